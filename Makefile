@@ -1,0 +1,47 @@
+# Everything a new user or CI calls. `make help` lists it.
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+STAMP := .venv/.installed
+TABLE ?= zeta_dp_2021/1
+SEEDS ?= 3
+
+$(STAMP): constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: help install run test lint types format table reproduce wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## build .venv from constraints.txt (once)
+
+run: $(STAMP) ## the main job: a complex network trained privately in under a minute
+	$(BIN)/zdp-bench run recipe=quickstart
+
+test: $(STAMP) lint types ## ruff, the type checker and the whole test suite
+	$(BIN)/python -m pytest -n auto
+
+lint: $(STAMP) ## ruff: lint and format check
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff format the code and fix what it can
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+table: $(STAMP) ## rebuild a table from the records: make table TABLE=zeta_dp_2021/1
+	$(BIN)/zdp-bench table $(TABLE)
+
+reproduce: $(STAMP) ## run what a table still lacks, then write it: make reproduce TABLE=zeta_dp_2021/1 SEEDS=3
+	$(BIN)/zdp-bench reproduce $(TABLE) --seeds $(SEEDS)
+
+wheel: $(STAMP) ## build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+
+clean: ## remove .venv and caches (results stay)
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,62 @@
+"""The algorithms, one file each. All of them are one line: y = Post( Σᵢ Boundᵢ(xᵢ) + ξ ).
+
+An algorithm says how one record's share is bounded and what is made of the noisy sum; sampling, noise, ledger and optimiser
+belong to `engine.py`, once. No algorithm computes or prints an ε.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from zdp_bench.errors import require
+from zdp_bench.gradients import Batch, Loss
+from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an algorithm is asked to train: a model, a per-record loss, and how records are sampled."""
+
+    model: nn.Module
+    loss: Loss
+    sampling: Sampling
+
+
+class Algorithm(Protocol):
+    """What every algorithm answers; see `notes` in the module docstrings of each for its formulas."""
+
+    def mechanism(self) -> Mechanism:
+        """What a step releases, fixed before the first record is read."""
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        """total += Σᵢ uᵢ with ‖uᵢ‖₂ ≤ bound; micro-batches and ranks just add up. An empty batch adds nothing."""
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        """The uᵢ themselves, block name -> [B, *shape]: for tests and audits only."""
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        """The gradient, by parameter name, from the noisy sum alone: costs no privacy."""
+
+
+def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    """Divide by the EXPECTED batch size: the true size of a Poisson batch is private."""
+    return {name: value / expected_batch_size for name, value in noisy.items()}
+
+
+def require_gaussian(noise_multiplier: float, max_grad_norm: float) -> None:
+    """Refuse a noise multiplier or clipping bound that means nothing.
+
+    Raises:
+        UserError: one of them is out of range.
+    """
+    require(0 <= noise_multiplier < math.inf, "algorithm.noise_multiplier", noise_multiplier, "must be 0 or more, and finite")
+    require(0 < max_grad_norm < math.inf, "algorithm.max_grad_norm", max_grad_norm, "must be positive and finite")
+
+
+def parameter_block(name: str, parameter: nn.Parameter, bound: float, std: float, noise: NoiseKind) -> Block:
+    """The block that releases one parameter's gradient sum."""
+    return Block(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), bound, std, noise)

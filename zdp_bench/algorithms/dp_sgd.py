@@ -1,0 +1,56 @@
+"""DP-SGD for real networks (Abadi et al. 2016, Algorithm 1): clip each gradient at C, add N(0, σ²C²) to the sum."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
+from zdp_bench.gradients.clipping import groups, trainable
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.registry import register
+
+
+@register("algorithm", "dp_sgd")
+class DPSGD:
+    """DP-SGD on real parameters.
+
+    Formal guarantees: a record's share is at most `max_grad_norm`; z = noise_multiplier under Poisson sampling.
+
+    Raises:
+        UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this algorithm does not.
+    """
+
+    private = True
+
+    def __init__(self, problem: Problem, *, noise_multiplier: float, max_grad_norm: float, gradients: Engine = "auto") -> None:
+        require_gaussian(noise_multiplier, max_grad_norm)
+        self.problem = problem
+        self.noise_multiplier = noise_multiplier
+        self.max_grad_norm = max_grad_norm
+        self.gradients: Engine = gradients
+        for name, parameter in trainable(problem.model).items():
+            if parameter.is_complex():
+                raise UserError(
+                    f"algorithm=dp_sgd is for real networks, and parameter '{name}' is complex: use algorithm=zeta_dp_sgd"
+                )
+
+    def mechanism(self) -> Mechanism:
+        std = self.noise_multiplier * self.max_grad_norm
+        parameters = trainable(self.problem.model)
+        return Mechanism(
+            tuple(parameter_block(n, p, self.max_grad_norm, std, "real") for n, p in parameters.items()), self.problem.sampling
+        )
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        clipped = clipped_sum(self.problem.model, self.problem.loss, batch, self.max_grad_norm, engine=self.gradients)
+        for name, value in clipped.sums.items():
+            total[name] += value
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
+        return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, per_layer=False))[0]
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        return mean(noisy, expected_batch_size)

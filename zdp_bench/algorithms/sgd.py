@@ -1,0 +1,41 @@
+"""Plain, non-private training: the baseline every private row is compared with. Its ε is infinite, and the ledger says so."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.gradients import Batch, reference
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.registry import register
+
+
+@register("algorithm", "sgd")
+class SGD:
+    """Unclipped, noise-free gradients through the same engine as every other algorithm."""
+
+    private = False
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def mechanism(self) -> Mechanism:
+        blocks = (parameter_block(n, p, math.inf, 0.0, "none") for n, p in trainable(self.problem.model).items())
+        return Mechanism(tuple(blocks), self.problem.sampling)
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        inputs, targets = batch
+        parameters = trainable(self.problem.model)
+        loss = self.problem.loss(self.problem.model(inputs), targets).sum()
+        for name, gradient in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+            total[name] += gradient
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        return reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        return mean(noisy, expected_batch_size)

@@ -1,0 +1,87 @@
+"""ζ-DP-SGD: DP-SGD for complex networks (Ziller et al. 2021, Algorithm 1; Riess et al. 2024, Algorithm 1).
+
+The two papers differ in two conventions, and both are here by name:
+
+    gradient: autograd    clip PyTorch's `.grad` = 2 ∂L/∂θ̄                                  (2024, eq. 5)
+              wirtinger   clip ∂L/∂θ̄, half of `.grad`; its bound B is 2B on `.grad`          (2021, eq. 13 and appendix A.1)
+    noise:    per_component   N(0, σ²B²) on the real AND on the imaginary part: z = σ          (2024)
+              circular        N_C(0, σ²B²), that is σ²B²/2 on each part: z = σ/√2              (2021, Definition 6)
+
+The 2021 paper's Theorems 1 and 2 give the circular mechanism z = σ. They are off by √2: its privacy loss has mean
+Δ²/σ² and variance 2Δ²/σ², where eq. 7 says Δ²/2σ² and Δ²/σ².
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
+from zdp_bench.gradients.clipping import groups, trainable
+from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.registry import register
+
+
+@register("algorithm", "zeta_dp_sgd")
+class ZetaDPSGD:
+    """DP-SGD on complex, real or mixed parameters, clipped jointly.
+
+    Formal guarantees: a record's share is at most `max_grad_norm` in the chosen gradient convention; z = noise_multiplier for
+    `per_component` noise and noise_multiplier/√2 for `circular` (under Poisson sampling). Real parameters of a mixed network
+    get N(0, σ²B²) under both.
+    """
+
+    private = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        noise: Literal["per_component", "circular"] = "per_component",
+        gradient: Literal["autograd", "wirtinger"] = "autograd",
+        gradients: Engine = "auto",
+    ) -> None:
+        require_gaussian(noise_multiplier, max_grad_norm)
+        self.problem = problem
+        self.noise_multiplier = noise_multiplier
+        self.max_grad_norm = max_grad_norm
+        self.noise = noise
+        self.complex_scale = 0.5 if gradient == "wirtinger" else 1.0
+        self.gradients: Engine = gradients
+
+    def mechanism(self) -> Mechanism:
+        std = self.noise_multiplier * self.max_grad_norm
+        complex_std = std / math.sqrt(2) if self.noise == "circular" else std
+
+        def block(name: str) -> Block:
+            parameter = parameters[name]
+            if parameter.is_complex():
+                return parameter_block(name, parameter, self.max_grad_norm, complex_std, "circular")
+            return parameter_block(name, parameter, self.max_grad_norm, std, "real")
+
+        parameters = trainable(self.problem.model)
+        return Mechanism(tuple(block(name) for name in parameters), self.problem.sampling)
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        clipped = clipped_sum(
+            self.problem.model,
+            self.problem.loss,
+            batch,
+            self.max_grad_norm,
+            complex_scale=self.complex_scale,
+            engine=self.gradients,
+        )
+        for name, value in clipped.sums.items():
+            total[name] += value
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch, complex_scale=self.complex_scale)
+        return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, per_layer=False))[0]
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        return mean(noisy, expected_batch_size)

@@ -1,0 +1,27 @@
+"""Where the YAML and CSV that ship with zdp-bench lie: in the wheel beside the code, in a checkout at its root."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+_PACKAGE = Path(__file__).resolve().parent
+_ROOT = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
+
+CONF = _ROOT / "conf"
+DATASETS = _ROOT / "datasets"
+RECIPES = _ROOT / "recipes"
+REFERENCE = _ROOT / "results" / "reference"
+
+
+def group(folder: Path) -> dict[str, Path]:
+    """The YAML files of a folder by name, in alphabetical order: `{"phasemnist": .../phasemnist.yaml, ...}`."""
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+@cache
+def read_yaml(path: Path) -> dict:
+    """A YAML file's mapping, read as plain Python without resolving Hydra's interpolations."""
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}

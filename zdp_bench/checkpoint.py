@@ -1,0 +1,57 @@
+"""A run's last good state, written whole or not at all, so that a killed run goes on where it stood."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger import Position
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on: sampling and noise need nothing, for they are functions of (seed, step)."""
+
+    run: str  # the run's digest: a checkpoint of another run is refused
+    step: int  # steps done
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    ledger: Position
+    epochs: list[dict[str, Any]]
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write atomically: a kill leaves the old file or the new one, never half of one."""
+    body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest]}
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(body, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load(path: Path, run: str) -> Checkpoint | None:
+    """The checkpoint at `path`, or None where there is none.
+
+    Raises:
+        UserError: it is damaged or belongs to another run.
+    """
+    if not path.exists():
+        return None
+    advice = "Delete the run's folder, or add force=true, to start it anew."
+    try:
+        body = torch.load(path, weights_only=True, map_location="cpu")
+        entries, digest = body.pop("ledger")
+        checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{path}: is damaged or no checkpoint of zdp-bench. {advice}") from None
+    if checkpoint.run != run:
+        raise UserError(f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}")
+    return checkpoint

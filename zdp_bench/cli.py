@@ -1,0 +1,277 @@
+"""The verbs of `zdp-bench`. Nothing heavy is imported before a verb needs it, so `--help` answers at once.
+
+A mistake of the user ends in one sentence and exit code 2; a failed job of a sweep in its sentence and exit code 2 at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from zdp_bench import __version__
+from zdp_bench.errors import UserError, unknown
+
+EPILOG = """\
+examples:
+  zdp-bench run recipe=quickstart
+  zdp-bench run -m recipe=phasemnist seed=1,2,3 algorithm.noise_multiplier=0.8,1.1
+  zdp-bench reproduce zeta_dp_2021/1 --seeds 3
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with the nearest spelling for a wrong verb."""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice: '" in message:
+            word = message.split("invalid choice: '")[1].split("'")[0]
+            allowed = message.split("(choose from ")[1].rstrip(")").replace("'", "").split(", ")
+            message = str(unknown("argument", word, allowed))
+        print(f"zdp-bench: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser() -> Parser:
+    """All verbs with their arguments."""
+    top = Parser(
+        prog="zdp-bench",
+        description="Differentially private deep learning on medical and complex-valued data, with numbers that can be trusted.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"zdp-bench {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    run = verbs.add_parser("run", help="train a recipe and write its record", description="Train a recipe and write its record.")
+    run.add_argument("-m", "--multirun", action="store_true", help="sweep over comma-separated values")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+
+    table = verbs.add_parser(
+        "table", help="print a paper's table beside ours, and write it", description="Print and write a table."
+    )
+    table.add_argument("table", metavar="PAPER/N")
+    _results(table)
+
+    reproduce = verbs.add_parser("reproduce", help="run what a table lacks, then write it", description="Run what a table lacks.")
+    reproduce.add_argument("table", metavar="PAPER/N")
+    reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 1 to N of every row (default 1)")
+    reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
+    _results(reproduce)
+
+    listing = verbs.add_parser("list", help="what there is: algorithms, models, datasets, recipes, tables, ...")
+    listing.add_argument("kind", nargs="?", choices=[*LISTS], help="one kind only")
+
+    data = verbs.add_parser(
+        "data", help="what is under the data root, and what is missing", description="Look after the data root."
+    )
+    data.add_argument("action", nargs="?", choices=["show", "check", "fetch"], default="show")
+    data.add_argument("dataset", nargs="?", help="one data set only (needed for fetch)")
+    data.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
+    data.add_argument("--mirror", help="fetch from this address instead of the card's")
+
+    results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
+    results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
+    results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
+    results.add_argument("--sort", metavar="COLUMN", help="sort by a column")
+    results.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
+    _results(results)
+    return top
+
+
+def _results(of: argparse.ArgumentParser) -> None:
+    of.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="the results folder (default: results)")
+
+
+LISTS = ("algorithms", "models", "datasets", "tasks", "optimizers", "accountants", "recipes", "tables", "keys")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Carry out one command line; exits with 0, or with 2 after one sentence."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = _run_arguments(words) if words[:1] == ["run"] else _arguments(words)
+    verbs = {"run": _run, "table": _table, "reproduce": _reproduce, "list": _list, "data": _data, "results": _results_verb}
+    try:
+        raise SystemExit(verbs[options.verb](options))
+    except UserError as error:
+        print(f"zdp-bench: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("zdp-bench: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(0) from None
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    """Any verb but `run`; `key=value` words may stand before or after options."""
+    options, rest = parser().parse_known_args(words)
+    for word in rest:
+        pairs = next((getattr(options, name) for name in ("overrides", "filters") if hasattr(options, name)), None)
+        if word.startswith("-") or "=" not in word or pairs is None:
+            parser().error(f"'{word}' is not known to `zdp-bench {options.verb}`; see `zdp-bench {options.verb} --help`")
+        pairs.append(word)
+    return options
+
+
+def _run_arguments(words: list[str]) -> argparse.Namespace:
+    """`run` takes -m anywhere among Hydra's overrides, some of which (`~key`, `+key=…`) argparse would not know."""
+    if {"-h", "--help"} & set(words):
+        parser().parse_args(["run", "--help"])
+    overrides = [word for word in words[1:] if word not in ("-m", "--multirun")]
+    for word in overrides:
+        if word.startswith("-"):
+            allowed = ["-m", "--multirun", "--help"]
+            raise SystemExit(print(f"zdp-bench: {unknown('option', word, allowed)}", file=sys.stderr) or 2)
+    return argparse.Namespace(verb="run", multirun=len(overrides) < len(words) - 1, overrides=overrides)
+
+
+# ------------------------------------------------------------------------------------------------------------- run
+
+
+def _run(options: argparse.Namespace) -> int:
+    from zdp_bench.config import hydra_session, readable
+    from zdp_bench.sweep import Job, failures
+
+    with readable(options.overrides), hydra_session() as driver:
+        if not options.multirun:
+            outcome = driver.run(config_name="config", task_function=Job(), overrides=options.overrides).return_value
+            if isinstance(outcome, UserError):
+                raise outcome
+            return 0
+        jobs = driver.multirun(config_name="config", task_function=Job(), overrides=options.overrides)
+    failed = failures(jobs)
+    for overrides, error in failed:
+        print(f"zdp-bench: {' '.join(overrides)}: {error}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+# ---------------------------------------------------------------------------------------------- tables, reproduction
+
+
+def _table(options: argparse.Namespace) -> int:
+    from zdp_bench.report import tables
+    from zdp_bench.sweep import expected_digests
+    from zdp_bench.terminal import console
+
+    made = tables.build(options.table, options.results, expected_digests(options.table))
+    console().print(tables.as_rich(made))
+    for path in tables.write(made, options.results):
+        print(f"written: {path}")
+    return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from zdp_bench.report import tables
+    from zdp_bench.sweep import run_one
+
+    if options.seeds < 1:
+        raise UserError(f"--seeds {options.seeds}: must be at least 1.")
+    failed = []
+    for recipe in tables.recipes_of(options.table):
+        for seed in range(1, options.seeds + 1):
+            try:
+                run_one([f"recipe={recipe}", f"seed={seed}", f"paths.results={options.results}", *options.overrides])
+            except UserError as error:
+                failed.append(f"recipe={recipe} seed={seed}: {error}")
+                print(f"zdp-bench: {failed[-1]}", file=sys.stderr)
+    _table(options)
+    return 2 if failed else 0
+
+
+# --------------------------------------------------------------------------------------------------- list, data, results
+
+
+def _list(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench import assets
+    from zdp_bench.terminal import console
+
+    for kind in [options.kind] if options.kind else [k for k in LISTS if k != "keys"]:
+        table = Table(title=kind, show_header=False, title_justify="left", box=None, padding=(0, 2))
+        for name, line in _listed(kind, assets):
+            table.add_row(name, line)
+        console().print(table, "")
+    return 0
+
+
+def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
+    """(name, one line) of everything of a kind."""
+    if kind == "recipes":
+        return [(name, _first_comment(path)) for name, path in assets.group(assets.RECIPES).items()]
+    if kind == "datasets":
+        from zdp_bench.data.files import cards
+
+        return [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
+    if kind == "tables":
+        from zdp_bench.report import tables
+
+        return [(name, ", ".join(tables.recipes_of(name)) or "no recipe yet") for name in tables.available()]
+    if kind == "keys":
+        from zdp_bench.config import known_keys
+
+        return [(key, "") for key in known_keys([])]
+    folder = assets.CONF / {"optimizers": "optimizer", "accountants": "accountant"}.get(kind, kind.rstrip("s"))
+    return [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
+
+
+def _first_comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("# ") if first.startswith("# ") else ""
+
+
+def _data(options: argparse.Namespace) -> int:
+    import os
+
+    from zdp_bench.data import files
+    from zdp_bench.terminal import console
+
+    root = (options.root or Path(os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")).expanduser()
+    chosen = [files.card(options.dataset)] if options.dataset else files.cards()
+    if options.action == "show":
+        from zdp_bench.report.data_root import as_rich
+
+        console().print(as_rich(root, chosen))
+        return 0
+    if options.action == "fetch":
+        if not options.dataset:
+            raise UserError("zdp-bench data fetch needs a data set: one of " + ", ".join(card.name for card in chosen) + ".")
+        done = [path for card in _with_sources(chosen) for path in files.fetch(root, card, options.mirror)]
+        print("\n".join(f"fetched: {path}" for path in done) or "nothing is missing")
+        return 0
+    wrong = 0
+    for card in _with_sources(chosen):
+        for file in card.files:
+            path = root / file.path
+            try:
+                if not path.is_file():
+                    raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {card.name}`.")
+                files.verify(path, file, card.name)
+                print(f"ok: {path}")
+            except UserError as error:
+                wrong += 1
+                print(f"zdp-bench: {error}", file=sys.stderr)
+    return 2 if wrong else 0
+
+
+def _with_sources(cards: list[Any]) -> list[Any]:
+    """The cards themselves, or the cards whose files they are made from, once each."""
+    from zdp_bench.data.files import card
+
+    named = {of.uses or of.name: card(of.uses) if of.uses else of for of in cards}
+    return list(named.values())
+
+
+def _results_verb(options: argparse.Namespace) -> int:
+    from zdp_bench.report import listing
+    from zdp_bench.terminal import console
+
+    frame = listing.select(options.results, options.filters, options.columns, options.sort)
+    if options.format == "rich":
+        console().print(listing.as_rich(frame))
+    else:
+        print(listing.as_text(frame, options.format))
+    return 0

@@ -1,0 +1,380 @@
+"""The schema of every key, and the check that nothing runs before it holds.
+
+Hydra composes the YAML; `parse` turns the result into the frozen dataclasses below. Plug-in groups (dataset, model, task,
+algorithm, optimizer) take the options their builder declares as keyword-only parameters; anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from zdp_bench import assets
+from zdp_bench.errors import UserError, require, suggestion, unknown
+from zdp_bench.registry import lookup
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How records are sampled and for how long.
+
+    Attributes:
+        sampling: poisson, uniform (fixed size, without replacement) or shuffled (non-private only).
+        sample_rate: probability of a record (poisson); batch size / records otherwise, and then `batch_size` may be null.
+        batch_size: for uniform and shuffled.
+        epochs: passes over the data: epochs / sample_rate steps.
+        micro_batch: records processed at once; memory only, never the result. null: 2048.
+        checkpoint_epochs: epochs between checkpoints.
+    """
+
+    sampling: str = MISSING
+    sample_rate: float | None = MISSING
+    batch_size: int | None = MISSING
+    epochs: int = MISSING
+    micro_batch: int | None = MISSING
+    checkpoint_epochs: int = MISSING
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The δ at which ε is stated, and the budget that stops training before the step that would exceed it."""
+
+    delta: float = MISSING
+    max_epsilon: float | None = MISSING
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Which cell of which paper a recipe's runs fill: `table` PAPER/N, its `row`; a `variant` is ours, a row of its own."""
+
+    table: str | None = MISSING
+    row: str | None = MISSING
+    variant: str | None = MISSING
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where data is read and results are written."""
+
+    data: str = MISSING
+    results: str = MISSING
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """The keys that belong to no group."""
+
+    recipe: str = MISSING
+    seed: int = MISSING
+    device: str = MISSING
+    threads: int | None = MISSING
+    force: bool = MISSING
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in by name, with its checked options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, fully specified and checked; `resolved` is the same as plain values, for the record."""
+
+    recipe: str
+    seed: int
+    device: str
+    threads: int | None
+    force: bool
+    dataset: Plugin
+    model: Plugin
+    task: Plugin
+    algorithm: Plugin
+    optimizer: Plugin
+    accountant: str
+    trainer: Trainer
+    privacy: Privacy
+    claims: Claims
+    paths: Paths
+    resolved: dict[str, Any]
+
+    @property
+    def data_root(self) -> Path:
+        return Path(self.paths.data).expanduser()
+
+    @property
+    def results(self) -> Path:
+        return Path(self.paths.results).expanduser()
+
+
+PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer")
+GROUPS = (*PLUGINS, "accountant", "trainer")
+# Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
+OPERATIONAL = ("paths", "force", "device", "threads", "claims")
+
+
+# ------------------------------------------------------------------------------------------------------- composing
+
+
+def register_yaml() -> None:
+    """Enter `recipes/*.yaml` and `datasets/*.yaml` (without their cards) into Hydra's ConfigStore as config groups."""
+    store = ConfigStore.instance()
+    for name, path in assets.group(assets.RECIPES).items():
+        store.store(group="recipe", name=name, node={**assets.read_yaml(path), "recipe": name}, package="_global_")
+    for name, path in assets.group(assets.DATASETS).items():
+        options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
+        store.store(group="dataset", name=name, node=options, package="dataset")
+
+
+@contextmanager
+def hydra_session() -> Iterator[Any]:
+    """Hydra, set up on our config folder; yields hydra's own driver object (`compose_config`, `run`, `multirun`)."""
+    from hydra import initialize_config_dir
+
+    register_yaml()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(assets.CONF), job_name="zdp-bench", version_base="1.3"):
+        driver = GlobalHydra.instance().hydra
+        assert driver is not None
+        yield driver
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """The composed configuration for command-line overrides.
+
+    Raises:
+        UserError: an override or YAML file is wrong; see `sentence`.
+    """
+    from hydra import compose as hydra_compose
+
+    with hydra_session(), readable(overrides):
+        return hydra_compose("config", overrides=overrides)
+
+
+# -------------------------------------------------------------------------------------------------------- checking
+
+
+def parse(config: DictConfig) -> Run:
+    """Check every key of a composed configuration and freeze it.
+
+    Raises:
+        UserError: a key is unknown, missing or of the wrong type, a plug-in has no such name, or values contradict each other.
+    """
+    with readable([]):
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    assert isinstance(resolved, dict)
+    plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
+
+    sections = {"trainer": Trainer, "privacy": Privacy, "claims": Claims, "paths": Paths}
+    scalars = {key: value for key, value in plain.items() if key not in sections and key not in GROUPS}
+    checked: dict[str, Any] = {name: _typed(schema, plain.get(name) or {}, name) for name, schema in sections.items()}
+    top = _typed(Scalars, scalars, "")
+
+    from zdp_bench.privacy.accounting import ACCOUNTANTS
+
+    accountant = str((plain.get("accountant") or {}).get("name"))
+    if accountant not in ACCOUNTANTS:
+        raise unknown("accountant", accountant, ACCOUNTANTS)
+    found: dict[str, Any] = {kind: _plugin(kind, plain.get(kind) or {}) for kind in PLUGINS}
+    run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
+    _check_values(run)
+    return run
+
+
+def _check_values(run: Run) -> None:
+    trainer = run.trainer
+    schemes = ("poisson", "uniform", "shuffled")
+    if trainer.sampling not in schemes:
+        raise unknown("trainer.sampling", trainer.sampling, schemes)
+    if trainer.sampling == "poisson":
+        require(trainer.sample_rate is not None, "trainer.sample_rate", None, "Poisson sampling needs a rate, such as 0.01")
+    else:
+        one = (trainer.batch_size is None) != (trainer.sample_rate is None)
+        require(
+            one,
+            "trainer.batch_size",
+            trainer.batch_size,
+            f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both",
+        )
+    rate = trainer.sample_rate
+    require(rate is None or 0 < rate <= 1, "trainer.sample_rate", rate, "must lie in (0, 1]")
+    require(trainer.batch_size is None or trainer.batch_size > 0, "trainer.batch_size", trainer.batch_size, "must be at least 1")
+    require(trainer.epochs > 0, "trainer.epochs", trainer.epochs, "must be at least 1")
+    require(
+        trainer.micro_batch is None or trainer.micro_batch > 0, "trainer.micro_batch", trainer.micro_batch, "must be at least 1"
+    )
+    require(trainer.checkpoint_epochs > 0, "trainer.checkpoint_epochs", trainer.checkpoint_epochs, "must be at least 1")
+    require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
+    budget = run.privacy.max_epsilon
+    require(budget is None or budget > 0, "privacy.max_epsilon", budget, "must be positive")
+    require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
+    require(run.threads is None or run.threads > 0, "threads", run.threads, "must be at least 1")
+    private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
+    if private and trainer.sampling == "shuffled":
+        raise UserError(
+            f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches carry no ε here. "
+            "Use trainer=poisson or trainer=uniform."
+        )
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
+        raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+def _plugin(kind: str, node: dict[str, Any]) -> Plugin:
+    """Check a plug-in's options against the keyword-only parameters of its builder."""
+    options = dict(node)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
+    builder = optimizer_class(name) if kind == "optimizer" else lookup(kind, name)
+    return Plugin(name, check_options(kind, builder, options))
+
+
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
+
+
+def optimizer_class(name: str) -> Callable[..., Any]:
+    """torch's optimiser of that name."""
+    import torch
+
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    return getattr(torch.optim, OPTIMIZERS[name])
+
+
+def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options with their declared types: unknown, missing and mistyped ones are refused by key."""
+    if kind == "optimizer":  # torch's own; its parameters are positional, and it checks their values itself
+        allowed = set(inspect.signature(builder).parameters) - {"params"}
+        for key in options:
+            if key not in allowed:
+                raise unknown("optimizer key", f"optimizer.{key}", [f"optimizer.{a}" for a in allowed])
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+    hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
+    fields: list[Any] = []
+    choices: dict[str, tuple[Any, ...]] = {}
+    for parameter in inspect.signature(builder).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        hint = hints[parameter.name]
+        if get_origin(hint) is Literal:
+            choices[parameter.name], hint = get_args(hint), str
+        default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
+        if isinstance(default, list | dict):
+            raise TypeError(f"{builder}: option '{parameter.name}' needs an immutable default")
+        fields.append((parameter.name, hint, default))
+    checked = vars(_typed(make_dataclass("Options", fields), options, kind))
+    for key, allowed_values in choices.items():
+        if checked[key] not in allowed_values:
+            raise unknown(f"{kind}.{key}", str(checked[key]), [str(value) for value in allowed_values])
+    return checked
+
+
+def _typed(schema: type, values: dict[str, Any], prefix: str) -> Any:
+    """`values` as an instance of the dataclass `schema`; errors name the full key."""
+    dot = f"{prefix}." if prefix else ""
+    structure = OmegaConf.structured(schema)
+    known = [str(name) for name in structure]  # `in` would leave out keys that have no default
+    for key in values:
+        if key not in known:
+            raise unknown("key", f"{dot}{key}", [f"{dot}{name}" for name in known])
+    merged = structure
+    for key, value in values.items():
+        try:
+            merged = OmegaConf.merge(merged, {key: value})
+        except OmegaConfBaseException as error:
+            raise UserError(f"{dot}{key}={value}: {_first_line(error)}") from None
+    lacking = OmegaConf.missing_keys(merged)
+    if lacking:
+        raise UserError(f"{dot}{sorted(lacking)[0]} has no value: set it in the recipe or on the command line.")
+    return OmegaConf.to_object(merged)
+
+
+# ------------------------------------------------------------------------------------------------- errors in words
+
+
+@contextmanager
+def readable(overrides: list[str]) -> Iterator[None]:
+    """Turn Hydra's and OmegaConf's exceptions into one sentence."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(sentence(error, overrides)) from None
+
+
+def sentence(error: Exception, overrides: list[str]) -> str:
+    """What Hydra meant, in one sentence with the nearest right spelling."""
+    while not str(error).strip() and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # Hydra wraps some of its errors in one without words
+    text = str(error)
+    if match := re.search(r"Could not find '([^/']+(?:/[^/']+)*)/([^/']+)'", text):
+        return str(unknown(match[1], match[2], group_options(match[1])))
+    if match := re.search(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", text):
+        return str(unknown(match[1], match[2], group_options(match[1])))
+    if match := re.search(r"You must specify '(\w+)'", text):
+        return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."
+    if match := re.search(r"Could not override '([^']+)'", text):
+        keys = known_keys(overrides)
+        return f"key '{match[1]}' is not known.{suggestion(match[1], keys)} `zdp-bench list keys` shows them all."
+    if match := re.search(r"Error parsing override '([^']*)'", text):
+        return f"'{match[1]}' is no override: write key=value, such as seed=1 or algorithm.noise_multiplier=0.8."
+    return _first_line(error)
+
+
+def group_options(group: str) -> list[str]:
+    """The names of a config group, ours or the ConfigStore's."""
+    folders = {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
+    return list(assets.group(folders.get(group, assets.CONF / group)))
+
+
+def known_keys(overrides: list[str]) -> list[str]:
+    """Every dotted key and group there is, in the recipe the overrides name where they name one."""
+    from hydra import compose as hydra_compose
+
+    recipe = [o for o in overrides if o.startswith("recipe=") and o.removeprefix("recipe=") in assets.group(assets.RECIPES)]
+    with hydra_session():
+        config = hydra_compose("config", overrides=recipe[:1] or ["recipe=quickstart"])
+    return [*GROUPS, *dotted(OmegaConf.to_container(config, resolve=False))]
+
+
+def dotted(node: Any, prefix: str = "") -> list[str]:
+    """The dotted names of a nested mapping's leaves and branches."""
+    if not isinstance(node, dict):
+        return []
+    names = []
+    for key, value in node.items():
+        names += [f"{prefix}{key}", *dotted(value, f"{prefix}{key}.")]
+    return names
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."
+
+
+# --------------------------------------------------------------------------------------------------------- digests
+
+
+def experiment_digest(run: Run) -> str:
+    """SHA-256 of what is computed, but for the seed: runs with one digest are repetitions of one another."""
+    content = {key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def run_digest(run: Run, data_digest: str) -> str:
+    """SHA-256 of the resolved configuration and the data: names the run's folder."""
+    return hashlib.sha256(f"{experiment_digest(run)}:{run.seed}:{data_digest}".encode()).hexdigest()

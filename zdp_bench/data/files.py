@@ -1,0 +1,141 @@
+"""The data root and the files in it: where they should be, whether they are the right ones, and how to get them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from zdp_bench import assets
+from zdp_bench.errors import UserError, unknown
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a release: its path under the data root, size in bytes, MD5, and its name under a mirror."""
+
+    path: str
+    bytes: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a person should know of a data set, from `datasets/NAME.yaml`."""
+
+    name: str
+    title: str
+    provenance: str
+    licence: str
+    citation: str
+    source: str
+    layout: str = ""
+    splits: str = ""
+    access: str = ""
+    uses: str = ""  # the card whose files this one reads
+    mirrors: tuple[str, ...] = ()
+    files: tuple[RemoteFile, ...] = field(default_factory=tuple)
+
+
+def card(name: str) -> Card:
+    """The card of a data set.
+
+    Raises:
+        UserError: there is no such card.
+    """
+    cards = assets.group(assets.DATASETS)
+    if name not in cards:
+        raise unknown("dataset", name, cards)
+    body: dict[str, Any] = dict(assets.read_yaml(cards[name])["card"])
+    files = tuple(RemoteFile(**file) for file in body.pop("files", []))
+    return Card(name=name, files=files, mirrors=tuple(body.pop("mirrors", [])), **body)
+
+
+def cards() -> list[Card]:
+    """Every card, by name."""
+    return [card(name) for name in assets.group(assets.DATASETS)]
+
+
+def md5(path: Path) -> str:
+    """MD5 of a file, in hex: what the releases publish; a guard against damage, not against an attacker."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
+    """Refuse a file that is not the released one.
+
+    Raises:
+        UserError: size or checksum differ; the sentence names the file and what to do.
+    """
+    advice = f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
+    size = path.stat().st_size
+    if size != expected.bytes:
+        raise UserError(f"{path}: {size:,} bytes where {expected.bytes:,} were expected. {advice}")
+    if (found := md5(path)) != expected.md5:
+        raise UserError(f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released file. {advice}")
+
+
+def missing(root: Path, of: Card) -> list[RemoteFile]:
+    """The files of a card that are not under the root."""
+    return [file for file in of.files if not (root / file.path).is_file()]
+
+
+def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
+    """Download what is missing, check it against its MD5, and put it in place only when it is whole.
+
+    Args:
+        mirror: a base address instead of the card's own; HTTPS, or a server on this machine.
+
+    Raises:
+        UserError: the data set is not to be downloaded freely, no mirror can be reached, or what came is damaged.
+    """
+    import pooch
+    import requests
+
+    wanted = missing(root, of)
+    mirrors = (mirror,) if mirror else of.mirrors
+    if wanted and not mirrors:
+        raise UserError(f"dataset '{of.name}' has no free download. {of.access}".strip())
+    for address in mirrors:
+        if urlsplit(address).scheme != "https" and urlsplit(address).hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise UserError(f"mirror '{address}' is not HTTPS; data is fetched over HTTPS only.")
+    done = []
+    reason = ""
+    for file in wanted:
+        target = root / file.path
+        for address in mirrors:
+            try:
+                log.info("fetching %s from %s", target.name, address)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                pooch.retrieve(
+                    address.rstrip("/") + "/" + target.name,
+                    known_hash=f"md5:{file.md5}",
+                    fname=target.name,
+                    path=target.parent,
+                    downloader=pooch.HTTPDownloader(timeout=20),
+                )
+                done.append(target)
+                break
+            except ValueError:  # pooch deletes what does not match
+                reason = f"what {address} sent for {target.name} does not match its MD5 {file.md5}"
+            except (requests.RequestException, OSError) as error:
+                reason = f"{address} could not be reached ({type(error).__name__})"
+        else:
+            names = ", ".join(Path(f.path).name for f in missing(root, of))
+            raise UserError(
+                f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the files there by hand, name another "
+                f"folder with paths.data=..., or try `zdp-bench data fetch {of.name}` again."
+            )
+    return done

@@ -1,0 +1,48 @@
+"""The idx format of MNIST and its relatives, plain or gzipped, with every way it can be broken told apart."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from zdp_bench.errors import UserError
+
+UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, dims: int) -> np.ndarray:
+    """An idx file of unsigned bytes with `dims` dimensions (1 for labels, 3 for images).
+
+    The format: two zero bytes, the type code, the number of dimensions; each dimension as a big-endian uint32; the entries.
+
+    Raises:
+        UserError: not an idx file, another type or number of dimensions, truncated, too long, or a broken gzip stream.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder where an idx file was expected.")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path}: the gzip stream is damaged or cut short ({error}). Delete the file and fetch it again."
+        ) from None
+    except gzip.BadGzipFile:
+        raise UserError(f"{path}: is not a gzip file. Delete it and fetch it again.") from None
+    header = 4 + 4 * dims
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE or raw[3] != dims:
+        magic = int.from_bytes(raw[:4], "big")
+        raise UserError(
+            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was expected; it is not that idx file."
+        )
+    if len(raw) < header:
+        raise UserError(f"{path}: ends inside its header.")
+    shape = tuple(int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))
+    if len(raw) - header != prod(shape):
+        raise UserError(
+            f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but {len(raw) - header:,} are there."
+        )
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)

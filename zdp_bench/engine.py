@@ -1,0 +1,71 @@
+"""One step, for every algorithm: sample, bound, sum, noise once, write it down, descend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.gradients import Batch
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.noise import NoiseSource, add_noise
+
+
+@dataclass(frozen=True)
+class Training:
+    """What stays the same from step to step.
+
+    Attributes:
+        max_releases: the budget, in steps; None where no `max_epsilon` was set.
+    """
+
+    algorithm: Algorithm
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    noise: NoiseSource
+    ledger: Ledger
+    max_releases: int | None = None
+
+
+def private_step(training: Training, step: int, micro_batches: Iterator[Batch], expected_batch_size: float) -> None:
+    """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
+
+    Args:
+        step: its number, which names its noise.
+        micro_batches: the sampled records in pieces that fit memory; may hold none (a Poisson batch on small data often does).
+        expected_batch_size: the divisor, known without looking at the batch.
+
+    Formal guarantees:
+        - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once.
+        - The step stands in the ledger before any parameter changes.
+
+    Raises:
+        BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
+    """
+    if training.max_releases is not None and training.ledger.releases >= training.max_releases:
+        raise BudgetExceeded
+    algorithm, mechanism = training.algorithm, training.algorithm.mechanism()
+    total = zeros(mechanism, next(training.model.parameters()).device)  # S, one tensor a block
+    for batch in micro_batches:
+        algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+    training.ledger.append(step)  # before the release exists
+    release = add_noise(total, mechanism, training.noise, step)
+    descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
+
+
+def zeros(mechanism: Mechanism, device: torch.device) -> dict[str, Tensor]:
+    """S before the first record: one zero tensor a block."""
+    return {block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=device) for block in mechanism.blocks}
+
+
+def descend(model: torch.nn.Module, optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]) -> None:
+    """One optimiser step along the released gradient."""
+    for name, parameter in trainable(model).items():
+        parameter.grad = gradients[name]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,37 @@
+"""The one error a user is meant to read: a sentence that says what is wrong, where, and what to do.
+
+Everything that can be wrong with what a person typed, configured or stored raises `UserError`; the command line prints its
+sentence and exits with 2. Any other exception is a bug of ours and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input, told in one sentence a tired person can act on."""
+
+
+def suggestion(word: str, allowed: Iterable[str]) -> str:
+    """The nearest right spelling as ` Did you mean 'x'?`, or an empty string when nothing is near."""
+    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.55)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
+    """The error for a name that is not among `allowed`: it suggests the nearest and lists them all."""
+    options = sorted(allowed)
+    listed = ", ".join(options) if options else "none"
+    return UserError(f"{what} '{word}' is not known.{suggestion(word, options)} Allowed: {listed}.")
+
+
+def require(condition: bool, key: str, value: object, rule: str) -> None:
+    """Refuse a configured value: `require(x > 0, "algorithm.max_grad_norm", x, "must be positive")`.
+
+    Raises:
+        UserError: the condition does not hold.
+    """
+    if not condition:
+        raise UserError(f"{key}={value}: {rule}.")

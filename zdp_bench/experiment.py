@@ -1,0 +1,345 @@
+"""ONE run, read top to bottom: data -> model -> algorithm -> steps -> metrics -> record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from zdp_bench import __version__, checkpoint, records
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.assets import CONF
+from zdp_bench.config import Run, experiment_digest, optimizer_class, run_digest
+from zdp_bench.data import Records, Splits, sampling
+from zdp_bench.engine import Training, private_step
+from zdp_bench.errors import UserError, require
+from zdp_bench.gradients import Batch
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, rdp, tight_epsilon
+from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.noise import SeededNoise, stream
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup
+from zdp_bench.tasks import Task
+
+MICRO_BATCH = 2048
+EVALUATION_BATCH = 1000
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes. Only what costs no privacy is told: nothing computed from training records."""
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's record, and whether it was there already."""
+
+    record: Record
+    path: Path
+    found: bool
+
+
+def run(config: Run, watcher: Watcher) -> Outcome:
+    """Carry out one run, or find it done.
+
+    Formal guarantees:
+        - the record's tight ε composes every release in the ledger, of this process and of those killed before it;
+        - nothing computed from training records leaves through log, progress or record, but for the trained weights.
+
+    Raises:
+        UserError: the data, the device, the ledger or the checkpoint is not usable; says which and why.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = pick_device(config.device)
+    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    digest = run_digest(config, data.digest)
+    home = records.folder(config.results, config.recipe, digest)
+    with only_one_process(home):
+        if config.force:
+            shutil.rmtree(home)
+            home.mkdir()
+        if done := records.read(home / "record.json"):
+            return Outcome(done, home / "record.json", found=True)
+        record = _train(config, data, digest, home, device, watcher)
+        records.write(home / "record.json", record)
+    records.rebuild_csv(config.results)
+    return Outcome(record, home / "record.json", found=False)
+
+
+def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher) -> Record:
+    started = datetime.now(UTC)
+    clock = time.perf_counter()
+
+    task: Task = lookup("task", config.task.name)(**config.task.options)
+    model = build_model(config, data).to(device)
+    plan = Plan.of(config, len(data.train))
+    algorithm: Algorithm = lookup("algorithm", config.algorithm.name)(
+        Problem(model, task.loss, plan.sampling), **config.algorithm.options
+    )
+    optimizer = build_optimizer(config, model)
+    mechanism = algorithm.mechanism()
+    noise = SeededNoise(config.seed)
+
+    saved = checkpoint.load(home / "checkpoint.pt", digest)
+    step, epochs = 0, []
+    if saved:
+        model.load_state_dict(saved.model)
+        optimizer.load_state_dict(saved.optimizer)
+        step, epochs = saved.step, saved.epochs
+    try:
+        ledger = Ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None)
+    except LedgerError as error:
+        raise UserError(
+            f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
+        ) from None
+    delta, budget = config.privacy.delta, config.privacy.max_epsilon
+    limit = affordable_steps(mechanism, delta, budget, plan.steps) if budget else None
+    training = Training(algorithm, model, optimizer, noise, ledger, limit)
+
+    watcher.started(config.recipe, config.seed, plan.steps, step)
+    stopped_by = "epochs"
+    while step < plan.steps and stopped_by == "epochs":
+        try:
+            indices, divisor = plan.draw(config.seed, step)
+            private_step(training, step, micro_batches(data.train, indices, config, device), divisor)
+            step += 1
+            watcher.stepped(step)
+        except BudgetExceeded:
+            stopped_by = "budget"
+        epoch = plan.epoch_ending_at(step)
+        if epoch is not None or stopped_by == "budget":
+            metrics = evaluate(model, task, data.test, device)
+            epsilon = tight_epsilon(mechanism, ledger.releases, delta)
+            epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
+            watcher.evaluated(epoch or 0, step, metrics, epsilon)
+            if epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps:
+                state = checkpoint.Checkpoint(digest, step, model.state_dict(), optimizer.state_dict(), ledger.position, epochs)
+                checkpoint.save(home / "checkpoint.pt", state)
+    ledger.close()
+    metrics = evaluate(model, task, data.test, device)
+
+    return {
+        "format": 1,
+        "recipe": config.recipe,
+        "run": digest,
+        "experiment": experiment_digest(config),
+        "seed": config.seed,
+        "claims": vars(config.claims),
+        "config": {key: value for key, value in config.resolved.items() if key not in ("paths", "force", "device", "threads")},
+        "data": {
+            "name": config.dataset.name,
+            "provenance": data.provenance,
+            "digest": data.digest,
+            "notes": data.notes,
+            "train": len(data.train),
+            "test": len(data.test),
+        },
+        "model": {"parameters_real": sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())},
+        "privacy": account(config, mechanism, plan, ledger),
+        "stopped_by": stopped_by,
+        "headline": {"name": task.headline, "value": metrics[task.headline]},
+        "metrics": metrics,
+        "epochs": epochs,
+        "environment": environment(device),
+        "measured": {
+            "started_utc": started.isoformat(timespec="seconds"),
+            "train_seconds": round(time.perf_counter() - clock, 2),
+            "peak_memory_bytes": peak_memory(device),
+            "resumed_at_step": saved.step if saved else None,
+        },
+    }
+
+
+def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger) -> dict[str, Any]:
+    """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
+    releases, delta = ledger.releases, config.privacy.delta
+    sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
+    claim = Claim(sigma, plan.sampling.sample_rate, releases, delta, plan.sampling.records, config.trainer.epochs)
+    tight = tight_epsilon(mechanism, releases, delta)
+    return {
+        "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
+        "claimed_by": config.accountant,
+        "epsilon_tight": tight,
+        "epsilon_rdp": rdp(mechanism.z, plan.sampling.sample_rate, releases, delta),
+        "delta": delta,
+        "noise_multiplier": sigma,
+        "z": mechanism.z,
+        "steps": releases,
+        "adjacency": plan.sampling.adjacency,
+        "sampling": vars(plan.sampling),
+        "mechanism": mechanism.as_dict(),
+        "ledger": {"entries": ledger.position.entries, "digest": ledger.position.digest},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ the parts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many steps a run takes, and which records each of them sees."""
+
+    sampling: Sampling
+    epochs: int
+    steps: int
+
+    @staticmethod
+    def of(config: Run, size: int) -> Plan:
+        """The plan for `size` training records."""
+        trainer = config.trainer
+        if trainer.sampling == "poisson":
+            rate = trainer.sample_rate
+            assert rate is not None
+            return Plan(Sampling("poisson", rate, rate * size, size), trainer.epochs, max(1, round(trainer.epochs / rate)))
+        batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
+        require(batch <= size, "trainer.batch_size", batch, f"the training set has only {size:,} records")
+        scheme: Any = trainer.sampling
+        per_epoch = -(-size // batch) if scheme == "shuffled" else size // batch
+        return Plan(Sampling(scheme, batch / size, batch, size), trainer.epochs, trainer.epochs * per_epoch)
+
+    def draw(self, seed: int, step: int) -> tuple[np.ndarray, float]:
+        """The records of a step, and the divisor of its sum: a function of (seed, step) alone."""
+        size, batch = self.sampling.records, int(self.sampling.expected_batch_size)
+        if self.sampling.scheme == "shuffled":
+            per_epoch = self.steps // self.epochs
+            rng = np.random.default_rng(stream(seed, "shuffle", step // per_epoch))
+            indices = sampling.shuffled(size, batch, step % per_epoch, rng)
+            return indices, len(indices)
+        rng = np.random.default_rng(stream(seed, "sample", step))
+        if self.sampling.scheme == "poisson":
+            return sampling.poisson(size, self.sampling.sample_rate, rng), self.sampling.expected_batch_size
+        return sampling.uniform(size, batch, rng), self.sampling.expected_batch_size
+
+    def epoch_ending_at(self, step: int) -> int | None:
+        """The number (from 1) of the epoch that ends with the `step`-th step, or None inside an epoch."""
+        epoch = round(step * self.epochs / self.steps)
+        return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
+
+
+def build_model(config: Run, data: Splits) -> nn.Module:
+    """The model, initialised from the seed's own stream, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
+        return lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+
+
+def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
+    """torch's optimiser over the trainable parameters.
+
+    Raises:
+        UserError: it refuses one of its values.
+    """
+    try:
+        return optimizer_class(config.optimizer.name)(trainable(model).values(), **config.optimizer.options)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
+
+
+def micro_batches(records_: Records, indices: np.ndarray, config: Run, device: torch.device) -> Iterator[Batch]:
+    """The sampled records in pieces of `trainer.micro_batch`, on the device."""
+    size = config.trainer.micro_batch or MICRO_BATCH
+    for start in range(0, len(indices), size):
+        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
+        yield inputs.to(device), targets.to(device)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) -> dict[str, float]:
+    """The task's metrics over a whole set."""
+    model.eval()
+    outputs = [model(test.batch(part)[0].to(device)).cpu() for part in torch.arange(len(test)).split(EVALUATION_BATCH)]
+    model.train()
+    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1])
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one.
+
+    Raises:
+        UserError: a CUDA device was asked for that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices. Use device=auto or device=cpu."
+        )
+    return device
+
+
+@contextmanager
+def only_one_process(home: Path) -> Iterator[None]:
+    """Hold the run's lock; a second process with the same run waits, and then finds it done."""
+    import fcntl
+
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a run was made on and with."""
+    named = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {"zdp-bench": __version__} | {name: _version(name) for name in named},
+        "commit": git_commit(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout this code runs from, `-dirty` when its code was changed; None for an installed package."""
+    root = CONF.parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if not (root / ".git").exists():
+            return None
+        changed = git("status", "--porcelain", "--", "zdp_bench", "conf", "recipes", "datasets")
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes: allocated on the GPU, resident on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kilo = 1 if os.uname().sysname == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo

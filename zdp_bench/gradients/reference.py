@@ -1,0 +1,69 @@
+"""The reference engine: per-sample gradients by torch.func's vmap(grad), for any model. It defines what is right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, squared_norms, trainable
+
+# Per-sample gradients of one chunk take at most this many bytes.
+CHUNK_BYTES = 512 * 2**20
+
+
+def per_sample_gradients(model: nn.Module, loss: Loss, batch: Batch, *, complex_scale: float = 1.0) -> dict[str, Tensor]:
+    """gᵢ for every record: parameter name -> [B, *shape], in PyTorch's `.grad` convention (2∂L/∂θ̄ for complex θ)."""
+    inputs, targets = batch
+    parameters = {name: parameter.detach() for name, parameter in trainable(model).items()}
+    fixed = {
+        name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers()) if name not in parameters
+    }
+    if len(inputs) == 0:
+        return {name: value.new_zeros((0, *value.shape)) for name, value in parameters.items()}
+
+    def loss_of_one(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(model, {**fixed, **moving}, (x.unsqueeze(0),))
+        return loss(outputs, y.unsqueeze(0)).sum()
+
+    gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")(
+        parameters, inputs, targets
+    )
+    return {name: complex_scale * g if g.is_complex() and complex_scale != 1 else g for name, g in gradients.items()}
+
+
+def clip(gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], float]]) -> tuple[dict[str, Tensor], Tensor]:
+    """clip(gᵢ) for every record, and the norms before: parameter -> [B, *shape]; [B, groups]."""
+    clipped: dict[str, Tensor] = {}
+    norms = []
+    for names, bound in clipped_together:
+        norm = sum(squared_norms(gradients[name]) for name in names).sqrt()  # type: ignore[union-attr]
+        factors = clip_factors(norm, bound)
+        for name in names:
+            g = gradients[name]
+            scaled = g * factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
+            # 0 · NaN is NaN: a record whose gradient is not finite is taken out entry by entry.
+            clipped[name] = torch.where((factors > 0).view(-1, *[1] * (g.dim() - 1)), scaled, torch.zeros_like(scaled))
+        norms.append(norm)
+    return clipped, torch.stack(norms, dim=1)
+
+
+def clipped_sum(
+    model: nn.Module, loss: Loss, batch: Batch, bound: float, *, per_layer: bool = False, complex_scale: float = 1.0
+) -> ClippedSum:
+    """Σᵢ clip(gᵢ); see `gradients.clipped_sum`. Runs in chunks so that memory stays bounded."""
+    inputs, targets = batch
+    together = groups(model, bound, per_layer)
+    parameters = trainable(model)
+    bytes_a_record = sum(p.numel() * p.element_size() for p in parameters.values())
+    chunk = max(1, CHUNK_BYTES // max(1, bytes_a_record))
+    sums = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
+    norms = []
+    for start in range(0, max(1, len(inputs)), chunk):
+        part = inputs[start : start + chunk], targets[start : start + chunk]
+        clipped, part_norms = clip(per_sample_gradients(model, loss, part, complex_scale=complex_scale), together)
+        for name, value in clipped.items():
+            sums[name] += value.sum(dim=0)
+        norms.append(part_norms)
+    every_norm = torch.cat(norms)  # [B, groups]
+    return ClippedSum(sums, every_norm if per_layer else every_norm[:, 0])

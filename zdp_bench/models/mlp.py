@@ -1,0 +1,57 @@
+"""Multilayer perceptrons, complex and real (Ziller et al. 2021, appendix A.2.1: 784-256-128-10)."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.nn.initialisation import Initialisation, initialise
+from zdp_bench.registry import lookup, register
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them.
+
+    Shapes: [B, *input_shape] -> [B, outputs]. Complex weights take complex inputs and answer with |z|, the real logits.
+    """
+
+    def __init__(self, widths: list[int], dtype: torch.dtype, activation: str, init: Initialisation) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise(widths):
+            layers += [initialise(nn.Linear(wide, narrow, dtype=dtype), init), lookup("activation", activation)()]
+        self.net = nn.Sequential(*layers[:-1])  # no activation after the last layer
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x.flatten(1).to(self.dtype))  # [B, outputs]
+        return y.abs() if y.is_complex() else y
+
+
+@register("model", "complex_mlp")
+def complex_mlp(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    hidden: list[int],
+    activation: str = "cardioid",
+    init: Initialisation = "uniform_parts",
+) -> MLP:
+    """An MLP with complex weights; its logits are magnitudes."""
+    return MLP([math.prod(input_shape), *hidden, outputs], torch.complex64, activation, init)
+
+
+@register("model", "real_mlp")
+def real_mlp(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    hidden: list[int],
+    activation: str = "relu",
+    init: Initialisation = "uniform_parts",
+) -> MLP:
+    """The same MLP with real weights."""
+    return MLP([math.prod(input_shape), *hidden, outputs], torch.float32, activation, init)

@@ -1,0 +1,1 @@
+"""The only rooms that speak of ε: mechanism, noise, accounting, ledger. They import nothing else of ours."""

@@ -1,0 +1,155 @@
+"""The ledger of a run: every step that was drawn, on disk before its gradient is used.
+
+One JSON line a step, each carrying the SHA-256 of everything above it, so a line that is edited, dropped or reordered breaks
+the chain. A line is written and fsynced as a whole; a kill can only cut the last one short, and such a step is counted: its
+noise may have been drawn.
+
+A step drawn again after a crash:
+    - with repeatable noise it is bit for bit the same release (see `noise.py`), so step t stands once;
+    - with secure noise it is a new release, so it is written, and counted, once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zdp_bench.privacy.mechanism import Mechanism
+
+_START = "0" * 64
+
+
+class LedgerError(ValueError):
+    """The ledger file is not the one this run wrote: truncated, edited, or another run's."""
+
+
+class BudgetExceeded(Exception):  # noqa: N818 - it is an event of a run, not a fault
+    """The next step would pass `max_epsilon`. Nothing was drawn and nothing changed."""
+
+
+def _chain(previous: str, body: dict[str, Any]) -> str:
+    return hashlib.sha256((previous + json.dumps(body, sort_keys=True)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a ledger had come when a checkpoint was written: entries and the chain's digest there."""
+
+    entries: int
+    digest: str
+
+
+class Ledger:
+    """An append-only file of the steps of one mechanism.
+
+    Formal guarantees:
+        - `append` returns only after the step is on disk;
+        - `releases` never counts fewer releases than were drawn, whenever the process was killed;
+        - opening refuses a file whose chain does not hold, or that ends before `at_least`.
+    """
+
+    def __init__(self, path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None = None) -> None:
+        """Open or create the ledger at `path`.
+
+        Args:
+            mechanism: every entry is one step of it.
+            repeatable: the noise of a step drawn again is the same noise.
+            at_least: a checkpoint's position, which the file must contain.
+
+        Raises:
+            LedgerError: see the class.
+        """
+        self.path = path
+        self.repeatable = repeatable
+        self._head: dict[str, Any] = {"ledger": 1, "mechanism": mechanism.digest(), "repeatable": repeatable}
+        self._steps: list[int] = []
+        self._digest = _START
+        if path.exists():
+            self._read(at_least or Position(0, _START))
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
+        else:
+            if at_least is not None and at_least.entries:
+                raise LedgerError(
+                    f"{path}: the ledger is missing, but the checkpoint beside it stands at step {at_least.entries}"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+            self._write(self._head)
+            _fsync_folder(path.parent)
+
+    def append(self, step: int) -> None:
+        """Write down that `step` is about to be released. Does nothing when the very same release is already in."""
+        if self.repeatable and self._steps and step <= self._steps[-1]:
+            return
+        self._write({"step": step})
+        self._steps.append(step)
+
+    @property
+    def releases(self) -> int:
+        """How many releases the accountant must compose."""
+        return len(self._steps)
+
+    @property
+    def position(self) -> Position:
+        return Position(len(self._steps), self._digest)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, body: dict[str, Any]) -> None:
+        self._digest = _chain(self._digest, body)
+        self._file.write(json.dumps(body | {"sha256": self._digest}, sort_keys=True).encode() + b"\n")
+        os.fsync(self._file.fileno())
+
+    def _read(self, at_least: Position) -> None:
+        *lines, cut = self.path.read_bytes().split(b"\n")
+        digest_there = _START
+        for number, line in enumerate(lines, start=1):
+            try:
+                body = json.loads(line)
+                claimed = body.pop("sha256")
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise LedgerError(f"{self.path}, line {number}: not a ledger line; the file was edited or damaged") from None
+            if claimed != _chain(self._digest, body):
+                raise LedgerError(f"{self.path}, line {number}: the chain of digests breaks here; the file was edited")
+            if number == 1 and body != self._head:
+                raise LedgerError(f"{self.path}: belongs to another mechanism or noise source than this run's")
+            if number > 1:
+                self._steps.append(body["step"])
+            self._digest = claimed
+            if len(self._steps) == at_least.entries:
+                digest_there = self._digest
+        if len(self._steps) < at_least.entries or (at_least.entries and digest_there != at_least.digest):
+            raise LedgerError(
+                f"{self.path}: holds {len(self._steps)} steps, but the checkpoint beside it was written after "
+                f"{at_least.entries}; the ledger was truncated or replaced"
+            )
+        if not lines:  # killed while the very first line was written: nothing was released yet
+            self.path.unlink()
+            with open(self.path, "ab", buffering=0) as self._file:
+                self._write(self._head)
+        elif cut:
+            self._mend(cut)
+
+    def _mend(self, cut: bytes) -> None:
+        """Count the step whose line a kill cut short: drop the fragment, write the line whole."""
+        with open(self.path, "r+b") as file:
+            file.truncate(self.path.stat().st_size - len(cut))
+            os.fsync(file.fileno())
+        with open(self.path, "ab", buffering=0) as self._file:
+            step = self._steps[-1] + 1 if self._steps else 0
+            self._write({"step": step})
+            self._steps.append(step)
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make a file's creation durable, where the platform allows opening folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,154 @@
+"""A mechanism: what one step releases, as data. It is all the accountant ever sees.
+
+    release  S̃ = Σᵢ uᵢ + ξ,   ‖uᵢ‖₂ ≤ bound,   ξ Gaussian
+
+S is a list of tensors, one `Block` each. A block says how far one record can move it (`bound`) and how much noise each REAL
+coordinate of it gets (`std`, in a unitary basis). The effective noise multiplier `z` follows from that alone: the mechanism
+is exactly as private as the real Gaussian mechanism with sensitivity 1 and standard deviation z (Dong, Roth & Su 2019,
+Theorem 2.7: only the Mahalanobis length of the largest shift matters).
+
+Nothing here depends on data; a mechanism is fixed before the first record is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+NoiseKind = Literal["none", "real", "circular", "correlated", "hermitian", "real_on_complex"]
+Scheme = Literal["poisson", "uniform", "shuffled", "full"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One tensor of the released sum S.
+
+    Attributes:
+        name: the parameter (or spectrum) it holds.
+        shape: its shape.
+        dtype: "float32", "float64", "complex64" or "complex128".
+        bound: the largest ℓ₂ norm of one record's share, in this block alone or, under a joint bound, of all blocks together.
+        std: noise standard deviation of each REAL coordinate in a unitary basis; a complex number has two coordinates.
+        noise: the law of ξ.
+            real: N(0, std²) on every entry of a real tensor.
+            circular: N(0, std²) on the real and on the imaginary part, independently: circularly symmetric.
+            correlated: as circular, but the two parts of one entry have correlation `rho` (Riess et al. 2024, Theorem 1).
+            hermitian: the unitary FFT over `fft_dims` of real white noise; for spectra of real signals.
+            real_on_complex: noise on the real parts only; the imaginary parts are released as they are.
+            none: no noise at all.
+        rho: correlation of real and imaginary part (kind "correlated" only).
+        fft_dims: the transformed dimensions (kind "hermitian" only).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bound: float
+    std: float
+    noise: NoiseKind
+    rho: float = 0.0
+    fft_dims: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        complex_kind = self.noise in ("circular", "correlated", "hermitian", "real_on_complex")
+        if self.noise != "none" and complex_kind != self.dtype.startswith("complex"):
+            raise ValueError(f"block '{self.name}': noise '{self.noise}' does not fit dtype {self.dtype}")
+        if not self.bound > 0:
+            raise ValueError(f"block '{self.name}': bound must be positive, not {self.bound}")
+        if not self.std >= 0:
+            raise ValueError(f"block '{self.name}': std must not be negative, not {self.std}")
+        if not -1 <= self.rho <= 1:
+            raise ValueError(f"block '{self.name}': rho must lie in [-1, 1], not {self.rho}")
+
+    @property
+    def weakest_std(self) -> float:
+        """Noise standard deviation along the direction that gets least; 0 where some direction gets none.
+
+        correlated: the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues std²(1 ± ρ). The adversary picks the smaller, so
+        1/z² = Δ²/(std²(1−|ρ|)), which is Theorem 1 of Riess et al. 2024 at its worst split Δ_re = Δ_im = Δ/√2.
+        """
+        if self.noise in ("none", "real_on_complex"):
+            return 0.0
+        if self.noise == "correlated":
+            return self.std * math.sqrt(1 - abs(self.rho))
+        return self.std
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a step's records are drawn, and with it which neighbours the guarantee compares.
+
+    Attributes:
+        scheme: poisson (each record independently with probability `sample_rate`), uniform (a fixed-size batch without
+            replacement), shuffled (an epoch's permutation cut into batches; carries no guarantee here), full (every record).
+        sample_rate: the probability, or batch size / records.
+        expected_batch_size: the divisor of every step, also of an empty one.
+        records: the size of the training set.
+    """
+
+    scheme: Scheme
+    sample_rate: float
+    expected_batch_size: float
+    records: int
+
+    @property
+    def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
+        """Poisson batches hide whether a record is there; a fixed-size batch can only hide which record it is."""
+        return "add_or_remove_one" if self.scheme in ("poisson", "full") else "replace_one"
+
+    @property
+    def shift(self) -> int:
+        """How many bounds a neighbour can move S by: 1 when a record comes or goes, 2 when one is replaced."""
+        return 1 if self.adjacency == "add_or_remove_one" else 2
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What one step releases: blocks, how they are bounded, how the records are sampled.
+
+    Formal guarantees (given ‖uᵢ‖ ≤ bound, and noise as each block says):
+        - one step is exactly as private as a Gaussian mechanism of sensitivity 1 and noise z, subsampled by `sampling`;
+        - z is the multiplier of the WEAKEST direction; a direction without noise makes it 0, and ε infinite.
+
+    Attributes:
+        joint: True where one bound holds for the whole record's share over all blocks (flat clipping); False where each block
+            is bounded by itself (per-layer clipping), and a record may move all of them at once.
+    """
+
+    blocks: tuple[Block, ...]
+    sampling: Sampling
+    joint: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.blocks:
+            raise ValueError("a mechanism needs at least one block")
+        if self.joint and len({block.bound for block in self.blocks}) != 1:
+            raise ValueError("under a joint bound every block states the same bound")
+
+    @property
+    def z(self) -> float:
+        """Effective noise multiplier of the weakest direction.
+
+        1/z² = shift² · Σ_b (bound_b / weakest_std_b)² over separately bounded blocks, and the maximum instead of the sum under
+        one joint bound (notes on a list of blocks; the sum is the squared Mahalanobis length of the largest shift).
+        """
+        if any(block.weakest_std == 0 or math.isinf(block.bound) for block in self.blocks):
+            return 0.0
+        ratios = [(block.bound / block.weakest_std) ** 2 for block in self.blocks]
+        inverse_square = max(ratios) if self.joint else sum(ratios)
+        return 1.0 / (self.sampling.shift * math.sqrt(inverse_square))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The mechanism as plain JSON values, for ledger and record; an infinite bound is written as "inf"."""
+        plain = dataclasses.asdict(self)
+        for block in plain["blocks"]:
+            block["bound"] = block["bound"] if math.isfinite(block["bound"]) else "inf"
+        return json.loads(json.dumps(plain))
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: equal digests, equal mechanisms."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()

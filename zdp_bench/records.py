@@ -1,0 +1,135 @@
+"""A run's record: one JSON file, written once and atomically; everything that is shown anywhere is read from here.
+
+    results/runs/<recipe>/<digest of configuration and data>/record.json
+
+Everything but `environment` and `measured` is a function of the configuration, the data and the seed: two runs of one seed
+write the same. `results/records.csv` is rebuilt from the records, never appended to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+Record = dict[str, Any]
+
+# The columns of records.csv, in this order, and where in a record each stands.
+COLUMNS: dict[str, str] = {
+    "recipe": "recipe",
+    "table": "claims.table",
+    "row": "claims.row",
+    "variant": "claims.variant",
+    "seed": "seed",
+    "metric": "headline.name",
+    "value": "headline.value",
+    "epsilon_claimed": "privacy.epsilon_claimed",
+    "claimed_by": "privacy.claimed_by",
+    "epsilon_tight": "privacy.epsilon_tight",
+    "epsilon_rdp": "privacy.epsilon_rdp",
+    "delta": "privacy.delta",
+    "z": "privacy.z",
+    "steps": "privacy.steps",
+    "sampling": "privacy.sampling.scheme",
+    "sample_rate": "privacy.sampling.sample_rate",
+    "expected_batch_size": "privacy.sampling.expected_batch_size",
+    "stopped_by": "stopped_by",
+    "algorithm": "config.algorithm.name",
+    "model": "config.model.name",
+    "parameters_real": "model.parameters_real",
+    "dataset": "data.name",
+    "provenance": "data.provenance",
+    "data_digest": "data.digest",
+    "ledger_digest": "privacy.ledger.digest",
+    "started_utc": "measured.started_utc",
+    "train_seconds": "measured.train_seconds",
+    "peak_memory_bytes": "measured.peak_memory_bytes",
+    "device": "environment.device",
+    "threads": "environment.threads",
+    "torch": "environment.versions.torch",
+    "zdp_bench": "environment.versions.zdp-bench",
+    "commit": "environment.commit",
+    "experiment": "experiment",
+    "run": "run",
+}
+
+
+def folder(results: Path, recipe: str, run: str) -> Path:
+    """Where a run keeps everything it writes."""
+    return results / "runs" / recipe / run[:16]
+
+
+def write(path: Path, record: Record) -> None:
+    """Write a record atomically."""
+    write_text(path, json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put `text` at `path`, whole or not at all; two writers end with one of the two texts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read(path: Path) -> Record | None:
+    """A record, or None where there is none that is whole."""
+    try:
+        return _from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def read_all(results: Path) -> list[Record]:
+    """Every record under `results/runs`, ordered by recipe, seed and digest."""
+    found = (read(path) for path in sorted((results / "runs").glob("*/*/record.json")))
+    return sorted((r for r in found if r), key=lambda r: (r["recipe"], r["seed"], r["run"]))
+
+
+def frame(records: list[Record]) -> pd.DataFrame:
+    """One row a record, with `COLUMNS`."""
+    return pd.DataFrame(
+        [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records], columns=list(COLUMNS)
+    )
+
+
+def rebuild_csv(results: Path) -> Path:
+    """Write `records.csv` anew from all records."""
+    path = results / "records.csv"
+    write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
+    return path
+
+
+def _at(record: Record, path: str) -> Any:
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _to_json(value: Any) -> Any:
+    """JSON has no ∞ and no NaN: they are written as the strings "inf" and "nan"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _to_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(entry) for entry in value]
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if value in ("inf", "-inf", "nan"):
+        return float(value)
+    if isinstance(value, dict):
+        return {key: _from_json(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_from_json(entry) for entry in value]
+    return value

@@ -1,0 +1,76 @@
+"""Name -> builder for every kind of plug-in, filled by decorator: `@register("model", "complex_mlp")`.
+
+A builder is any callable. Its positional parameters are what zdp-bench supplies (the problem, the input shape); its
+keyword-only parameters are its options, one YAML key each, checked by `config.py` against their annotations. So a new
+algorithm, model or dataset is one file and one YAML, and nothing else changes.
+
+Packages outside this one add theirs through the entry-point group `zdp_bench.plugins`: a module that registers on import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from zdp_bench.errors import unknown
+
+# kind -> the package whose modules are imported to find the plug-ins of that kind
+HOMES = {
+    "algorithm": "zdp_bench.algorithms",
+    "model": "zdp_bench.models",
+    "activation": "zdp_bench.nn",
+    "dataset": "zdp_bench.data",
+    "task": "zdp_bench.tasks",
+}
+
+_builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in HOMES}
+
+B = TypeVar("B", bound=Callable[..., Any])
+
+
+def register(kind: str, name: str) -> Callable[[B], B]:
+    """Enter the decorated class or function as `name` among the plug-ins of `kind`.
+
+    Raises:
+        ValueError: the name is taken by another builder: two plug-ins would silently stand for one another.
+    """
+
+    def enter(builder: B) -> B:
+        taken = _builders[kind].setdefault(name, builder)
+        if (taken.__module__, taken.__qualname__) != (builder.__module__, builder.__qualname__):
+            raise ValueError(f"{kind} '{name}' is already registered by {taken.__module__}.{taken.__qualname__}")
+        return builder
+
+    return enter
+
+
+@cache
+def _load(kind: str) -> None:
+    """Import every module of the kind's package once, then the plug-ins of other packages."""
+    package = importlib.import_module(HOMES[kind])
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{HOMES[kind]}.{module.name}")
+    for point in entry_points(group="zdp_bench.plugins"):
+        point.load()
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind, sorted."""
+    _load(kind)
+    return sorted(_builders[kind])
+
+
+def lookup(kind: str, name: str) -> Callable[..., Any]:
+    """The builder registered as `name`.
+
+    Raises:
+        UserError: no plug-in of that kind has this name; the sentence suggests the nearest.
+    """
+    _load(kind)
+    if name not in _builders[kind]:
+        raise unknown(kind, name, _builders[kind])
+    return _builders[kind][name]

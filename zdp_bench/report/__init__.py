@@ -1,0 +1,1 @@
+"""Records -> tables -> figures. Reads files, never trains."""

@@ -1,0 +1,27 @@
+"""How numbers are printed everywhere: one format a quantity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+
+def epsilon(value: float | None) -> str:
+    """ε to three digits; ∞ where nothing protects; empty where there is none."""
+    if value is None or math.isnan(value):
+        return ""
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def percent(value: float, digits: int = 2) -> str:
+    """A fraction as a percentage: 0.9901 -> '99.01 %'."""
+    return f"{100 * value:.{digits}f} %"
+
+
+def mean_and_deviation(values: Sequence[float], unit: str) -> str:
+    """'98.01 ± 0.12 % (n = 3)': the mean and the sample standard deviation over seeds."""
+    scale, suffix = (100.0, " %") if unit == "%" else (1.0, f" {unit}".rstrip())
+    scaled = [scale * value for value in values]
+    spread = f" ± {stdev(scaled):.2f}" if len(scaled) > 1 else ""
+    return f"{mean(scaled):.2f}{spread}{suffix} (n = {len(scaled)})"

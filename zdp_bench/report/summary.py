@@ -1,0 +1,25 @@
+"""The small table at a run's end: one record, on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from zdp_bench.records import Record
+from zdp_bench.report.numbers import epsilon
+
+
+def as_rich(record: Record, path: Path, found: bool) -> Table:
+    """One record; `found` says that the run was done before."""
+    privacy, data, headline = record["privacy"], record["data"], record["headline"]
+    title = f"{record['recipe']}, seed {record['seed']}" + (" (done before; force=true runs it again)" if found else "")
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_row(f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}")
+    table.add_row("claimed ε", f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})")
+    table.add_row("tight ε", f"{epsilon(privacy['epsilon_tight'])}  (PLD of what was run, z = {privacy['z']:.4g})")
+    table.add_row("δ", f"{privacy['delta']:g}")
+    table.add_row("steps", f"{privacy['steps']:,}" + ("" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"))
+    table.add_row("data", f"{data['name']}, {data['provenance']}" + (f": {data['notes']}" if data["notes"] else ""))
+    table.add_row("record", str(path))
+    return table

@@ -1,0 +1,64 @@
+"""How the command line speaks: the console, and a run's progress as a bar on a terminal, as plain lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+def console() -> Console:
+    """Standard output; wide enough for a table where it is no terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+class Live:
+    """Watches one run; an `experiment.Watcher` and a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._steps = self._first = 0
+        self._since = time.monotonic()
+        self._name = ""
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+        self._name, self._steps, self._first, self._since = f"{recipe} seed {seed}", steps, done, time.monotonic()
+        if done:
+            self._console.print(f"{self._name}: goes on at step {done:,} of {steps:,}")
+        if self._console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[state]}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(self._name, total=steps, completed=done, state="")
+            self._bar.start()
+
+    def stepped(self, step: int) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
+        state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()) + f"  ε {epsilon:.3g}"
+        if self._bar:
+            self._bar.update(self._task, state=state)
+        else:
+            left = (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
+            self._console.print(
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} s left", highlight=False
+            )
