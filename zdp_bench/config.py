@@ -370,8 +370,17 @@ def _first_line(error: Exception) -> str:
 
 
 def experiment_digest(run: Run) -> str:
-    """SHA-256 of what is computed, but for the seed: runs with one digest are repetitions of one another."""
-    content = {key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")}
+    """SHA-256 of what is computed, but for the seed: runs with one digest are repetitions of one another.
+
+    What is null or false says nothing and is left out, so that a new option which is off by default keeps old records valid.
+    """
+
+    def said(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: said(value) for key, value in node.items() if value is not None and value is not False}
+        return node
+
+    content = {key: said(value) for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

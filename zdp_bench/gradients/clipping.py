@@ -49,7 +49,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """‖row‖₂² of each row, [B, ...] -> [B] in float64: float32 sums of squares come out too small on long rows."""
     if rows.is_complex():
         rows = torch.view_as_real(rows)
-    rows = rows.reshape(rows.shape[0], -1)  # [B, n]
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # [B, n]; -1 would not do for B = 0
     if rows.shape[1] == 0:
         return rows.new_zeros(rows.shape[0], dtype=torch.float64)
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()

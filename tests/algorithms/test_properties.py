@@ -1,0 +1,265 @@
+"""What holds for every algorithm, on every kind of network it takes: one parametrised test a property.
+
+A new algorithm joins by its entry in `registry` and, if its options differ, one line in CASES.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.engine import Training, descend, private_step, zeros
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import Batch
+from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.registry import lookup, names
+from zdp_bench.tasks.classification import Classification
+
+POISSON = Sampling("poisson", 0.1, 8.0, 80)
+GAUSSIAN = {"noise_multiplier": 1.3, "max_grad_norm": 0.7}
+# (algorithm, options, network, z / noise_multiplier)
+CASES = [
+    ("dp_sgd", GAUSSIAN, "real", 1.0),
+    ("dp_sgd", GAUSSIAN | {"gradients": "reference"}, "real", 1.0),
+    ("zeta_dp_sgd", GAUSSIAN, "complex", 1.0),
+    ("zeta_dp_sgd", GAUSSIAN | {"gradients": "reference"}, "complex", 1.0),
+    ("zeta_dp_sgd", GAUSSIAN | {"noise": "circular"}, "complex", 1 / math.sqrt(2)),
+    ("zeta_dp_sgd", GAUSSIAN | {"gradient": "wirtinger"}, "complex", 1.0),
+    ("zeta_dp_sgd", GAUSSIAN | {"noise": "circular", "gradient": "wirtinger"}, "mixed", 1 / math.sqrt(2)),
+    ("zeta_dp_sgd", GAUSSIAN, "real", 1.0),
+]
+IDS = [
+    f"{name}-{network}-{'-'.join(str(v) for k, v in options.items() if k not in GAUSSIAN)}" for name, options, network, _ in CASES
+]
+
+
+class Mixed(nn.Module):
+    """A complex layer with a real one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6, dtype=torch.complex128)
+        self.last = nn.Linear(6, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).abs())
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(3)
+    if kind == "mixed":
+        return Mixed()
+    model = lookup("model", f"{kind}_mlp")((5,), 3, hidden=[6])
+    model.dtype = torch.complex128 if kind == "complex" else torch.float64
+    return model.to(model.dtype)
+
+
+def records(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.randn(count, 5, 2, generator=generator, dtype=torch.float64) * scale
+    inputs = parts[..., 0] if kind == "real" else torch.view_as_complex(parts)
+    return inputs, torch.randint(0, 3, (count,), generator=generator)
+
+
+def make(case: tuple) -> tuple[Algorithm, nn.Module, str]:
+    name, options, kind, _ = case
+    model = network(kind)
+    return lookup("algorithm", name)(Problem(model, Classification().loss, POISSON), **options), model, kind
+
+
+def summed(algorithm: Algorithm, *batches: Batch) -> dict[str, Tensor]:
+    total = zeros(algorithm.mechanism(), torch.device("cpu"))
+    for batch in batches:
+        algorithm.accumulate(total, batch)
+    return total
+
+
+def norm(blocks: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(value.abs().square().sum()) for value in blocks.values()))
+
+
+@pytest.fixture(params=CASES, ids=IDS)
+def case(request: pytest.FixtureRequest) -> tuple:
+    return request.param
+
+
+def test_every_private_algorithm_is_tested_here() -> None:
+    private = {name for name in names("algorithm") if lookup("algorithm", name).private}
+    assert private == {name for name, *_ in CASES}
+
+
+def test_the_sum_does_not_depend_on_how_the_batch_is_cut(case: tuple) -> None:
+    algorithm, _, kind = make(case)
+    inputs, targets = records(12, kind)
+    whole = summed(algorithm, (inputs, targets))
+    for cut in ([5, 7], [1] * 12, [12, 0]):
+        parts = summed(algorithm, *zip(inputs.split(cut), targets.split(cut), strict=True))
+        for name in whole:
+            torch.testing.assert_close(parts[name], whole[name], rtol=1e-12, atol=1e-12)
+
+
+def test_the_sum_is_the_sum_of_the_contributions(case: tuple) -> None:
+    algorithm, _, kind = make(case)
+    batch = records(9, kind)
+    contributions = algorithm.contributions(batch)
+    for name, value in summed(algorithm, batch).items():
+        torch.testing.assert_close(contributions[name].sum(dim=0), value, rtol=1e-9, atol=1e-11)
+
+
+def test_a_record_twice_counts_exactly_twice(case: tuple) -> None:
+    algorithm, _, kind = make(case)
+    inputs, targets = records(1, kind)
+    once, twice = summed(algorithm, (inputs, targets)), summed(algorithm, (inputs.repeat(2, 1), targets.repeat(2)))
+    for name in once:
+        torch.testing.assert_close(twice[name], 2 * once[name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weight_scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("input_scale", [0.0, 1e-3, 1.0, 1e3, 1e5])
+def test_no_record_moves_the_sum_by_more_than_the_bound(case: tuple, weight_scale: float, input_scale: float) -> None:
+    algorithm, model, kind = make(case)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(weight_scale)
+    bound = algorithm.mechanism().blocks[0].bound
+    inputs, targets = records(4, kind, input_scale, seed=1)
+    rest = summed(algorithm, (inputs[1:], targets[1:]))
+    with_it = summed(algorithm, (inputs, targets))
+    moved = norm({name: with_it[name] - rest[name] for name in rest})
+    assert moved <= bound * (1 + 1e-9)
+    for i in range(4):
+        assert norm(summed(algorithm, (inputs[i : i + 1], targets[i : i + 1]))) <= bound
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e308])
+def test_a_broken_record_contributes_nothing_and_spoils_nothing(case: tuple, poison: float) -> None:
+    algorithm, _, kind = make(case)
+    inputs, targets = records(4, kind)
+    clean = summed(algorithm, (inputs[1:], targets[1:]))
+    inputs[0] = poison
+    for name, value in summed(algorithm, (inputs, targets)).items():
+        assert torch.isfinite(value).all()
+        torch.testing.assert_close(value, clean[name], rtol=1e-9, atol=1e-11)
+
+
+def test_an_empty_batch_adds_nothing(case: tuple) -> None:
+    algorithm, _, kind = make(case)
+    assert norm(summed(algorithm, records(0, kind))) == 0
+
+
+def test_z_is_what_the_conventions_say(case: tuple) -> None:
+    algorithm, *_ = make(case)
+    assert algorithm.mechanism().z == pytest.approx(case[3] * case[1]["noise_multiplier"], rel=1e-12)
+
+
+def test_postprocessing_divides_by_the_expected_batch_size(case: tuple) -> None:
+    algorithm, model, kind = make(case)
+    total = summed(algorithm, records(3, kind))
+    gradients = algorithm.postprocess({name: value.clone() for name, value in total.items()}, 8.0)
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    for name in total:
+        torch.testing.assert_close(gradients[name], total[name] / 8.0)
+
+
+# ------------------------------------------------------------------------------------------------- through the engine
+
+
+@contextmanager
+def training(case: tuple, folder: Path, limit: int | None = None) -> Iterator[tuple[Training, nn.Module, str]]:
+    algorithm, model, kind = make(case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ledger = Ledger(folder / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
+    yield Training(algorithm, model, optimizer, SeededNoise(5), ledger, limit), model, kind
+    ledger.close()
+
+
+def test_an_empty_batch_is_a_step_of_pure_noise(case: tuple, tmp_path: Path) -> None:
+    with training(case, tmp_path) as (run, model, _):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        private_step(run, 0, iter(()), expected_batch_size=8.0)
+        assert run.ledger.releases == 1
+        moved = norm({name: before[name] - p.detach() for name, p in model.named_parameters()}) * 8.0
+        blocks = run.algorithm.mechanism().blocks
+        expected = math.sqrt(sum(b.std**2 * math.prod(b.shape) * (2 if "complex" in b.dtype else 1) for b in blocks))
+        assert 0.7 * expected < moved < 1.3 * expected
+
+
+def test_the_step_stands_in_the_ledger_before_the_noise_is_drawn(
+    case: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(case, tmp_path) as (run, _, kind):
+        seen = []
+        real = SeededNoise.standard_normal
+
+        def spy(self: SeededNoise, *arguments: Any) -> Tensor:
+            seen.append(run.ledger.releases)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(SeededNoise, "standard_normal", spy)
+        private_step(run, 0, iter([records(4, kind)]), expected_batch_size=8.0)
+        assert seen
+        assert all(count == 1 for count in seen)
+
+
+def test_a_spent_budget_changes_nothing(case: tuple, tmp_path: Path) -> None:
+    def untouched() -> Iterator[Batch]:
+        raise AssertionError("a record was read")
+        yield
+
+    with training(case, tmp_path, limit=1) as (run, model, kind):
+        private_step(run, 0, iter([records(4, kind)]), expected_batch_size=8.0)
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(BudgetExceeded):
+            private_step(run, 1, untouched(), expected_batch_size=8.0)
+        assert run.ledger.releases == 1
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------ conventions, refusals
+
+
+def test_wirtinger_is_half_of_autograd_at_half_the_bound() -> None:
+    problem = Problem(network("complex"), Classification().loss, POISSON)
+    make_one = lookup("algorithm", "zeta_dp_sgd")
+    wirtinger = make_one(problem, noise_multiplier=1.0, max_grad_norm=1.0, gradient="wirtinger")
+    autograd = make_one(problem, noise_multiplier=1.0, max_grad_norm=2.0, gradient="autograd")
+    batch = records(6, "complex")
+    for (name, half), (_, full) in zip(summed(wirtinger, batch).items(), summed(autograd, batch).items(), strict=True):
+        torch.testing.assert_close(half, full / 2, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_dp_sgd_refuses_a_complex_network() -> None:
+    problem = Problem(network("complex"), Classification().loss, POISSON)
+    with pytest.raises(UserError, match=r"net\.0\.weight.*use algorithm=zeta_dp_sgd"):
+        lookup("algorithm", "dp_sgd")(problem, **GAUSSIAN)
+
+
+@pytest.mark.parametrize(("key", "value"), [("noise_multiplier", -1.0), ("max_grad_norm", 0.0), ("max_grad_norm", math.inf)])
+def test_values_that_mean_nothing_are_refused(key: str, value: float) -> None:
+    problem = Problem(network("real"), Classification().loss, POISSON)
+    with pytest.raises(UserError, match=f"algorithm.{key}="):
+        lookup("algorithm", "dp_sgd")(problem, **(GAUSSIAN | {key: value}))
+
+
+def test_non_private_training_is_plain_gradient_descent() -> None:
+    model = network("complex")
+    twin = network("complex")
+    batch = records(7, "complex")
+    algorithm = lookup("algorithm", "sgd")(Problem(model, Classification().loss, Sampling("shuffled", 0.1, 7, 70)))
+    assert algorithm.mechanism().z == 0
+    descend(model, torch.optim.SGD(model.parameters(), lr=0.3), algorithm.postprocess(summed(algorithm, batch), 7))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.3)
+    torch.nn.functional.cross_entropy(twin(batch[0]), batch[1]).backward()
+    optimizer.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)

@@ -1,0 +1,48 @@
+"""What every test shares: one thread, a data root where there is one, and a miniature MNIST in the real file format."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The real data root; the test skips where ZDP_DATA names none."""
+    root = os.environ.get("ZDP_DATA")
+    if not root or not Path(root).is_dir():
+        pytest.skip("ZDP_DATA names no data root")
+    return Path(root)
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    """An array of unsigned bytes in the idx format."""
+    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_mini_mnist(root: Path, train: int = 200, test: int = 50) -> Path:
+    """A tiny MNIST in torchvision's layout: noise images, every label several times. Returns the folder of the files."""
+    rng = np.random.default_rng(0)
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix, count in (("train", train), ("t10k", test)):
+        images = rng.integers(0, 256, (count, 28, 28))
+        labels = np.arange(count) % 10
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images)))
+        (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(labels)))
+    return folder
+
+
+@pytest.fixture
+def mini_mnist(tmp_path: Path) -> Path:
+    """A data root that holds the tiny MNIST."""
+    write_mini_mnist(tmp_path)
+    return tmp_path

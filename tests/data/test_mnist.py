@@ -1,0 +1,189 @@
+"""MNIST and PhaseMNIST from their files: the real ones where they are, a miniature otherwise; refusals by name."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import idx_bytes, write_mini_mnist
+from zdp_bench.data import files
+from zdp_bench.data.files import Card, RemoteFile, fetch, md5
+from zdp_bench.data.mnist import mnist
+from zdp_bench.data.phasemnist import partners, phase_digits, phasemnist
+from zdp_bench.errors import UserError
+
+RAW = Path("MNIST/raw")
+
+
+@pytest.mark.real_data
+def test_official_mnist_is_what_was_released(data_root: Path) -> None:
+    splits = mnist(data_root)
+    assert (len(splits.train), len(splits.test), splits.provenance) == (60_000, 10_000, "official")
+    assert splits.train.inputs.shape == (60_000, 28, 28)
+    # standardised by the published constants
+    assert abs(float(splits.train.inputs.mean())) < 1e-3
+    assert abs(float(splits.train.inputs.std()) - 1) < 1e-3
+    assert torch.bincount(splits.train.targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+@pytest.mark.real_data
+def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> None:
+    splits = phasemnist(data_root, normalise="unit")
+    plain = mnist(data_root, normalise="unit")
+    assert torch.equal(splits.train.inputs.real, plain.train.inputs)
+    assert splits.provenance == "derived"
+    # Every imaginary part is, bit for bit, some image of the same split with label 9 − L.
+    for records, source in ((splits.train, plain.train), (splits.test, plain.test)):
+        labels_of = {image.tobytes(): int(label) for image, label in zip(source.inputs.numpy(), source.targets, strict=True)}
+        chosen = np.random.default_rng(0).choice(len(records), 500, replace=False)
+        for index in chosen:
+            assert labels_of[records.inputs[index].imag.numpy().tobytes()] == 9 - int(records.targets[index])
+
+
+def test_pairing_is_deterministic_uniform_and_follows_its_seed(mini_mnist: Path) -> None:
+    first, again, other = (phasemnist(mini_mnist, check=False, pairing_seed=seed) for seed in (9, 9, 10))
+    assert torch.equal(first.train.inputs, again.train.inputs)
+    assert first.digest == again.digest
+    assert not torch.equal(first.train.inputs, other.train.inputs)
+    assert first.digest != other.digest
+    labels = np.repeat(np.arange(10), 100)
+    drawn = np.stack([partners(labels, np.random.default_rng(seed)) for seed in range(200)])
+    assert (labels[drawn] == 9 - labels).all()
+    counts = np.bincount(drawn[:, labels == 3].ravel(), minlength=1000)[labels == 6]  # each partner expected 200 times
+    assert abs(counts.mean() - 200) < 1e-9
+    assert (np.abs(counts - 200) < 6 * np.sqrt(200)).all()
+
+
+def test_phase_digits_needs_no_files(tmp_path: Path) -> None:
+    splits = phase_digits(tmp_path)
+    assert (len(splits.train), len(splits.test), splits.input_shape, splits.outputs) == (1437, 360, (8, 8), 10)
+    assert splits.train.inputs.dtype == torch.complex64
+
+
+def test_unchecked_files_are_not_official(mini_mnist: Path) -> None:
+    assert mnist(mini_mnist, check=False).provenance == "derived"
+
+
+def _break(folder: Path, how: str) -> str:
+    images, labels = folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz"
+    if how == "other checksum":
+        return images.name  # the miniature is not the release
+    if how == "counts differ":
+        labels.write_bytes(gzip.compress(idx_bytes(np.zeros(7))))
+        return labels.name
+    if how == "label out of range":
+        labels.write_bytes(gzip.compress(idx_bytes(np.full(200, 11))))
+        return labels.name
+    if how == "truncated":
+        images.write_bytes(images.read_bytes()[:-100])
+        return images.name
+    if how == "empty":
+        images.write_bytes(gzip.compress(idx_bytes(np.zeros((0, 28, 28)))))
+        labels.write_bytes(gzip.compress(idx_bytes(np.zeros(0))))
+        return labels.name
+    raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "check", "message"),
+    [
+        ("other checksum", True, r"bytes where 9,912,422 were expected.*zdp-bench data fetch mnist"),
+        ("counts differ", False, r"200 images, but .* 7 labels"),
+        ("label out of range", False, "holds label 11"),
+        ("truncated", False, "damaged or cut short"),
+        ("empty", False, "holds no records"),
+    ],
+)
+def test_wrong_files_are_refused_by_name(mini_mnist: Path, how: str, check: bool, message: str) -> None:
+    name = _break(mini_mnist / RAW, how)
+    with pytest.raises(UserError, match=message) as caught:
+        mnist(mini_mnist, check=check)
+    assert name in str(caught.value)
+
+
+@pytest.mark.real_data
+def test_a_flipped_byte_is_refused(data_root: Path, tmp_path: Path) -> None:
+    target = tmp_path / RAW
+    target.mkdir(parents=True)
+    for path in (data_root / RAW).glob("*.gz"):
+        (target / path.name).write_bytes(path.read_bytes())
+    labels = target / "t10k-labels-idx1-ubyte.gz"
+    whole = bytearray(labels.read_bytes())
+    whole[9] ^= 1  # the gzip header's operating-system byte: the content still unpacks
+    labels.write_bytes(bytes(whole))
+    with pytest.raises(UserError, match=r"t10k-labels.*MD5 .* was expected"):
+        mnist(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- downloading
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A web server on this machine that holds the tiny MNIST: its address and its folder."""
+    folder = write_mini_mnist(tmp_path / "mirror")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", folder
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _card(folder: Path) -> Card:
+    described = [RemoteFile(str(RAW / p.name), p.stat().st_size, md5(p)) for p in sorted(folder.iterdir())]
+    return Card("mnist", "", "official", "", "", "", files=tuple(described))
+
+
+def test_missing_files_are_fetched_and_checked(mirror: tuple[str, Path], tmp_path: Path) -> None:
+    address, folder = mirror
+    root = tmp_path / "root"
+    assert len(fetch(root, _card(folder), address)) == 4
+    assert fetch(root, _card(folder), address) == []  # nothing is fetched twice
+    assert len(mnist(root, check=False).train) == 200
+
+
+def test_a_damaged_download_is_refused_and_leaves_nothing(mirror: tuple[str, Path], tmp_path: Path) -> None:
+    address, folder = mirror
+    of = _card(folder)
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"<html>a captive portal</html>")
+    with pytest.raises(UserError, match="does not match its MD5"):
+        fetch(tmp_path / "root", of, address)
+    assert not (tmp_path / "root" / RAW / "train-images-idx3-ubyte.gz").exists()
+
+
+def test_no_network_is_one_sentence(tmp_path: Path, mirror: tuple[str, Path]) -> None:
+    _, folder = mirror
+    with pytest.raises(UserError, match=r"lacks t10k-images.*could not be reached.*zdp-bench data fetch mnist") as caught:
+        fetch(tmp_path / "root", _card(folder), "http://127.0.0.1:9/")
+    assert "\n" not in str(caught.value)
+
+
+def test_plain_http_from_elsewhere_is_refused(tmp_path: Path, mirror: tuple[str, Path]) -> None:
+    with pytest.raises(UserError, match="HTTPS only"):
+        fetch(tmp_path / "root", _card(mirror[1]), "http://example.org/mnist/")
+
+
+def test_every_card_is_whole() -> None:
+    for of in files.cards():
+        assert of.title
+        assert of.licence
+        assert of.citation
+        assert of.provenance in ("official", "derived", "synthetic")
+        for file in of.files:
+            assert len(file.md5) == 32
+            assert not Path(file.path).is_absolute()
+            assert ".." not in file.path
