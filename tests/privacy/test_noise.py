@@ -165,7 +165,7 @@ def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None
     one = block("circular", (50,))
     first = draw(one, SeededNoise(1), 4, CPU)
     torch.manual_seed(9)
-    np.random.seed(9)  # noqa: NPY002 - the very state that must not matter
+    np.random.seed(9)  # the very state that must not matter
     torch.randn(3)
     assert torch.equal(draw(one, SeededNoise(1), 4, CPU), first)
 
