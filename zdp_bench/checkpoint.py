@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def load(path: Path, run: str) -> Checkpoint | None:
         return None
     advice = "Delete the run's folder, or add force=true, to start it anew."
     try:
-        body = torch.load(path, weights_only=True, map_location="cpu")
+        with warnings.catch_warnings(action="ignore"):  # torch warns of odd pickle protocols before it refuses them
+            body = torch.load(path, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError):

@@ -197,7 +197,9 @@ def parse(config: DictConfig) -> Run:
     accountant = str((plain.get("accountant") or {}).get("name"))
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
-    found: dict[str, Any] = {kind: _plugin(kind, plain.get(kind) or {}) for kind in PLUGINS}
+    for kind in PLUGINS:
+        plain[kind] = _without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
+    found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS}
     run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
     _check_values(run)
     return run
@@ -239,6 +241,27 @@ def _check_values(run: Run) -> None:
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
         raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str, Any]:
+    """A plug-in's options without those that the recipe meant for another one.
+
+    `recipe=phasemnist algorithm=sgd` puts sgd in the place of ζ-DP-SGD, but the recipe's `algorithm: {noise: circular}` is
+    still merged on top. What the chosen plug-in's own YAML does not have, and the recipe has, was never meant for it.
+    """
+    own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(str(node.get("name")))
+    recipe_file = assets.group(assets.RECIPES).get(recipe)
+    if own_file is None or recipe_file is None:
+        return node
+    body = assets.read_yaml(recipe_file)
+    choices: dict[str, str] = {}
+    for entry in (*assets.read_yaml(assets.CONF / "config.yaml")["defaults"], *body.get("defaults", [])):
+        if isinstance(entry, dict):
+            choices |= {key.removeprefix("override /"): name for key, name in entry.items()}
+    if choices[kind] == node["name"]:
+        return node
+    strangers = set(body.get(kind) or {}) - set(assets.read_yaml(own_file))
+    return {key: value for key, value in node.items() if key not in strangers}
 
 
 def _plugin(kind: str, node: dict[str, Any]) -> Plugin:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def write(path: Path, record: Record) -> None:
 def write_text(path: Path, text: str) -> None:
     """Put `text` at `path`, whole or not at all; two writers end with one of the two texts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -1,0 +1,199 @@
+"""The command line as a person meets it: in processes of its own, from another folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import write_mini_mnist
+from zdp_bench import cli
+from zdp_bench.errors import UserError
+
+TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
+
+
+def zdp(*words: str, at: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "zdp_bench", *words],
+        cwd=at,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(words))
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, zdp_bench.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'hydra', 'pandas', 'rich', 'numpy', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "reproduce" in done.stdout
+
+
+MISTAKES = [
+    (["rnu"], "Did you mean 'run'?"),
+    (["list", "algoritms"], "Did you mean 'algorithms'?"),
+    (["table", "zeta_dp_2021/11"], "Did you mean 'zeta_dp_2021/1'?"),
+    (["table"], "required: PAPER/N"),
+    (["run"], "recipe=NAME is missing"),
+    (["run", "recipe=phasemnits"], "Did you mean 'phasemnist'?"),
+    (["run", "-x", "recipe=quickstart"], "option '-x' is not known"),
+    (["run", "recipe=quickstart", "algorithm.nois=circular"], "Did you mean 'algorithm.noise'?"),
+    (["run", "-m", "recipe=phasemnits", "seed=1,2"], "Did you mean 'phasemnist'?"),
+    (["reproduce", "zeta_dp_2021/1", "--seeds", "0"], "must be at least 1"),
+    (["reproduce", "zeta_dp_2021/1", "--seedz", "2"], "'--seedz' is not known"),
+    (["data", "fetch"], "needs a data set"),
+    (["data", "check", "mnsit"], "Did you mean 'mnist'?"),
+    (["results", "recip=a"], "Did you mean 'recipe'?"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_mistakes_end_in_one_sentence_and_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    code, _, err = said(capsys, *words)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "list")
+    assert code == 0
+    for name in (
+        "zeta_dp_sgd",
+        "complex_mlp",
+        "phasemnist",
+        "classification",
+        "nadam",
+        "gdp_clt",
+        "quickstart",
+        "zeta_dp_2021/1",
+    ):
+        assert name in out
+
+
+def test_the_data_root_is_shown_checked_and_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "data", "--root", str(tmp_path))
+    assert code == 0
+    assert "missing" in out
+    assert "bundled" in out
+    code, _, err = said(capsys, "data", "check", "phasemnist", "--root", str(tmp_path))
+    assert code == 2
+    assert err.count("is missing") == 4
+    write_mini_mnist(tmp_path)
+    code, _, err = said(capsys, "data", "check", "mnist", "--root", str(tmp_path))
+    assert code == 2
+    assert err.count("were expected") == 4
+    code, out, _ = said(capsys, "data", "fetch", "mnist", "--root", str(tmp_path))
+    assert code == 0
+    assert "nothing is missing" in out
+
+
+@pytest.mark.real_data
+def test_the_real_data_root_checks_out(data_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "data", "check", "phasemnist", "--root", str(data_root))
+    assert code == 0
+    assert out.count("ok: ") == 4
+
+
+def test_run_in_an_empty_folder_then_again_then_results(tmp_path: Path) -> None:
+    first = zdp("run", "recipe=quickstart", *TINY, at=tmp_path)
+    assert first.returncode == 0, first.stderr
+    for words in ("test accuracy", "claimed ε", "tight ε", "derived", "record.json"):
+        assert words in first.stdout
+    run = next((tmp_path / "results" / "runs" / "quickstart").iterdir())
+    if run.suffix == ".lock":
+        run = run.with_suffix("")
+    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} == {path.name for path in (run / ".hydra").iterdir()}
+    again = zdp("run", "recipe=quickstart", *TINY, at=tmp_path)
+    assert "done before" in again.stdout
+    shown = zdp("results", "recipe=quickstart", "--format", "json", at=tmp_path)
+    assert len(json.loads(shown.stdout)) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+
+
+@pytest.mark.parametrize("launcher", ["local", "joblib"])
+def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(tmp_path: Path, launcher: str) -> None:
+    sweep = ["recipe=quickstart", *TINY, "seed=1,2", "algorithm.max_grad_norm=1,0"]
+    done = zdp("run", "-m", f"launcher={launcher}", *sweep, at=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("algorithm.max_grad_norm=0.0: must be positive") == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
+    assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
+    assert len((tmp_path / "results" / "records.csv").read_text().splitlines()) == 3
+
+
+def test_a_missing_file_without_a_network_is_one_sentence(tmp_path: Path) -> None:
+    write_mini_mnist(tmp_path / "root")
+    (tmp_path / "root" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
+    words = ["recipe=mnist", "dataset.mirror=http://127.0.0.1:9/", f"paths.data={tmp_path / 'root'}"]
+    done = zdp("run", *words, at=tmp_path)
+    assert done.returncode == 2
+    assert "lacks t10k-labels-idx1-ubyte.gz" in done.stderr
+    assert "zdp-bench data fetch mnist" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_reproduce_runs_what_is_missing_and_writes_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the tiny MNIST; its files are not the released ones, so the rows do not fill the paper's cells."""
+    import shutil
+
+    from zdp_bench import assets
+
+    write_mini_mnist(tmp_path / "root")
+    recipes = tmp_path / "recipes"
+    shutil.copytree(assets.RECIPES, recipes)
+    for path in recipes.glob("*.yaml"):
+        body = path.read_text().replace("epochs: 10", "epochs: 1").replace("epochs: 3", "epochs: 1")
+        path.write_text(
+            body.replace("sample_rate: 0.01", "sample_rate: 0.5") + "dataset: {check: false}\n" * ("mnist" in path.stem)
+        )
+    monkeypatch.setattr(assets, "RECIPES", recipes)
+    results = tmp_path / "results"
+    words = [
+        "reproduce",
+        "zeta_dp_2021/1",
+        "--results",
+        str(results),
+        "--seeds",
+        "2",
+        f"paths.data={tmp_path / 'root'}",
+        "threads=1",
+    ]
+    code, out, err = said(capsys, *words)
+    assert (code, err) == (0, "")
+    table = (results / "tables" / "zeta_dp_2021_table1.md").read_text()
+    assert table.count("(n = 2)") == 5
+    assert "not run" not in table
+    assert "derived" in table
+    assert out.count("done before") == 0
+    code, out, _ = said(capsys, *words)
+    assert out.count("done before") == 10
+
+
+def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "_list", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["list"])
+    assert issubclass(UserError, Exception)

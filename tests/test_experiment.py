@@ -1,0 +1,272 @@
+"""A run from end to end, small: what it writes, what repeats, what resumes, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zdp_bench import checkpoint, experiment, records
+from zdp_bench.config import Run, compose, parse
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import Outcome, Plan, run
+from zdp_bench.privacy.accounting import tight_epsilon
+
+TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]
+
+
+class Silent:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.done_at_start = -1
+        self.told: list[Any] = []
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+        self.done_at_start = done
+
+    def stepped(self, step: int) -> None: ...
+
+    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
+        self.told.append((epoch, step, metrics, epsilon))
+
+
+def configured(results: Path, *overrides: str) -> Run:
+    return parse(compose([*TINY, f"paths.results={results}", *overrides]))
+
+
+def carry_out(results: Path, *overrides: str) -> Outcome:
+    return run(configured(results, *overrides), Silent())
+
+
+def repeatable(record: records.Record) -> records.Record:
+    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
+
+
+def test_a_run_writes_what_it_promises(tmp_path: Path) -> None:
+    outcome = carry_out(tmp_path)
+    record = outcome.record
+    assert outcome.path == records.folder(tmp_path, "quickstart", record["run"]) / "record.json"
+    assert {path.name for path in outcome.path.parent.iterdir()} == {"record.json", "ledger.jsonl", "checkpoint.pt"}
+    assert record["privacy"]["steps"] == 20 == len((outcome.path.parent / "ledger.jsonl").read_text().splitlines()) - 1
+    assert record["privacy"]["z"] == pytest.approx(1.5)
+    assert 0 < record["privacy"]["epsilon_tight"] < record["privacy"]["epsilon_rdp"]
+    assert [epoch["step"] for epoch in record["epochs"]] == [10, 20]
+    assert record["data"]["provenance"] == "derived"
+    assert record["headline"] == {"name": "accuracy", "value": record["metrics"]["accuracy"]}
+    json.loads(outcome.path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (tmp_path / "records.csv").read_text().count("\n") == 2
+
+
+def test_nothing_computed_from_training_records_is_told_or_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace every training label: of all that is told, only the released weights and what follows from them may change."""
+    sets: list[Any] = []
+    real = experiment.evaluate
+
+    def spy(model: Any, task: Any, test: Any, device: Any) -> dict[str, float]:
+        sets.append(test)
+        return real(model, task, test, device)
+
+    monkeypatch.setattr(experiment, "evaluate", spy)
+    outcome = carry_out(tmp_path)
+    assert all(len(test) == 360 for test in sets)  # the test set, never the training set
+    assert not [key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key]
+
+
+def test_two_runs_of_one_seed_are_identical_but_for_times(tmp_path: Path) -> None:
+    first, second, other = carry_out(tmp_path / "a"), carry_out(tmp_path / "b"), carry_out(tmp_path / "c", "seed=1")
+    assert repeatable(first.record) == repeatable(second.record)
+    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"] for o in (first, second, other)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    assert other.record["experiment"] == first.record["experiment"]
+    assert other.record["run"] != first.record["run"]
+
+
+def test_micro_batches_change_memory_and_nothing_else(tmp_path: Path) -> None:
+    whole, cut = carry_out(tmp_path / "a"), carry_out(tmp_path / "b", "trainer.micro_batch=7")
+    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"] for o in (whole, cut)]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_run_again_is_found_and_force_repeats_it(tmp_path: Path) -> None:
+    first = carry_out(tmp_path)
+    again = carry_out(tmp_path)
+    assert again.found
+    assert again.record == first.record
+    forced = carry_out(tmp_path, "force=true")
+    assert not forced.found
+    assert repeatable(forced.record) == repeatable(first.record)
+
+
+@pytest.mark.parametrize("dies_after", [3, 10, 13])
+def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int) -> None:
+    whole = carry_out(tmp_path / "whole")
+
+    class PowerCut(BaseException):
+        pass
+
+    real = experiment.private_step
+
+    def dying(training: Any, step: int, *rest: Any) -> None:
+        real(training, step, *rest)
+        if step == dies_after:
+            training.ledger.close()
+            raise PowerCut
+
+    monkeypatch.setattr(experiment, "private_step", dying)
+    with pytest.raises(PowerCut):
+        carry_out(tmp_path / "killed")
+    monkeypatch.setattr(experiment, "private_step", real)
+    watcher = Silent()
+    resumed = run(configured(tmp_path / "killed"), watcher)
+    assert watcher.done_at_start == (10 if dies_after >= 10 else 0)  # the last whole epoch
+    assert repeatable(resumed.record) == repeatable(whole.record)
+
+
+def test_the_budget_stops_before_the_step_that_would_exceed_it(tmp_path: Path) -> None:
+    config = configured(tmp_path, "privacy.max_epsilon=0.9")
+    record = run(config, Silent()).record
+    assert record["stopped_by"] == "budget"
+    steps = record["privacy"]["steps"]
+    assert 0 < steps < 20
+    assert record["privacy"]["epsilon_tight"] <= 0.9
+    z, rate = record["privacy"]["z"], record["privacy"]["sampling"]["sample_rate"]
+    from zdp_bench.privacy.accounting import pld
+
+    assert pld(z, rate, steps + 1, 1e-4) > 0.9
+    assert record["metrics"]["accuracy"] > 0
+
+
+def test_a_non_private_run_says_infinity(tmp_path: Path) -> None:
+    record = carry_out(tmp_path, "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null", "trainer.epochs=1").record
+    assert record["privacy"]["epsilon_tight"] == record["privacy"]["epsilon_claimed"] == float("inf")
+    assert record["privacy"]["z"] == 0
+
+
+def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:
+    sizes = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=100", "trainer.epochs=1"]
+    record = carry_out(tmp_path, *sizes).record
+    assert record["privacy"]["adjacency"] == "replace_one"
+    assert record["privacy"]["z"] == pytest.approx(0.75)
+    assert record["privacy"]["steps"] == 14  # 1437 // 100
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    home = carry_out(tmp_path).path.parent
+    (home / "record.json").unlink()
+    (home / "checkpoint.pt").write_bytes(b"\x80\x04not a checkpoint")
+    with pytest.raises(UserError, match=r"checkpoint\.pt: is damaged.*force=true"):
+        carry_out(tmp_path)
+
+
+def test_an_edited_ledger_is_refused(tmp_path: Path) -> None:
+    home = carry_out(tmp_path).path.parent
+    (home / "record.json").unlink()
+    ledger = home / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:5] + lines[6:]))
+    with pytest.raises(UserError, match=r"ledger\.jsonl, line 6.*edited.*cannot be trusted"):
+        carry_out(tmp_path)
+
+
+def test_a_truncated_ledger_is_refused(tmp_path: Path) -> None:
+    home = carry_out(tmp_path).path.parent
+    (home / "record.json").unlink()
+    ledger = home / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-3]))
+    with pytest.raises(UserError, match=r"holds 17 steps, but the checkpoint beside it was written after 20"):
+        carry_out(tmp_path)
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    first, other = carry_out(tmp_path).path.parent, carry_out(tmp_path, "seed=1").path.parent
+    (first / "record.json").unlink()
+    (first / "checkpoint.pt").write_bytes((other / "checkpoint.pt").read_bytes())
+    with pytest.raises(UserError, match="belongs to run"):
+        carry_out(tmp_path)
+
+
+def test_a_checkpoint_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zdp_bench.privacy.ledger import Position
+
+    path = tmp_path / "checkpoint.pt"
+    state = checkpoint.Checkpoint("run", 1, {"w": torch.ones(2)}, {}, Position(1, "d"), [])
+    checkpoint.save(path, state)
+
+    def full_disk(body: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(path, checkpoint.Checkpoint("run", 2, {}, {}, Position(2, "d"), []))
+    loaded = checkpoint.load(path, "run")
+    assert loaded is not None
+    assert loaded.step == 1
+
+
+def test_a_missing_cuda_device_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"device=cuda:63: this machine has \d+ CUDA devices"):
+        experiment.pick_device("cuda:63")
+
+
+# -------------------------------------------------------------------------------------------------------------- plan
+
+
+def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:
+    return Plan.of(configured(tmp_path, *overrides), size)
+
+
+def test_poisson_epochs_are_expected_passes(tmp_path: Path) -> None:
+    of = plan(tmp_path, "trainer.sample_rate=0.03", "trainer.epochs=10")
+    assert of.steps == 333
+    ends = [step for step in range(of.steps + 1) if of.epoch_ending_at(step) is not None]
+    assert len(ends) == 10
+    assert ends[-1] == 333
+    assert [of.epoch_ending_at(step) for step in ends] == list(range(1, 11))
+    assert of.draw(0, 5)[1] == pytest.approx(3.0)  # the divisor is the EXPECTED batch size, whatever was drawn
+    assert len({len(of.draw(0, step)[0]) for step in range(50)}) > 1
+
+
+def test_draws_are_functions_of_seed_and_step(tmp_path: Path) -> None:
+    of = plan(tmp_path)
+    assert (of.draw(1, 7)[0] == of.draw(1, 7)[0]).all()
+    assert of.draw(1, 7)[0].tolist() != of.draw(1, 8)[0].tolist()
+    assert of.draw(1, 7)[0].tolist() != of.draw(2, 7)[0].tolist()
+
+
+def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
+    of = plan(tmp_path, "trainer.sample_rate=1", "trainer.epochs=3")
+    assert of.steps == 3
+    assert [of.epoch_ending_at(step) for step in range(4)] == [None, 1, 2, 3]
+
+
+def test_a_batch_larger_than_the_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has only 100 records"):
+        plan(tmp_path, "trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=101")
+
+
+def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
+    of = plan(
+        tmp_path, "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null", "trainer.batch_size=30", "trainer.epochs=2"
+    )
+    assert of.steps == 8
+    sizes = [of.draw(0, step)[1] for step in range(8)]
+    assert sizes == [30, 30, 30, 10] * 2
+    epochs = [sorted(i for step in steps for i in of.draw(0, step)[0]) for steps in (range(4), range(4, 8))]
+    assert epochs == [list(range(100))] * 2
+    assert of.draw(0, 0)[0].tolist() != of.draw(0, 4)[0].tolist()
+
+
+def test_tight_epsilon_of_nothing_is_zero(tmp_path: Path) -> None:
+    record = carry_out(tmp_path).record
+    assert record["privacy"]["epsilon_tight"] > 0
+    from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+
+    mechanism = Mechanism((Block("w", (1,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 1, 10))
+    assert tight_epsilon(mechanism, 0, 1e-5) == 0

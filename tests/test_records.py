@@ -1,0 +1,93 @@
+"""Records are written whole, read back as they were, and turned into one CSV of stable columns."""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from zdp_bench import records
+
+
+def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) -> records.Record:
+    return {
+        "recipe": recipe,
+        "seed": seed,
+        "run": f"{recipe}{seed}".ljust(64, "0"),
+        "experiment": recipe.ljust(64, "e"),
+        "claims": {"table": "p/1", "row": "a", "variant": None},
+        "headline": {"name": "accuracy", "value": value},
+        "metrics": {"accuracy": value},
+        "privacy": {
+            "epsilon_tight": math.inf,
+            "epsilon_claimed": 0.5,
+            "claimed_by": "rdp",
+            "delta": 1e-5,
+            "z": 1.0,
+            "steps": 7,
+            "sampling": {"scheme": "poisson", "sample_rate": 0.1, "expected_batch_size": 5.0, "records": 50},
+        },
+        "data": {"name": "d", "provenance": "official", "digest": "d" * 64, "notes": ""},
+        "stopped_by": "epochs",
+        **more,
+    }
+
+
+def save(results: Path, *of: records.Record) -> None:
+    for one in of:
+        records.write(records.folder(results, one["recipe"], one["run"]) / "record.json", one)
+
+
+def test_infinity_and_nan_survive(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    records.write(path, {"a": math.inf, "b": [1, -math.inf], "c": {"d": math.nan}, "e": "text"})
+    back = records.read(path)
+    assert back is not None
+    assert (back["a"], back["b"], back["e"]) == (math.inf, [1, -math.inf], "text")
+    assert math.isnan(back["c"]["d"])
+    assert "Infinity" not in path.read_text()
+
+
+def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    records.write(path, {"a": 1})
+
+    def power_cut(*_: object) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "replace", power_cut)
+    with pytest.raises(OSError, match="power cut"):
+        records.write(path, {"a": 2})
+    assert records.read(path) == {"a": 1}
+    assert records.read(tmp_path / "none.json") is None
+
+
+def test_half_a_record_is_no_record(tmp_path: Path) -> None:
+    save(tmp_path, record())
+    path = records.folder(tmp_path, "r", record()["run"]) / "record.json"
+    path.write_text(path.read_text()[:40])
+    assert records.read_all(tmp_path) == []
+
+
+def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> None:
+    save(tmp_path, record("b", 2), record("b", 1), record("a", 3))
+    frame = pd.read_csv(records.rebuild_csv(tmp_path))
+    assert list(frame.columns) == list(records.COLUMNS)
+    assert frame[["recipe", "seed"]].to_numpy().tolist() == [["a", 3], ["b", 1], ["b", 2]]
+    assert math.isinf(frame["epsilon_tight"][0])
+    first = (tmp_path / "records.csv").read_bytes()
+    records.rebuild_csv(tmp_path)
+    assert (tmp_path / "records.csv").read_bytes() == first
+
+
+def test_many_writers_leave_a_whole_csv(tmp_path: Path) -> None:
+    save(tmp_path, *(record("r", seed) for seed in range(20)))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: records.write_text(tmp_path / f"x{_ % 2}.csv", "whole\n" * 1000), range(40)))
+    assert all((tmp_path / f"x{n}.csv").read_text() == "whole\n" * 1000 for n in range(2))
+    assert not list(tmp_path.glob(".x*"))
