@@ -50,10 +50,17 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The δ at which ε is stated, and the budget that stops training before the step that would exceed it."""
+    """How ε is stated and kept.
+
+    Attributes:
+        delta: the δ at which ε is stated.
+        max_epsilon: the budget: training stops before the step whose tight ε would exceed it. null: none.
+        secure: sampling and noise from the operating system's cryptographic randomness instead of the seed.
+    """
 
     delta: float = MISSING
     max_epsilon: float | None = MISSING
+    secure: bool = MISSING
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
     Raises:
         BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
     """
-    if training.max_releases is not None and training.ledger.releases >= training.max_releases:
+    spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
+    if spent and not training.ledger.holds(step):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.algorithm.mechanism()
     total = zeros(mechanism, next(training.model.parameters()).device)  # S, one tensor a block

@@ -32,7 +32,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, rdp, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.noise import SeededNoise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
@@ -98,7 +98,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     )
     optimizer = build_optimizer(config, model)
     mechanism = algorithm.mechanism()
-    noise = SeededNoise(config.seed)
+    noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
 
     saved = checkpoint.load(home / "checkpoint.pt", digest)
     step, epochs = 0, []
@@ -113,23 +113,24 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
         ) from None
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
-    limit = affordable_steps(mechanism, delta, budget, plan.steps) if budget else None
+    still = ledger.releases + plan.steps - step  # the most that can stand in the ledger at the end
+    limit = affordable_steps(mechanism, delta, budget, still) if budget else None
     training = Training(algorithm, model, optimizer, noise, ledger, limit)
 
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
     while step < plan.steps and stopped_by == "epochs":
         try:
-            indices, divisor = plan.draw(config.seed, step)
+            indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
             private_step(training, step, micro_batches(data.train, indices, config, device), divisor)
             step += 1
             watcher.stepped(step)
         except BudgetExceeded:
             stopped_by = "budget"
         epoch = plan.epoch_ending_at(step)
-        if epoch is not None or stopped_by == "budget":
+        if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
             metrics = evaluate(model, task, data.test, device)
-            epsilon = tight_epsilon(mechanism, ledger.releases, delta)
+            epsilon = tight_epsilon(mechanism, ledger.releases_before(step), delta)
             epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
             watcher.evaluated(epoch or 0, step, metrics, epsilon)
             if epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps:
@@ -188,6 +189,7 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger) -> di
         "adjacency": plan.sampling.adjacency,
         "sampling": vars(plan.sampling),
         "mechanism": mechanism.as_dict(),
+        "randomness": "cryptographic" if config.privacy.secure else "seeded",
         "ledger": {"entries": ledger.position.entries, "digest": ledger.position.digest},
     }
 
@@ -217,18 +219,18 @@ class Plan:
         per_epoch = -(-size // batch) if scheme == "shuffled" else size // batch
         return Plan(Sampling(scheme, batch / size, batch, size), trainer.epochs, trainer.epochs * per_epoch)
 
-    def draw(self, seed: int, step: int) -> tuple[np.ndarray, float]:
-        """The records of a step, and the divisor of its sum: a function of (seed, step) alone."""
+    def draw(self, seed: int, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
+        """The records of a step, and the divisor of its sum: a function of (seed, step) alone, or of nothing when `secure`."""
         size, batch = self.sampling.records, int(self.sampling.expected_batch_size)
         if self.sampling.scheme == "shuffled":
             per_epoch = self.steps // self.epochs
             rng = np.random.default_rng(stream(seed, "shuffle", step // per_epoch))
             indices = sampling.shuffled(size, batch, step % per_epoch, rng)
             return indices, len(indices)
-        rng = np.random.default_rng(stream(seed, "sample", step))
+        random: sampling.Random = SecureRandom() if secure else np.random.default_rng(stream(seed, "sample", step))
         if self.sampling.scheme == "poisson":
-            return sampling.poisson(size, self.sampling.sample_rate, rng), self.sampling.expected_batch_size
-        return sampling.uniform(size, batch, rng), self.sampling.expected_batch_size
+            return sampling.poisson(size, self.sampling.sample_rate, random), self.sampling.expected_batch_size
+        return sampling.uniform(size, batch, random), self.sampling.expected_batch_size
 
     def epoch_ending_at(self, step: int) -> int | None:
         """The number (from 1) of the epoch that ends with the `step`-th step, or None inside an epoch."""

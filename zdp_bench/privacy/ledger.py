@@ -7,6 +7,9 @@ noise may have been drawn.
 A step drawn again after a crash:
     - with repeatable noise it is bit for bit the same release (see `noise.py`), so step t stands once;
     - with secure noise it is a new release, so it is written, and counted, once more.
+
+The chain guards against damage and careless hands. It has no key, so whoever rewrites the whole file, or cuts off what came
+after the last checkpoint, line by line, cannot be told from a run that was killed there.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class Ledger:
     Formal guarantees:
         - `append` returns only after the step is on disk;
         - `releases` never counts fewer releases than were drawn, whenever the process was killed;
-        - opening refuses a file whose chain does not hold, or that ends before `at_least`.
+        - opening refuses a file whose chain does not hold, or that ends before `at_least`, and names the line.
     """
 
     def __init__(self, path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None = None) -> None:
@@ -83,15 +86,26 @@ class Ledger:
 
     def append(self, step: int) -> None:
         """Write down that `step` is about to be released. Does nothing when the very same release is already in."""
-        if self.repeatable and self._steps and step <= self._steps[-1]:
+        if self.holds(step):
             return
         self._write({"step": step})
         self._steps.append(step)
+
+    def holds(self, step: int) -> bool:
+        """Whether drawing `step` (again) makes no new release."""
+        return self.repeatable and bool(self._steps) and step <= self._steps[-1]
 
     @property
     def releases(self) -> int:
         """How many releases the accountant must compose."""
         return len(self._steps)
+
+    def releases_before(self, step: int) -> int:
+        """How many of them were made by the time `step` steps are done, counting what a killed process drew ahead.
+
+        With repeatable noise the releases drawn ahead are those that will be drawn again, so they count when their turn comes.
+        """
+        return sum(done < step for done in self._steps) if self.repeatable else len(self._steps)
 
     @property
     def position(self) -> Position:
@@ -101,9 +115,11 @@ class Ledger:
         self._file.close()
 
     def _write(self, body: dict[str, Any]) -> None:
-        self._digest = _chain(self._digest, body)
-        self._file.write(json.dumps(body | {"sha256": self._digest}, sort_keys=True).encode() + b"\n")
+        left = _line(self._digest, body) + b"\n"
+        while left:  # an unbuffered file may take less than it is given
+            left = left[self._file.write(left) :]
         os.fsync(self._file.fileno())
+        self._digest = _chain(self._digest, body)
 
     def _read(self, at_least: Position) -> None:
         *lines, cut = self.path.read_bytes().split(b"\n")
@@ -116,38 +132,53 @@ class Ledger:
                 raise LedgerError(f"{self.path}, line {number}: not a ledger line; the file was edited or damaged") from None
             if claimed != _chain(self._digest, body):
                 raise LedgerError(f"{self.path}, line {number}: the chain of digests breaks here; the file was edited")
-            if number == 1 and body != self._head:
-                raise LedgerError(f"{self.path}: belongs to another mechanism or noise source than this run's")
-            if number > 1:
+            if number == 1:
+                if body != self._head:
+                    raise LedgerError(f"{self.path}, line 1: belongs to another mechanism or noise source than this run's")
+            elif set(body) != {"step"} or type(body["step"]) is not int:
+                raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
+            else:
                 self._steps.append(body["step"])
             self._digest = claimed
             if len(self._steps) == at_least.entries:
                 digest_there = self._digest
-        if len(self._steps) < at_least.entries or (at_least.entries and digest_there != at_least.digest):
+        if len(self._steps) < at_least.entries:
             raise LedgerError(
-                f"{self.path}: holds {len(self._steps)} steps, but the checkpoint beside it was written after "
-                f"{at_least.entries}; the ledger was truncated or replaced"
+                f"{self.path}, line {len(lines) + 1}: the file ends here. It holds {len(self._steps)} steps, but the checkpoint "
+                f"beside it was written after {at_least.entries}; it was truncated"
+            )
+        if at_least.entries and digest_there != at_least.digest:
+            raise LedgerError(
+                f"{self.path}, line {at_least.entries + 1}: not the step the checkpoint beside it was written after; the file "
+                "was replaced"
             )
         if not lines:  # killed while the very first line was written: nothing was released yet
-            self.path.unlink()
-            with open(self.path, "ab", buffering=0) as self._file:
-                self._write(self._head)
-        elif cut:
-            self._mend(cut)
+            self._rewrite([])
+            self._digest = _chain(_START, self._head)
+        elif cut:  # count the step whose line a kill cut short: drop the fragment, write the line whole
+            body = {"step": self._steps[-1] + 1 if self._steps else 0}
+            self._rewrite([*lines, _line(self._digest, body)])
+            self._digest = _chain(self._digest, body)
+            self._steps.append(body["step"])
 
-    def _mend(self, cut: bytes) -> None:
-        """Count the step whose line a kill cut short: drop the fragment, write the line whole."""
-        with open(self.path, "r+b") as file:
-            file.truncate(self.path.stat().st_size - len(cut))
+    def _rewrite(self, lines: list[bytes]) -> None:
+        """Put these lines, or the first one alone, in the file's place: all or nothing, for a kill may come here too."""
+        partial = self.path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            file.write(b"\n".join([*(lines or [_line(_START, self._head)]), b""]))
+            file.flush()
             os.fsync(file.fileno())
-        with open(self.path, "ab", buffering=0) as self._file:
-            step = self._steps[-1] + 1 if self._steps else 0
-            self._write({"step": step})
-            self._steps.append(step)
+        os.replace(partial, self.path)
+        _fsync_folder(self.path.parent)
+
+
+def _line(previous: str, body: dict[str, Any]) -> bytes:
+    """A line of the file, without its end: the entry and the chain's digest there."""
+    return json.dumps(body | {"sha256": _chain(previous, body)}, sort_keys=True).encode()
 
 
 def _fsync_folder(folder: Path) -> None:
-    """Make a file's creation durable, where the platform allows opening folders."""
+    """Make a file's creation durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

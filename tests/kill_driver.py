@@ -1,0 +1,129 @@
+"""What `test_kill` runs in a process of its own: a warm parent whose forked children kill themselves (-9) at a chosen moment.
+
+    python kill_driver.py FOLDER JOBS       JOBS: JSON list of {"name", "overrides", "kills": [[moment, step], ...]}
+
+Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. Prints one JSON line a job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zdp_bench import checkpoint, engine, experiment
+from zdp_bench.config import Run, compose, parse
+from zdp_bench.privacy.ledger import Ledger
+
+MOMENTS = ("in the ledger's line", "before the noise", "before the update", "after the update", "before the checkpoint", "in it")
+
+
+class Silent:
+    def started(self, *_: Any) -> None: ...
+    def stepped(self, *_: Any) -> None: ...
+    def evaluated(self, *_: Any) -> None: ...
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arrange(moment: str, at: int) -> None:
+    """Kill this process at `moment` of step number `at` (from 0), or at the first checkpoint after it."""
+    here = {"step": -1}
+    step_, write, noise, descend, save, replace = (
+        experiment.private_step,
+        Ledger._write,
+        engine.add_noise,
+        engine.descend,
+        checkpoint.save,
+        os.replace,
+    )
+
+    def private_step(training: Any, step: int, *rest: Any) -> None:
+        here["step"] = step
+        step_(training, step, *rest)
+        if moment == "after the update" and step == at:
+            die()
+
+    def write_half(self: Any, body: dict[str, Any]) -> None:
+        if moment == "in the ledger's line" and body.get("step") == at:
+            self._file.write(b'{"sha256": "0')
+            die()
+        write(self, body)
+
+    def add_noise(*arguments: Any) -> Any:
+        if moment == "before the noise" and here["step"] == at:
+            die()
+        return noise(*arguments)
+
+    def go_down(*arguments: Any) -> None:
+        if moment == "before the update" and here["step"] == at:
+            die()
+        descend(*arguments)
+
+    def save_it(*arguments: Any) -> None:
+        if moment == "before the checkpoint" and here["step"] >= at:
+            die()
+        save(*arguments)
+
+    def put_in_place(source: Any, target: Any) -> None:
+        if moment == "in it" and str(target).endswith("checkpoint.pt") and here["step"] >= at:
+            die()
+        replace(source, target)
+
+    experiment.private_step = private_step
+    Ledger._write = write_half  # type: ignore[method-assign]
+    engine.add_noise = add_noise
+    engine.descend = go_down
+    checkpoint.save = save_it
+    checkpoint.os.replace = put_in_place  # type: ignore[attr-defined]
+
+
+def attempt(config: Run, kill: list[Any] | None) -> int:
+    """Carry out the run in a child; its wait status: 0, or 9 when it killed itself."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    code = 1
+    try:
+        if kill:
+            arrange(*kill)
+        experiment.run(config, Silent())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    # ε is a function of its arguments: what the parent has worked out, its children need not.
+    experiment.tight_epsilon = functools.cache(experiment.tight_epsilon)
+    experiment.rdp = functools.cache(experiment.rdp)
+    composed: dict[str, Run] = {}
+    for job in jobs:
+        results = folder / job["name"]
+        overrides = [*job["overrides"], "threads=1"]
+        if str(overrides) not in composed:
+            composed[str(overrides)] = parse(compose(overrides))
+        config = dataclasses.replace(
+            composed[str(overrides)], paths=dataclasses.replace(composed[str(overrides)].paths, results=str(results))
+        )
+        if job["kills"]:
+            statuses = [attempt(config, kill) for kill in [*job["kills"], None]]
+        else:
+            experiment.run(config, Silent())
+            statuses = [0]
+        (home,) = results.glob("runs/*/*.lock")
+        print(json.dumps({"name": job["name"], "statuses": statuses, "home": str(home.with_suffix(""))}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

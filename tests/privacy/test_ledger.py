@@ -1,0 +1,268 @@
+"""The ledger: what it counts, what a kill leaves, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zdp_bench.privacy import ledger as module
+from zdp_bench.privacy.ledger import Ledger, LedgerError, Position
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+
+MECHANISM = Mechanism((Block("w", (3,), "float32", 1.0, 1.5, "real"),), Sampling("poisson", 0.1, 10.0, 100))
+OTHER = Mechanism((Block("w", (3,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 10.0, 100))
+
+
+def write(path: Path, steps: int, repeatable: bool = True) -> Position:
+    ledger = Ledger(path, MECHANISM, repeatable)
+    for step in range(steps):
+        ledger.append(step)
+    ledger.close()
+    return ledger.position
+
+
+def reopen(path: Path, repeatable: bool = True, at_least: Position | None = None) -> Ledger:
+    ledger = Ledger(path, MECHANISM, repeatable, at_least)
+    ledger.close()
+    return ledger
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "ledger.jsonl"
+
+
+# -------------------------------------------------------------------------------------------------------- what it counts
+
+
+def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
+    position = write(path, 4)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("step") for line in lines] == [None, 0, 1, 2, 3]
+    assert lines[0]["mechanism"] == MECHANISM.digest()
+    again = reopen(path)
+    assert (again.releases, again.position) == (4, position)
+    assert position.digest == lines[-1]["sha256"]
+
+
+def test_a_chain_depends_on_every_step_and_on_the_mechanism(tmp_path: Path) -> None:
+    positions = [write(tmp_path / f"{steps}", steps) for steps in (3, 4)]
+    other = Ledger(tmp_path / "other", OTHER, True)
+    for step in range(4):
+        other.append(step)
+    other.close()
+    assert len({p.digest for p in (*positions, other.position)}) == 3
+
+
+def test_a_repeatable_step_drawn_again_counts_once(path: Path) -> None:
+    write(path, 5)
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    assert [ledger.holds(step) for step in (0, 4, 5)] == [True, True, False]
+    for step in (2, 3, 4):
+        ledger.append(step)
+    assert ledger.releases == 5
+    ledger.append(5)
+    assert ledger.releases == 6
+    ledger.close()
+    assert reopen(path).releases == 6
+
+
+def test_a_step_that_cannot_be_repeated_counts_every_time(path: Path) -> None:
+    write(path, 5, repeatable=False)
+    ledger = Ledger(path, MECHANISM, repeatable=False)
+    for step in (2, 3, 4):
+        assert not ledger.holds(step)
+        ledger.append(step)
+    assert ledger.releases == 8
+    ledger.close()
+    assert reopen(path, repeatable=False).releases == 8
+
+
+def test_releases_drawn_ahead_by_a_killed_process(tmp_path: Path) -> None:
+    write(tmp_path / "seeded", 7)
+    write(tmp_path / "secure", 7, repeatable=False)
+    assert reopen(tmp_path / "seeded").releases_before(4) == 4  # steps 4 to 6 will be drawn again, the same
+    assert reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7  # they were releases of their own
+
+
+# -------------------------------------------------------------------------------------------------- on disk before the noise
+
+
+def test_append_returns_only_after_the_line_is_synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    synced: list[int] = []
+    real = os.fsync
+
+    def spy(descriptor: int) -> None:
+        real(descriptor)
+        synced.append(path.read_bytes().count(b"\n"))
+
+    monkeypatch.setattr(module.os, "fsync", spy)
+    ledger.append(0)
+    ledger.append(1)
+    ledger.close()
+    assert synced == [2, 3]
+
+
+class Faulty:
+    """A raw file that takes only some bytes at a time, or none after the first few."""
+
+    def __init__(self, file: Any, full: bool = False) -> None:
+        self.file, self.full, self.fileno, self.close = file, full, file.fileno, file.close
+
+    def write(self, data: bytes) -> int:
+        taken = int(self.file.write(data[:7]))
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return taken
+
+
+def test_a_short_write_is_finished(path: Path) -> None:
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    ledger._file = Faulty(ledger._file)  # type: ignore[assignment]
+    ledger.append(0)
+    ledger.close()
+    assert path.read_bytes().endswith(b"\n")
+    assert reopen(path).releases == 1
+
+
+def test_a_full_disk_leaves_a_step_that_is_counted(path: Path) -> None:
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    ledger.append(0)
+    ledger._file = Faulty(ledger._file, full=True)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space"):
+        ledger.append(1)
+    ledger.close()
+    assert ledger.releases == 1  # it was not released: the step did not go on
+    assert reopen(path).releases == 2  # and from outside nobody can know
+
+
+# -------------------------------------------------------------------------------------------------------- what a kill leaves
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable: bool) -> None:
+    whole = tmp_path / "whole"
+    write(whole, 3, repeatable)
+    data = whole.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
+    near = {end + shift for end in [0, *ends] for shift in (-1, 0, 1, 2)}
+    for length in sorted((near | set(range(0, len(data), 17))) & set(range(len(data) + 1))):
+        path = tmp_path / "cut"
+        path.write_bytes(data[:length])
+        ledger = reopen(path, repeatable)
+        begun = 0 if length <= ends[0] else sum(length > end for end in ends)  # steps of which any byte was written
+        assert ledger.releases == begun, length
+        assert reopen(path, repeatable).releases == begun  # what was mended is whole
+        goes_on = Ledger(path, MECHANISM, repeatable)
+        for step in range(begun, 3):
+            goes_on.append(step)
+        goes_on.close()
+        assert path.read_bytes() == data  # and the chain is that of an unbroken run
+
+
+def test_a_kill_while_a_cut_line_is_mended_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, 3, repeatable=False)
+    path.write_bytes(path.read_bytes()[:-10])
+
+    class PowerCut(BaseException):
+        pass
+
+    def cut(*_: object) -> None:
+        raise PowerCut
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, name, cut)
+            with pytest.raises(PowerCut):
+                Ledger(path, MECHANISM, repeatable=False)
+    assert reopen(path, repeatable=False).releases == 3
+
+
+# ------------------------------------------------------------------------------------------------------- what it refuses
+
+
+def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    write(whole, 4)
+    lines = whole.read_text().splitlines(keepends=True)
+    second = json.loads(lines[2])
+    edits = {
+        3: [*lines[:2], *lines[3:]],  # dropped: the chain breaks where the next one stands
+        2: [lines[0], lines[2], lines[1], *lines[3:]],  # reordered
+        4: [*lines[:3], lines[2], *lines[3:]],  # doubled
+        5: [*lines[:4], json.dumps(json.loads(lines[4]) | {"step": 7}) + "\n"],  # changed
+        1: ["not json\n", *lines[1:]],
+    }
+    more = [
+        (3, [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]]),  # its digest taken away
+        (3, [*lines[:2], "7\n", *lines[3:]]),
+        (3, [*lines[:2], "[]\n", *lines[3:]]),
+        (3, [*lines[:2], "\n", *lines[3:]]),
+        (1, lines[1:]),  # the head dropped
+    ]
+    for number, text in [*edits.items(), *more]:
+        path = tmp_path / "edited"
+        path.write_text("".join(text))
+        with pytest.raises(LedgerError, match=rf"edited, line {number}: "):
+            Ledger(path, MECHANISM, repeatable=True)
+    path.write_bytes(lines[0].encode() + b"\xff\xfe\n")
+    with pytest.raises(LedgerError, match="edited, line 2: not a ledger line"):
+        Ledger(path, MECHANISM, repeatable=True)
+
+
+def test_lines_with_a_right_chain_but_no_step_are_refused(path: Path) -> None:
+    for body in ({"step": "1"}, {"step": True}, {"steps": 1}, {"step": 1, "free": 1}):
+        write(path, 2)
+        digest = json.loads(path.read_text().splitlines()[-1])["sha256"]
+        with path.open("ab") as file:
+            file.write(module._line(digest, body) + b"\n")
+        with pytest.raises(LedgerError, match="line 4: not a step"):
+            Ledger(path, MECHANISM, repeatable=True)
+        path.unlink()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_a_ledger_that_ends_before_the_checkpoint_is_refused(path: Path, kept: int) -> None:
+    position = write(path, 5)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for fragment in (b"", b'{"st'):  # nor does a fragment stand for the missing steps
+        path.write_bytes(b"".join(lines[: 1 + kept]) + fragment)
+        with pytest.raises(LedgerError, match=rf"line {2 + kept}: the file ends here.*{kept} steps.*after 5; it was truncated"):
+            Ledger(path, MECHANISM, True, position)
+
+
+def test_an_emptied_or_missing_ledger_is_refused_beside_a_checkpoint(path: Path) -> None:
+    position = write(path, 2)
+    path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="line 1: the file ends here"):
+        Ledger(path, MECHANISM, True, position)
+    path.unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        Ledger(path, MECHANISM, True, position)
+
+
+def test_another_runs_ledger_is_refused(path: Path) -> None:
+    write(path, 3)
+    with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
+        Ledger(path, OTHER, True)
+    with pytest.raises(LedgerError, match="line 1: belongs to another mechanism or noise source"):
+        Ledger(path, MECHANISM, False)
+    # of the same mechanism, but with other steps: only the checkpoint can tell
+    ledger = Ledger(path.with_name("other"), MECHANISM, repeatable=False)
+    for step in (0, 0, 1):
+        ledger.append(step)
+    ledger.close()
+    position = write(path.with_name("mine"), 3, repeatable=False)
+    with pytest.raises(LedgerError, match="line 4: not the step"):
+        Ledger(path.with_name("other"), MECHANISM, False, position)
+
+
+def test_a_ledger_that_goes_on_after_the_checkpoint_is_welcome(path: Path) -> None:
+    position = write(path, 2)
+    write(path, 6)
+    assert reopen(path, at_least=position).releases == 6

@@ -1,0 +1,301 @@
+"""Noise, seeded and secure: its law in every coordinate, and what is independent of what."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from zdp_bench.data import sampling
+from zdp_bench.privacy import noise
+from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, draw, stream
+
+CPU = torch.device("cpu")
+SOURCES = [SeededNoise(7), SecureNoise()]
+# Standard errors allowed: one false alarm in a million checks; the secure source draws anew every time.
+Z = 5.0
+SAMPLES = 200_000
+
+
+@pytest.fixture(params=SOURCES, ids=["seeded", "secure"])
+def source(request: pytest.FixtureRequest) -> NoiseSource:
+    return request.param
+
+
+def block(kind: NoiseKind, shape: tuple[int, ...], std: float = 2.5, wide: bool = False, **more: object) -> Block:
+    dtype = ("float64" if wide else "float32") if kind == "real" else ("complex128" if wide else "complex64")
+    return Block("layer.weight", shape, dtype, 1.0, std, kind, **more)  # type: ignore[arg-type]
+
+
+def coordinates(drawn: Tensor) -> Tensor:
+    """[n, ...] -> [n, real coordinates], float64."""
+    if drawn.is_complex():
+        drawn = torch.view_as_real(drawn)
+    return drawn.reshape(len(drawn), -1).double()
+
+
+def assert_covariance(drawn: Tensor, expected: Tensor) -> None:
+    """Mean zero, and every entry of the covariance within Z standard errors of the expected."""
+    n = len(drawn)
+    spread = expected.diagonal().clamp(min=0).sqrt()
+    assert (drawn.mean(dim=0).abs() <= Z * spread / math.sqrt(n) + 1e-9).all()
+    measured = drawn.T @ drawn / n
+    # Var(xy) = σx²σy² + cov² for Gaussian x, y
+    error = ((spread[:, None] ** 2 * spread[None, :] ** 2 + expected**2) / n).sqrt()
+    assert ((measured - expected).abs() <= Z * error + 1e-9).all(), (measured, expected)
+
+
+# ------------------------------------------------------------------------------------------------------ every kind's law
+
+
+def test_real_noise_is_white(source: NoiseSource) -> None:
+    drawn = coordinates(draw(block("real", (SAMPLES, 3)), source, 0, CPU))
+    assert_covariance(drawn, 2.5**2 * torch.eye(3, dtype=torch.float64))
+
+
+def test_circular_noise_has_the_full_std_on_each_part_and_no_correlation(source: NoiseSource) -> None:
+    drawn = coordinates(draw(block("circular", (SAMPLES, 2)), source, 0, CPU))
+    assert_covariance(drawn, 2.5**2 * torch.eye(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rho", [-0.8, 0.3, 1.0])
+def test_correlated_noise_has_its_correlation_within_an_entry_only(source: NoiseSource, rho: float) -> None:
+    drawn = coordinates(draw(block("correlated", (SAMPLES, 2), rho=rho), source, 0, CPU))
+    pair = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=torch.float64)
+    assert_covariance(drawn, 2.5**2 * torch.block_diag(pair, pair))
+
+
+@pytest.mark.parametrize(("shape", "dims"), [((6,), (1,)), ((2, 3), (1, 2)), ((2, 5), (2,))])
+def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
+    source: NoiseSource, shape: tuple[int, ...], dims: tuple[int, ...]
+) -> None:
+    spectra = draw(block("hermitian", (40_000, *shape), fft_dims=dims, wide=True), source, 0, CPU)
+    signals = torch.fft.ifftn(spectra, dim=dims, norm="ortho")
+    assert float(signals.imag.abs().max()) < 1e-12  # spectra of real signals
+    entries = math.prod(shape)
+    assert_covariance(signals.real.reshape(-1, entries), 2.5**2 * torch.eye(entries, dtype=torch.float64))
+    # and so the covariance of the spectrum's real coordinates is F Fᵀ for the transform's own matrix F
+    basis = torch.eye(entries, dtype=torch.float64).view(entries, *shape)
+    transform = coordinates(torch.fft.fftn(basis.to(torch.complex128), dim=dims, norm="ortho"))  # [inputs, coordinates]
+    assert_covariance(coordinates(spectra), 2.5**2 * transform.T @ transform)
+
+
+def test_real_on_complex_noise_leaves_the_imaginary_part_bare(source: NoiseSource) -> None:
+    drawn = coordinates(draw(block("real_on_complex", (SAMPLES, 2)), source, 0, CPU))
+    assert_covariance(drawn, 2.5**2 * torch.diag(torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)))
+    assert not drawn[:, 1::2].any()
+
+
+def test_no_noise_is_zero(source: NoiseSource) -> None:
+    assert not draw(Block("w", (5,), "float32", math.inf, 0.0, "none"), source, 0, CPU).any()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
+    """Kolmogorov-Smirnov, and the fourth moment, which the distance hardly feels."""
+    drawn = coordinates(draw(block("circular", (SAMPLES // 2,), std=1.0, wide=wide), source, 3, CPU)).flatten().numpy()
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+    assert abs(np.mean(drawn**4) - 3) < Z * math.sqrt(96 / len(drawn))
+    assert draw(block("real", (3,), wide=wide), source, 0, CPU).dtype == (torch.float64 if wide else torch.float32)
+
+
+def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
+    assert not draw(block("circular", (4,), std=0.0), source, 0, CPU).any()
+    assert draw(block("circular", (0, 3)), source, 0, CPU).shape == (0, 3)
+    assert draw(block("real", ()), source, 0, CPU).shape == ()
+
+
+# --------------------------------------------------------------------------------------------- what is independent of what
+
+
+def assert_independent(streams: list[Tensor]) -> None:
+    for a, b in combinations(streams, 2):
+        n = a.numel()
+        r = float((a.flatten().double() @ b.flatten().double()) / (a.double().norm() * b.double().norm()))
+        assert abs(r) < Z / math.sqrt(n)
+        assert not torch.equal(a, b)
+
+
+def test_steps_blocks_and_draws_are_independent(source: NoiseSource) -> None:
+    named = [Block(name, (20_000,), "float32", 1.0, 1.0, "real") for name in ("a", "b", "a.b")]
+    assert_independent([draw(one, source, step, CPU) for one in named for step in (0, 1, 2, 10, 12, 1_000_000)])
+
+
+def test_seeds_are_independent() -> None:
+    one = Block("a", (20_000,), "float32", 1.0, 1.0, "real")
+    assert_independent([draw(one, SeededNoise(seed), 0, CPU) for seed in (0, 1, 2, 2**32, 2**32 + 1, 2**64)])
+
+
+def test_neighbouring_entries_are_independent(source: NoiseSource) -> None:
+    """A lag of one entry, and of one chunk of the secure source."""
+    drawn = source.standard_normal(2**20, torch.float64, CPU, 0, "w")
+    for lag in (1, 2, 2**17, 2**18, 2**19):
+        assert_independent([drawn[: 2**19], drawn[lag : lag + 2**19]])
+
+
+def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
+    keys = [("noise", step, name) for step in range(300) for name in ("w", "b", "net.0.weight", "net.0.bias")]
+    keys += [("sample", step) for step in range(300)] + [("shuffle", step) for step in range(300)] + [("model",)]
+    keys += [("noise", step, "w", "rank", rank, 2) for step in range(50) for rank in range(2)]
+    seeds = (0, 1, 7, 2**32)
+    for bits in (np.uint64, np.uint32):  # the 64 bits the GPU's generator takes; even 32 hold for this few
+        states = {tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys}
+        assert len(states) == len(seeds) * len(keys)
+    gpu_seeds = {int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63 for seed in seeds for key in keys}
+    assert len(gpu_seeds) == len(seeds) * len(keys)
+
+
+def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
+    one = block("circular", (50,))
+    assert SeededNoise.repeatable
+    assert not SecureNoise.repeatable
+    assert torch.equal(draw(one, SeededNoise(1), 4, CPU), draw(one, SeededNoise(1), 4, CPU))
+    assert not torch.equal(draw(one, SecureNoise(), 4, CPU), draw(one, SecureNoise(), 4, CPU))
+
+
+def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None:
+    one = block("circular", (50,))
+    first = draw(one, SeededNoise(1), 4, CPU)
+    torch.manual_seed(9)
+    np.random.seed(9)  # the very state that must not matter
+    torch.randn(3)
+    assert torch.equal(draw(one, SeededNoise(1), 4, CPU), first)
+
+
+# --------------------------------------------------------------------------------------------------------- a whole release
+
+MECHANISM = Mechanism(
+    (Block("w", (3, 4), "complex64", 1.0, 1.5, "circular"), Block("b", (4,), "float32", 1.0, 0.5, "real")),
+    Sampling("poisson", 0.1, 10.0, 100),
+)
+
+
+def zero() -> dict[str, Tensor]:
+    return {"w": torch.zeros(3, 4, dtype=torch.complex64), "b": torch.zeros(4)}
+
+
+def test_the_release_is_the_sum_plus_the_noise_of_each_block() -> None:
+    release = add_noise({"w": torch.full((3, 4), 2 + 1j), "b": torch.ones(4)}, MECHANISM, SeededNoise(3), 5)
+    for one, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
+        torch.testing.assert_close(release[one.name], draw(one, SeededNoise(3), 5, CPU) + sum_)
+
+
+def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
+    total = zero()
+    kept = total["w"]
+    assert add_noise(total, MECHANISM, SeededNoise(3), 0)["w"] is kept
+
+
+def test_the_shares_of_all_ranks_add_up_to_one_draw(source: NoiseSource) -> None:
+    """Each of 4 ranks adds std/√4 before the sums are reduced: the sum has the variance of one draw, in every coordinate."""
+    one = block("circular", (SAMPLES, 2))
+    shares = [draw(one, source, 0, CPU, rank, 4) for rank in range(4)]
+    assert_independent([coordinates(share) for share in shares])
+    for share in shares:
+        assert_covariance(coordinates(share), 2.5**2 / 4 * torch.eye(4, dtype=torch.float64))
+    assert_covariance(coordinates(sum(shares)), 2.5**2 * torch.eye(4, dtype=torch.float64))  # type: ignore[arg-type]
+
+
+def test_one_seeded_draw_is_the_same_on_every_rank() -> None:
+    """So ranks may as well add it after the sums are reduced, and hold the same release."""
+    releases = [add_noise(zero(), MECHANISM, SeededNoise(3), 8) for _ in range(2)]
+    assert all(torch.equal(releases[0][name], releases[1][name]) for name in releases[0])
+
+
+# ------------------------------------------------------------------------------------------------------- the secure source
+
+
+def test_secure_noise_takes_four_draws_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    real = os.urandom
+
+    def spy(count: int) -> bytes:
+        taken.append(count)
+        return real(count)
+
+    monkeypatch.setattr(noise.os, "urandom", spy)
+    SecureNoise().standard_normal(1000, torch.float32, CPU)
+    assert sum(taken) == 4 * 8 * 1000
+
+
+def test_secure_noise_is_fast_enough() -> None:
+    """A million numbers well under a second; the best of three, for the machine may be busy."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        SecureNoise().standard_normal(1_000_000, torch.float32, CPU)
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(3)) < 1.0
+
+
+def test_secure_noise_needs_no_generator_of_torch_or_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("not a cryptographic source")
+
+    for name in ("randn", "normal"):
+        monkeypatch.setattr(torch, name, forbidden)
+    monkeypatch.setattr(np.random, "Generator", forbidden)
+    monkeypatch.setattr(np.random, "default_rng", forbidden)
+    SecureNoise().standard_normal(10, torch.float32, CPU)
+    SecureRandom().random(10)
+
+
+@pytest.mark.parametrize("fill", [b"\x00", b"\xff"])
+def test_the_extreme_random_words_stay_inside_the_open_interval(monkeypatch: pytest.MonkeyPatch, fill: bytes) -> None:
+    monkeypatch.setattr(noise.os, "urandom", lambda count: fill * count)
+    uniform = SecureRandom().random(4)
+    assert (uniform > 0).all()
+    assert (uniform < 1).all()
+    assert torch.isfinite(SecureNoise().standard_normal(4, torch.float64, CPU)).all()
+
+
+def test_secure_uniform_numbers_are_uniform() -> None:
+    uniform = SecureRandom().random(SAMPLES)
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-6
+
+
+def test_secure_sampling_draws_each_record_at_its_rate() -> None:
+    random, records, draws = SecureRandom(), 200, 2000
+    counts, pairs = np.zeros(records), 0
+    for _ in range(draws):
+        taken = sampling.poisson(records, 0.05, random)
+        counts[taken] += 1
+        pairs += {0, 1} <= set(taken.tolist())
+    assert (np.abs(counts - 100) < Z * math.sqrt(draws * 0.05 * 0.95)).all()
+    assert pairs < 5 + Z * math.sqrt(5)
+    fixed = np.zeros(50)
+    for _ in range(draws):
+        batch = sampling.uniform(50, 10, random)
+        assert len(set(batch.tolist())) == 10
+        fixed[batch] += 1
+    assert (np.abs(fixed - 400) < Z * math.sqrt(draws * 0.2 * 0.8)).all()
+    assert len(sampling.poisson(records, 1.0, random)) == records
+
+
+# -------------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["real", "circular", "hermitian"])
+def test_noise_on_a_gpu_has_the_same_law(source: NoiseSource, kind: NoiseKind) -> None:
+    more = {"fft_dims": (1,)} if kind == "hermitian" else {}
+    one = block(kind, (SAMPLES, 2), **more)
+    drawn = draw(one, source, 0, torch.device("cuda"))
+    assert drawn.device.type == "cuda"
+    if kind == "hermitian":
+        drawn = torch.fft.ifft(drawn, dim=1, norm="ortho").real
+    rows = coordinates(drawn.cpu())
+    assert_covariance(rows, 2.5**2 * torch.eye(rows.shape[1], dtype=torch.float64))
+    again = draw(one, source, 0, torch.device("cuda"))
+    assert torch.equal(again, draw(one, source, 0, torch.device("cuda"))) == source.repeatable
+    assert_independent([again.real, draw(one, source, 1, torch.device("cuda")).real])
