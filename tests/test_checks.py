@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench import checks
+from zdp_bench import checks, registry
 from zdp_bench.algorithms import Problem
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import run
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.registry import lookup, register
+from zdp_bench.registry import lookup, names
 
 CLASSES = 4
 IMAGES = torch.zeros(0, 2, 6, 6)
@@ -376,10 +376,16 @@ def test_a_replacement_without_a_batchnorm_is_refused() -> None:
 # ----------------------------------------------------------------------------------------------------- from end to end
 
 
-@register("model", "batchnorm_probe")
 def batchnorm_probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 8) -> nn.Module:
     pixels = Layer(lambda z: z.abs().flatten(1))
     return nn.Sequential(pixels, nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, outputs))
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe among the models, for one test."""
+    names("model")  # loads the real ones first
+    monkeypatch.setitem(registry._builders["model"], "batchnorm_probe", batchnorm_probe)
 
 
 class Silent:
@@ -394,17 +400,20 @@ def probe(results: Path, *overrides: str) -> Any:
     return run(parse(compose([*tiny, *mine, *overrides])), Silent())
 
 
+@pytest.mark.usefixtures("probed")
 def test_private_training_refuses_batchnorm_before_anything_is_released(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"layer '2' \(BatchNorm1d\).*model\.replace_batchnorm=group"):
         probe(tmp_path)
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
+@pytest.mark.usefixtures("probed")
 def test_non_private_training_takes_batchnorm_as_it_is(tmp_path: Path) -> None:
     record = probe(tmp_path, "algorithm=sgd").record
     assert record["model"]["surgery"] == record["model"]["fixed_state"] == []
 
 
+@pytest.mark.usefixtures("probed")
 @pytest.mark.parametrize("how", ["group", "frozen"])
 def test_the_record_says_what_was_replaced(tmp_path: Path, how: str) -> None:
     record = probe(tmp_path, f"model.replace_batchnorm={how}").record
@@ -414,6 +423,7 @@ def test_the_record_says_what_was_replaced(tmp_path: Path, how: str) -> None:
     assert record["model"]["fixed_state"] == (["2.mean", "2.variance"] if how == "frozen" else [])
 
 
+@pytest.mark.usefixtures("probed")
 def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     real = checks.check
@@ -427,6 +437,7 @@ def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert seen == [((0, 8, 8), (0,))]
 
 
+@pytest.mark.usefixtures("probed")
 def test_a_wrong_replacement_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.replace_batchnorm 'grup' is not known\. Did you mean 'group'"):
         probe(tmp_path, "model.replace_batchnorm=grup")
