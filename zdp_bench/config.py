@@ -111,6 +111,7 @@ class Run:
     dataset: Plugin
     model: Plugin
     task: Plugin
+    replace_batchnorm: Literal["group", "instance", "frozen"] | None  # model.replace_batchnorm, for any model
     algorithm: Plugin
     optimizer: Plugin
     accountant: str
@@ -131,6 +132,7 @@ class Run:
 
 PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer")
 GROUPS = (*PLUGINS, "accountant", "trainer")
+REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `checks.replace_batchnorm`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
 OPERATIONAL = ("paths", "force", "device", "threads", "claims")
 
@@ -200,7 +202,8 @@ def parse(config: DictConfig) -> Run:
     for kind in PLUGINS:
         plain[kind] = _without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
     found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS}
-    run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
+    replacement = plain["model"].get("replace_batchnorm")
+    run = Run(**vars(top), **checked, **found, replace_batchnorm=replacement, accountant=accountant, resolved=plain)
     _check_values(run)
     return run
 
@@ -231,6 +234,9 @@ def _check_values(run: Run) -> None:
     require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
     budget = run.privacy.max_epsilon
     require(budget is None or budget > 0, "privacy.max_epsilon", budget, "must be positive")
+    replacement = run.replace_batchnorm
+    if replacement not in (None, *REPLACEMENTS):
+        raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
     require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
     require(run.threads is None or run.threads > 0, "threads", run.threads, "must be at least 1")
     private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
@@ -268,6 +274,8 @@ def _plugin(kind: str, node: dict[str, Any]) -> Plugin:
     """Check a plug-in's options against the keyword-only parameters of its builder."""
     options = dict(node)
     name = options.pop("name", None)
+    if kind == "model":  # a key of every model, not an option of one
+        options.pop("replace_batchnorm", None)
     if not isinstance(name, str):
         raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
     builder = optimizer_class(name) if kind == "optimizer" else lookup(kind, name)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from zdp_bench import __version__, checkpoint, records
+from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
 from zdp_bench.config import Run, experiment_digest, optimizer_class, run_digest
@@ -97,6 +97,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         Problem(model, task.loss, plan.sampling), **config.algorithm.options
     )
     optimizer = build_optimizer(config, model)
+    fixed = check_model(model, algorithm, task, data)
     mechanism = algorithm.mechanism()
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
 
@@ -155,7 +156,11 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "train": len(data.train),
             "test": len(data.test),
         },
-        "model": {"parameters_real": sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())},
+        "model": {
+            "parameters_real": sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values()),
+            "surgery": checks.surgery(model),
+            "fixed_state": fixed,
+        },
         "privacy": account(config, mechanism, plan, ledger),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
@@ -242,7 +247,20 @@ def build_model(config: Run, data: Splits) -> nn.Module:
     """The model, initialised from the seed's own stream, whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
-        return lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+        model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+    return checks.replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+
+
+def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits) -> list[str]:
+    """`checks.check`, where the algorithm is private; of the data only shapes and dtypes are used.
+
+    Raises:
+        UserError: the model must not be trained privately as it is.
+    """
+    if not getattr(algorithm, "private", True):
+        return []
+    like = data.train.inputs[:0], data.train.targets[:0]
+    return checks.check(model, algorithm, task.loss, like, data.outputs)
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,0 +1,443 @@
+"""Model checks: what mixes samples is found by running and named; what does not passes; nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench import checks, registry
+from zdp_bench.algorithms import Problem
+from zdp_bench.config import compose, parse
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import run
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.registry import lookup, names
+
+CLASSES = 4
+IMAGES = torch.zeros(0, 2, 6, 6)
+VECTORS = torch.zeros(0, 5)
+COMPLEX = torch.zeros(0, 5, dtype=torch.complex64)
+LABELS = torch.zeros(0, dtype=torch.int64)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def check(model: nn.Module, inputs: Tensor = VECTORS, loss: Callable[..., Tensor] = cross_entropy) -> list[str]:
+    problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
+    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
+    return checks.check(model, algorithm, loss, (inputs, LABELS), CLASSES)
+
+
+def mlp(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), *middle, nn.Linear(8, CLASSES))
+
+
+def convolutional(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 8, 3), nn.Sequential(*middle), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES))
+
+
+class Magnitude(nn.Module):
+    def forward(self, z: Tensor) -> Tensor:
+        return z.abs()
+
+
+class Layer(nn.Module):
+    """A layer made of a function, so that each sin is one line."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+# ---------------------------------------------------------------------------------------------------------- what passes
+
+
+def clean() -> dict[str, tuple[nn.Module, Tensor]]:
+    torch.manual_seed(0)
+    return {
+        "mlp": (mlp(nn.ReLU()), VECTORS),
+        "layer norm": (mlp(nn.LayerNorm(8)), VECTORS),
+        "dropout": (mlp(nn.Dropout(0.5)), VECTORS),
+        "group norm": (convolutional(nn.GroupNorm(2, 8)), IMAGES),
+        "instance norm": (convolutional(nn.InstanceNorm2d(8, affine=True)), IMAGES),
+        "batch norm in evaluation": (convolutional(checks.FrozenBatchNorm(nn.BatchNorm2d(8))), IMAGES),
+        "fold and unfold": (mlp(Layer(lambda x: torch.tanh(x.view(-1, 2)).view(-1, 8))), VECTORS),
+        "complex": (lookup("model", "complex_mlp")((5,), CLASSES, hidden=[6]), COMPLEX),
+        "real": (lookup("model", "real_mlp")((5,), CLASSES, hidden=[6]), VECTORS),
+    }
+
+
+@pytest.mark.parametrize("name", clean())
+def test_a_model_that_keeps_samples_apart_passes(name: str) -> None:
+    check(*clean()[name])
+
+
+@pytest.mark.parametrize("name", clean())
+def test_the_model_is_left_exactly_as_it_was(name: str) -> None:
+    model, inputs = clean()[name]
+    before = copy.deepcopy(model)
+    torch.manual_seed(5)
+    random = torch.get_rng_state()
+    check(model, inputs)
+    assert torch.equal(torch.get_rng_state(), random)
+    for (key, value), (_, old) in zip(model.state_dict().items(), before.state_dict().items(), strict=True):
+        assert torch.equal(value, old), key
+    for ours, old_module in zip(model.modules(), before.modules(), strict=True):
+        assert not ours._forward_hooks
+        assert not ours._forward_pre_hooks
+        assert ours.training == old_module.training
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+# --------------------------------------------------------------------------------------------------------- what mixes
+
+
+class BatchWideNorm(nn.Module):
+    """What torchcvnn's LayerNorm does: statistics over the batch as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean()) / x.std()
+
+
+class MixedBackward(torch.autograd.Function):
+    """Forward, every sample for itself; backward, not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * (1 + x.abs().mean())
+
+
+class MixesInItsOwnForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) - self.first(x).mean(dim=0))
+
+
+class Attention(nn.Module):
+    """batch_first left at False: attends over the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))[0].squeeze(1)
+
+
+def mixing() -> list[tuple[nn.Module, Tensor, str]]:
+    torch.manual_seed(0)
+    return [
+        (convolutional(nn.Identity(), nn.BatchNorm2d(8)), IMAGES, r"layer '1\.1' \(BatchNorm2d\).*replace_batchnorm=group"),
+        (mlp(nn.BatchNorm1d(8)), VECTORS, r"layer '1' \(BatchNorm1d\)"),
+        (mlp(nn.BatchNorm1d(8, track_running_stats=False)), VECTORS, r"layer '1' \(BatchNorm1d\)"),
+        (nn.Sequential(BatchWideNorm(), mlp()), VECTORS, r"layer '0' \(BatchWideNorm\).*per-sample layer"),
+        (mlp(Layer(lambda x: x - x[:1])), VECTORS, r"layer '1' \(Layer\)"),
+        (mlp(Layer(lambda x: x / x.abs().max())), VECTORS, r"layer '1' \(Layer\)"),
+        (mlp(Layer(lambda x: torch.cumsum(x, dim=0))), VECTORS, r"layer '1' \(Layer\)"),
+        (mlp(Layer(lambda x: x.flip(0))), VECTORS, r"layer '1' \(Layer\)"),
+        (mlp(Layer(lambda x: x / len(x))), VECTORS, r"layer '1' \(Layer\)"),
+        (mlp(Layer(lambda x: x.t().reshape(x.shape))), VECTORS, r"layer '1' \(Layer\)"),
+        (mlp(Attention()), VECTORS, r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Attention\)"),
+        (nn.Sequential(nn.Identity(), MixesInItsOwnForward()), VECTORS, r"layer '1' \(MixesInItsOwnForward\)"),
+        (MixesInItsOwnForward(), VECTORS, r"the model \(MixesInItsOwnForward\)"),
+        (mlp(Layer(MixedBackward.apply)), VECTORS, r"layer '0' \(Linear\) lets one sample see another in its gradient"),
+    ]
+
+
+@pytest.mark.parametrize("which", range(len(mixing())))
+def test_what_mixes_samples_is_found_and_named(which: int) -> None:
+    model, inputs, sentence = mixing()[which]
+    with pytest.raises(UserError, match=sentence):
+        check(model, inputs)
+
+
+def test_a_single_leak_among_many_layers_is_found_at_its_place() -> None:
+    layers: list[nn.Module] = [nn.Linear(8, 8) for _ in range(6)]
+    layers.insert(4, Layer(lambda x: x + 1e-3 * x.mean(dim=0)))
+    with pytest.raises(UserError, match=r"layer '5' \(Layer\)"):
+        check(mlp(*layers))
+
+
+# ------------------------------------------------------------------------------------------------------ what is kept
+
+
+class KeepsAnAverage(nn.Module):
+    average: Tensor
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        if plain:
+            self.average = torch.zeros(8)
+        else:
+            self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(dim=0)
+        return x
+
+
+class Counts(nn.Module):
+    """Changes with every pass, but not with what is passed: harmless."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = self.steps + 1
+        return x
+
+
+def test_running_statistics_are_found() -> None:
+    with pytest.raises(UserError, match=r"layer '1\.0' \(InstanceNorm2d\) keeps.*'running_mean'.*track_running_stats=False"):
+        check(convolutional(nn.InstanceNorm2d(8, track_running_stats=True)), IMAGES)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_average_of_the_records_is_found_even_where_it_is_no_buffer(plain: bool) -> None:
+    model = mlp(KeepsAnAverage(plain))
+    with pytest.raises(UserError, match=r"layer '1' \(KeepsAnAverage\) keeps.*'average'"):
+        check(model)
+    assert not model[1].average.any()  # and put back
+
+
+def test_what_changes_without_looking_at_the_records_passes() -> None:
+    model = mlp(Counts())
+    assert check(model) == []
+    assert model[1].steps == 0
+
+
+# ----------------------------------------------------------------------------------------- fixed state, parameters, loss
+
+
+class Scales(nn.Module):
+    scale: Tensor
+    unused: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(8))
+        self.register_buffer("unused", torch.ones(8))
+        self.register_buffer("whole", torch.arange(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_fixed_state_that_is_used_is_reported() -> None:
+    model = mlp(Scales(), nn.Linear(8, 8))
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(False)
+    assert check(model) == ["1.scale", "2.bias", "2.weight"]
+    assert not model[2].weight.requires_grad
+    assert torch.equal(model[1].scale, torch.ones(8))
+
+
+def test_a_parameter_without_influence_is_named() -> None:
+    model = mlp()
+    model[0].idle = nn.Parameter(torch.zeros(3))
+    with pytest.raises(UserError, match=r"parameter '0\.idle' has no influence"):
+        check(model)
+    model[0].idle.requires_grad_(False)
+    assert check(model) == []
+
+
+def test_a_layer_without_a_per_sample_gradient_is_named() -> None:
+    stubborn = Layer(lambda x: x * (2.0 if float(x.sum().detach()) > 1e9 else 3.0))
+    with pytest.raises(UserError, match=r"layer '1' \(Layer\) has no per-sample gradient"):
+        check(mlp(stubborn))
+
+
+def test_a_rule_that_does_not_fit_is_found() -> None:
+    """An algorithm whose sum is not that of its contributions."""
+    model = mlp()
+    problem = Problem(model, cross_entropy, Sampling("poisson", 0.1, 8.0, 80))
+    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
+    right = algorithm.accumulate
+
+    def wrong(total: dict[str, Tensor], batch: Any) -> None:
+        right(total, batch)
+        total["1.bias"] *= 0.9
+
+    algorithm.accumulate = wrong
+    with pytest.raises(UserError, match=r"layer '1' \(Linear\): its rule.*algorithm\.gradients=reference"):
+        checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS), CLASSES)
+
+
+def test_contributions_beyond_the_bound_are_found() -> None:
+    model = mlp()
+    problem = Problem(model, cross_entropy, Sampling("poisson", 0.1, 8.0, 80))
+    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1e-3)
+    too_small = _halved(algorithm.mechanism())
+    algorithm.mechanism = lambda: too_small
+    with pytest.raises(UserError, match=r"exceeds its bound 0\.0005"):
+        checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS), CLASSES)
+
+
+def _halved(mechanism: Any) -> Any:
+    import dataclasses
+
+    blocks = tuple(dataclasses.replace(block, bound=block.bound / 2) for block in mechanism.blocks)
+    return dataclasses.replace(mechanism, blocks=blocks)
+
+
+def test_a_mean_loss_and_a_mixing_loss_are_refused() -> None:
+    with pytest.raises(UserError, match="one number a record"):
+        check(mlp(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets))
+    with pytest.raises(UserError, match="depends on the output for another"):
+        check(mlp(), loss=lambda outputs, targets: cross_entropy(outputs - outputs.mean(dim=0), targets))
+
+
+def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
+    with pytest.raises(UserError, match=r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1"):
+        check(nn.Sequential(nn.Linear(7, CLASSES)))
+    with pytest.raises(UserError, match=r"answers 3 samples with \[4\]"):
+        check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
+
+
+# ---------------------------------------------------------------------------------------------------- replacing BatchNorm
+
+
+@pytest.mark.parametrize("how", ["group", "instance", "frozen"])
+def test_batchnorm_is_replaced_in_place_with_its_weights(how: checks.Replacement) -> None:
+    norm = nn.BatchNorm2d(8)
+    with torch.no_grad():
+        norm.weight.copy_(torch.arange(8.0) + 1)
+        norm.bias.copy_(-torch.arange(8.0))
+    model = checks.replace_batchnorm(convolutional(nn.Identity(), norm), how)
+    new = model.get_submodule("1.1")
+    assert torch.equal(new.weight, torch.arange(8.0) + 1)
+    assert torch.equal(new.bias, -torch.arange(8.0))
+    kind = {"group": "GroupNorm", "instance": "InstanceNorm2d", "frozen": "FrozenBatchNorm"}[how]
+    assert checks.surgery(model) == [
+        {"layer": "1.1", "was": "BatchNorm2d", "is": kind, "why": "batch statistics mix samples"},
+    ]
+    assert check(model, IMAGES) == (["1.1.mean", "1.1.variance"] if how == "frozen" else [])
+
+
+def test_a_frozen_batchnorm_is_batchnorm_in_evaluation() -> None:
+    norm = nn.BatchNorm2d(3)
+    norm(torch.randn(20, 3, 4, 4) * 3 + 1)
+    frozen, x = checks.FrozenBatchNorm(norm), torch.randn(5, 3, 4, 4)
+    torch.testing.assert_close(frozen(x), norm.eval()(x))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (8, 2), (12, 3), (64, 16), (256, 32), (514, 2)])
+def test_a_group_keeps_four_channels_where_it_can(channels: int, groups: int) -> None:
+    model = checks.replace_batchnorm(nn.Sequential(nn.BatchNorm1d(channels)), "group")
+    assert model[0].num_groups == groups
+
+
+def test_instance_norm_on_vectors_has_nothing_to_normalise_and_is_refused() -> None:
+    with pytest.raises(UserError):
+        check(checks.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "instance"))
+    assert check(checks.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "group")) == []
+
+
+def test_a_layer_may_say_itself_what_takes_its_place() -> None:
+    class ComplexBatchNorm(nn.Module):
+        def per_sample_norm(self, how: str) -> nn.Module:
+            return nn.Identity() if how == "group" else nn.Tanh()
+
+    model = checks.replace_batchnorm(mlp(ComplexBatchNorm()), "group")
+    assert checks.surgery(model)[0]["is"] == "Identity"
+
+
+def test_a_replacement_without_a_batchnorm_is_refused() -> None:
+    with pytest.raises(UserError, match="has no BatchNorm"):
+        checks.replace_batchnorm(mlp(), "group")
+
+
+# ----------------------------------------------------------------------------------------------------- from end to end
+
+
+def batchnorm_probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 8) -> nn.Module:
+    pixels = Layer(lambda z: z.abs().flatten(1))
+    return nn.Sequential(pixels, nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, outputs))
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe among the models, for one test."""
+    names("model")  # loads the real ones first
+    monkeypatch.setitem(registry._builders["model"], "batchnorm_probe", batchnorm_probe)
+
+
+class Silent:
+    def started(self, *_: Any) -> None: ...
+    def stepped(self, *_: Any) -> None: ...
+    def evaluated(self, *_: Any) -> None: ...
+
+
+def probe(results: Path, *overrides: str) -> Any:
+    tiny = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5", f"paths.results={results}", "threads=1"]
+    mine = ["model.name=batchnorm_probe", "model.hidden=8", "~model.activation", "~model.init", "accountant=gdp_clt"]
+    return run(parse(compose([*tiny, *mine, *overrides])), Silent())
+
+
+@pytest.mark.usefixtures("probed")
+def test_private_training_refuses_batchnorm_before_anything_is_released(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"layer '2' \(BatchNorm1d\).*model\.replace_batchnorm=group"):
+        probe(tmp_path)
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+@pytest.mark.usefixtures("probed")
+def test_non_private_training_takes_batchnorm_as_it_is(tmp_path: Path) -> None:
+    record = probe(tmp_path, "algorithm=sgd").record
+    assert record["model"]["surgery"] == record["model"]["fixed_state"] == []
+
+
+@pytest.mark.usefixtures("probed")
+@pytest.mark.parametrize("how", ["group", "frozen"])
+def test_the_record_says_what_was_replaced(tmp_path: Path, how: str) -> None:
+    record = probe(tmp_path, f"model.replace_batchnorm={how}").record
+    (layer,) = record["model"]["surgery"]
+    assert (layer["layer"], layer["was"]) == ("2", "BatchNorm1d")
+    assert record["config"]["model"]["replace_batchnorm"] == how
+    assert record["model"]["fixed_state"] == (["2.mean", "2.variance"] if how == "frozen" else [])
+
+
+@pytest.mark.usefixtures("probed")
+def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = checks.check
+
+    def spy(model: Any, algorithm: Any, loss: Any, like: Any, outputs: int) -> list[str]:
+        seen.append((like[0].shape, like[1].shape))
+        return real(model, algorithm, loss, like, outputs)
+
+    monkeypatch.setattr(checks, "check", spy)
+    probe(tmp_path, "model.replace_batchnorm=group")
+    assert seen == [((0, 8, 8), (0,))]
+
+
+@pytest.mark.usefixtures("probed")
+def test_a_wrong_replacement_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.replace_batchnorm 'grup' is not known\. Did you mean 'group'"):
+        probe(tmp_path, "model.replace_batchnorm=grup")
