@@ -96,7 +96,7 @@ def rdp_classic(orders: Sequence[float], divergences: Sequence[float], delta: fl
 
 
 def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """RDP without replacement by Theorem 27 of Wang et al. 2019, integer orders 2 to 64, classic conversion: looser than needed."""
+    """RDP without replacement by Theorem 27 of Wang et al. 2019, integer orders 2 to 64, classic conversion: a loose bound."""
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
     orders = tuple(range(2, 65))
