@@ -29,7 +29,7 @@ from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, rdp, tight_epsilon
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, stream
@@ -180,7 +180,7 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger) -> di
         "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight,
-        "epsilon_rdp": rdp(mechanism.z, plan.sampling.sample_rate, releases, delta),
+        "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "delta": delta,
         "noise_multiplier": sigma,
         "z": mechanism.z,
