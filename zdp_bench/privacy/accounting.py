@@ -96,7 +96,7 @@ def rdp_classic(orders: Sequence[float], divergences: Sequence[float], delta: fl
 
 
 def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """RDP without replacement by Theorem 27 of Wang et al. 2019, integer orders 2 to 64, classic conversion: a loose bound."""
+    """RDP without replacement by Theorem 27 of Wang et al. 2019, integer orders 2 to 64, with the classic conversion."""
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
     orders = tuple(range(2, 65))
@@ -190,9 +190,9 @@ def patient_epsilon(mechanism: Mechanism, records_per_patient: int, steps: int, 
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)
     rate, batch = sampling.sample_rate, round(sampling.sample_rate * sampling.records)
-    if sampling.scheme == "full" or rate >= 1:
+    if sampling.scheme == "full" or rate >= 1 or z < HOPELESS:
         return pld(z / count, 1.0, steps, delta)
-    if (trivial := _trivial(z / count, rate, steps, delta)) is not None:
+    if trivial := _trivial(z, rate, steps, delta):
         return trivial[0]
     if sampling.scheme == "poisson":
         return epsilon(poisson_laws(z, several_records(binom.logpmf(np.arange(count + 1), count, rate)), steps), steps, delta)

@@ -136,11 +136,11 @@ def _epsilon_by_moments(law: Law, steps: int, delta: float) -> float:
 
 @lru_cache(maxsize=16)
 def _poisson_laws(z: float, drawn: Mixture, width: float) -> tuple[Law, Law]:
-    remove = _cells(z, np.array(drawn.log_weights), width, -math.inf)
+    remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf)
     losses = (remove.first + np.arange(len(remove.mass))) * width
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
         mirrored = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)[::-1]  # V against U, on the mirrored grid
-    add = Law(width, 1 - remove.first - len(mirrored), mirrored, 0.0)
+    add = Law(width, 1 - remove.first - len(mirrored), mirrored, below)
     return _whole(remove, drawn.excess), _whole(add, drawn.excess)
 
 
@@ -149,7 +149,7 @@ def _uniform_laws(z: float, drawn: Mixture, width: float) -> tuple[Law]:
     rate = drawn.drawn
     shares = np.exp(np.array(drawn.log_weights[1:])) / rate  # of j, given that any is drawn
     weights = np.array([drawn.log_weights[0], math.log(rate)])
-    parts = [(share, _cells(z / j, weights, width, 0.0)) for j, share in enumerate(shares, start=1) if share > 0]
+    parts = [(share, _cells(z / j, weights, width, 0.0)[0]) for j, share in enumerate(shares, start=1) if share > 0]
     mass = np.zeros(max(len(part.mass) for _, part in parts))
     for share, part in parts:
         mass[: len(part.mass)] += share * part.mass
@@ -215,15 +215,14 @@ def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
     return x
 
 
-def _cells(z: float, log_weights: np.ndarray, width: float, least: float) -> Law:
-    """U's mass at the grid points, from the cells whose loss is at least `least` (0, or −∞ for all)."""
+def _cells(z: float, log_weights: np.ndarray, width: float, least: float) -> tuple[Law, float]:
+    """U's mass at the grid points, from the cells whose loss is at least `least` (0, or −∞ for all), and V's mass below."""
     top = len(log_weights) - 1 + TAIL * z
-    first = 0 if least == 0 else math.floor(log_weights[0] / width)
-    last = max(first + 1, math.ceil(float(_loss(np.array([top]), z, log_weights)[0]) / width))
+    lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
+    first = math.floor(max(float(lowest), least) / width)
+    last = max(first + 1, math.ceil(float(highest) / width))
     losses = np.arange(first, last + 1) * width
     x = _where(losses, z, log_weights)
-    if least != 0:
-        x[0] = -np.inf
     base = _log_mass(x[:-1] / z, x[1:] / z)  # V's
     own = np.full_like(base, -np.inf)
     for j, weight in enumerate(log_weights):
@@ -234,7 +233,8 @@ def _cells(z: float, log_weights: np.ndarray, width: float, least: float) -> Law
         up = np.exp(own) * ((1 - ratio) / -math.expm1(-width))
         stay = np.maximum(np.exp(own) - up, 0.0)
     beyond = float(sum(math.exp(w) * ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)))
-    return Law(width, first, np.append(stay, 0.0) + np.append(0.0, up), beyond)
+    law = Law(width, first, np.append(stay, 0.0) + np.append(0.0, up), beyond)
+    return law, float(ndtr(x[0] / z))
 
 
 def _log_mass(a: np.ndarray, b: np.ndarray) -> np.ndarray:
