@@ -1,6 +1,7 @@
 """The verbs of `zdp-bench`. Nothing heavy is imported before a verb needs it, so `--help` answers at once.
 
-A mistake of the user ends in one sentence and exit code 2; a failed job of a sweep in its sentence and exit code 2 at the end.
+A mistake of the user ends in one sentence and exit code 2; a failed job of a sweep in its sentence and exit code 2 at the end;
+an audit with a verdict that was not expected in exit code 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ examples:
   zdp-bench run recipe=quickstart
   zdp-bench run -m recipe=phasemnist seed=1,2,3 algorithm.noise_multiplier=0.8,1.1
   zdp-bench reproduce zeta_dp_2021/1 --seeds 3
+  zdp-bench audit recipe=quickstart
 """
 
 
@@ -60,6 +62,20 @@ def parser() -> Parser:
     reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 1 to N of every row (default 1)")
     reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
     _results(reproduce)
+
+    audit = verbs.add_parser(
+        "audit",
+        help="attack a recipe's mechanism, and mechanisms known to be broken: a lower bound on ε",
+        description="Attack a recipe's own mechanism and run, and built-in mechanisms known to be sound or broken. Exits with 1 "
+        "when a verdict is not the expected one: when the recipe's own mechanism is caught, or a broken one is not.",
+    )
+    audit.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    audit.add_argument("--cases", default="all", metavar="all|recipe|NAME,...", help="built-in cases to attack (default all)")
+    audit.add_argument("--confidence", type=float, default=0.99, help="of every bound (default 0.99)")
+    audit.add_argument("--canaries", type=int, default=1000, metavar="M", help="in the attacks on a whole run (default 1000)")
+    audit.add_argument("--steps", type=int, default=1000, metavar="N", help="at most N steps of the run (default 1000)")
+    audit.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
+    _results(audit)
 
     listing = verbs.add_parser("list", help="what there is: algorithms, models, datasets, recipes, tables, ...")
     listing.add_argument("kind", nargs="?", choices=[*LISTS], help="one kind only")
@@ -116,10 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "run": _run,
         "table": _table,
         "reproduce": _reproduce,
+        "epsilon": _epsilon,
+        "audit": _audit,
         "list": _list,
         "data": _data,
         "results": _results_verb,
-        "epsilon": _epsilon,
     }
     try:
         raise SystemExit(verbs[options.verb](options))
@@ -207,6 +224,32 @@ def _reproduce(options: argparse.Namespace) -> int:
                 print(f"zdp-bench: {failed[-1]}", file=sys.stderr)
     _table(options)
     return 2 if failed else 0
+
+
+# ------------------------------------------------------------------------------------------------------------ audit
+
+
+def _audit(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from zdp_bench.audit import audit
+    from zdp_bench.config import compose, parse
+    from zdp_bench.report import audit as table
+    from zdp_bench.terminal import console
+
+    config = parse(compose(options.overrides))
+    findings, title = [], f"Audit of recipe {config.recipe}, seed {config.seed}"
+    with console().status("attacking ..."):
+        for finding in audit(config, options.cases, options.confidence, options.canaries, options.steps):
+            findings.append(dataclasses.asdict(finding))
+    if options.format == "rich":
+        console().print(table.as_rich(findings, title))
+    else:
+        print(table.as_text(findings, options.format, title))
+    if options.cases == "all":
+        for path in table.write(findings, options.results, config.recipe, title):
+            print(f"written: {path}", file=sys.stderr)
+    return int(any(finding["verdict"] != finding["expected"] for finding in findings))
 
 
 # --------------------------------------------------------------------------------------------------- list, data, results
