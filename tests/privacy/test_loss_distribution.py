@@ -9,6 +9,8 @@ import time
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as peer
+from dp_accounting.pld.common import self_convolve
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, norm
 
 from zdp_bench.privacy.accounting import pld, pld_uniform, rdp, rdp_uniform
@@ -164,3 +166,15 @@ def test_composition_matches_a_curve_known_in_closed_form() -> None:
     at = epsilon((law,), 64, 1e-4)
     assert gdp_delta(1.0, at) == pytest.approx(1e-4, rel=5e-3)
     assert gdp_delta(1.0, at) <= 1e-4
+
+
+def test_what_rounding_may_hide_is_charged_to_delta() -> None:
+    """Near the FFT's floor the answer must lie above what the composed law says at δ itself."""
+    (law,) = uniform_laws(1.1, one_record(0.01), 100_000)
+    _, composed = self_convolve(law.mass, 100_000, 1e-16)
+    floor = len(composed) * abs(min(composed))
+    steps, delta = 100_000, 5 * floor
+    offset, mass = self_convolve(law.mass, steps, min(1e-15, 1e-4 * delta))
+    infinite = min(1e-15, 1e-4 * delta) + steps * law.infinite
+    as_it_stands = DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True).get_epsilon_for_delta(delta)
+    assert epsilon((law,), steps, delta) > as_it_stands + 1e-3

