@@ -7,6 +7,10 @@ import os
 import struct
 from pathlib import Path
 
+# Before numpy and torch are loaded: several workers with a thread a core each would slow one another down twentyfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 import torch

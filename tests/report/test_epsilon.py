@@ -9,7 +9,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -34,10 +33,7 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def table(cache: Path) -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        started = time.perf_counter()
-        rows = epsilon.rows()
-        assert time.perf_counter() - started < 60  # 15 s on an idle core
-    return rows
+        return epsilon.rows()
 
 
 def of(table: list[Row], paper: str, place: str = "") -> list[Row]:
