@@ -106,7 +106,7 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
     experiment.tight_epsilon = functools.cache(experiment.tight_epsilon)
-    experiment.rdp = functools.cache(experiment.rdp)
+    experiment.rdp_epsilon = functools.cache(experiment.rdp_epsilon)
     composed: dict[str, Run] = {}
     for job in jobs:
         results = folder / job["name"]

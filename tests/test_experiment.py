@@ -270,3 +270,21 @@ def test_tight_epsilon_of_nothing_is_zero(tmp_path: Path) -> None:
 
     mechanism = Mechanism((Block("w", (1,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 1, 10))
     assert tight_epsilon(mechanism, 0, 1e-5) == 0
+
+
+def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from zdp_bench.registry import lookup
+
+    plain = carry_out(tmp_path / "a").record["privacy"]
+    assert plain["epsilon_patient"] == plain["epsilon_tight"]
+    real = lookup("dataset", "phase_digits")
+    monkeypatch.setattr(experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name))
+
+    def owned(root: Path, **options: Any) -> Any:
+        return replace(real(root, **options), records_per_patient=3)
+
+    several = carry_out(tmp_path / "b").record["privacy"]
+    assert several["epsilon_tight"] == plain["epsilon_tight"]
+    assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]

@@ -300,10 +300,12 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
     _within_bounds(algorithm, shares)
     if not steady:  # dropout drew different masks for the two
         return
+    sizes = {name: float(share.detach().abs().max()) if share.numel() else 0.0 for name, share in shares.items()}
+    # A bias in front of a norm has a gradient of rounding errors only; those are measured against all the others.
+    rounding = 1e-5 * max(sizes.values(), default=0.0) + 1e-12
     for name, share in shares.items():
         whole = share.sum(dim=0)
-        size = float(share.detach().abs().max()) if share.numel() else 0.0
-        if float((whole - total[name]).abs().max() if whole.numel() else 0.0) > 1e-3 * size + 1e-12:
+        if float((whole - total[name]).abs().max() if whole.numel() else 0.0) > 1e-3 * sizes[name] + rounding:
             raise UserError(
                 f"{_owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
                 "algorithm.gradients=reference."

@@ -94,7 +94,27 @@ def parser() -> Parser:
     results.add_argument("--sort", metavar="COLUMN", help="sort by a column")
     results.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
     _results(results)
+    _epsilon_arguments(verbs.add_parser("epsilon", help="every ε of the five papers, or the ε of your own numbers"))
     return top
+
+
+def _epsilon_arguments(of: argparse.ArgumentParser) -> None:
+    of.description = (
+        "Without numbers: every ε of the five papers, reproduced and tight. With numbers: their ε, or the σ for a target."
+    )
+    of.add_argument("--sigma", type=float, metavar="σ", help="noise multiplier: its ε by every accountant")
+    of.add_argument("--target-epsilon", type=float, metavar="E", help="the σ that gives this ε")
+    of.add_argument("--sample-rate", type=float, metavar="Q", help="chance of a record in a step, or batch / records")
+    of.add_argument("--batch-size", type=int, metavar="M", help="instead of the sample rate; needs --records")
+    of.add_argument("--records", type=int, metavar="N", help="training records")
+    of.add_argument("--steps", type=int, metavar="T")
+    of.add_argument("--epochs", type=int, metavar="E", help="instead of steps")
+    of.add_argument("--delta", type=float, metavar="δ", help="default 1e-5")
+    of.add_argument("--sampling", metavar="SCHEME", help="poisson (default), uniform (fixed-size batches) or full")
+    of.add_argument("--accountant", metavar="NAME", help="one accountant only; `zdp-bench list accountants` names them")
+    of.add_argument("--records-per-patient", type=int, metavar="K", help="also the ε of a patient who owns K records")
+    of.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
+    _results(of)
 
 
 def _results(of: argparse.ArgumentParser) -> None:
@@ -112,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "run": _run,
         "table": _table,
         "reproduce": _reproduce,
+        "epsilon": _epsilon,
         "audit": _audit,
         "list": _list,
         "data": _data,
@@ -324,4 +345,54 @@ def _results_verb(options: argparse.Namespace) -> int:
         console().print(listing.as_rich(frame))
     else:
         print(listing.as_text(frame, options.format))
+    return 0
+
+
+def _epsilon(options: argparse.Namespace) -> int:
+    from zdp_bench.report import epsilon
+    from zdp_bench.terminal import console
+
+    numbers = (
+        "sample_rate",
+        "batch_size",
+        "records",
+        "steps",
+        "epochs",
+        "delta",
+        "sampling",
+        "accountant",
+        "records_per_patient",
+    )
+    if options.sigma is None and options.target_epsilon is None:
+        for name in numbers:
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} alone says too little: add --sigma or --target-epsilon.")
+        table = epsilon.rows()
+        paths = epsilon.write(table, options.results)
+        if options.format == "rich":
+            console().print(epsilon.as_rich(table))
+            print("\n".join(f"written: {path}" for path in paths))
+        else:
+            print(epsilon.as_markdown(table) if options.format == "md" else epsilon.as_text(epsilon.plain(table), options.format))
+        return 0
+    if options.sigma is not None and options.target_epsilon is not None:
+        raise UserError("say either --sigma or --target-epsilon, not both.")
+    given = epsilon.setting(
+        sampling=options.sampling,
+        sample_rate=options.sample_rate,
+        batch_size=options.batch_size,
+        records=options.records,
+        steps=options.steps,
+        epochs=options.epochs,
+        delta=options.delta,
+        records_per_patient=options.records_per_patient,
+    )
+    if options.sigma is not None:
+        answers = epsilon.for_sigma(given, options.sigma, options.accountant)
+    else:
+        answers = epsilon.for_target(given, options.target_epsilon, options.accountant)
+    if options.format == "rich":
+        console().print(epsilon.answers_as_rich(given, answers))
+    else:
+        print(epsilon.answers_as_text(given, answers, options.format))
     return 0

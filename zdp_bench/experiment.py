@@ -29,7 +29,7 @@ from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, rdp, tight_epsilon
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
@@ -161,7 +161,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "surgery": checks.surgery(model),
             "fixed_state": fixed,
         },
-        "privacy": account(config, mechanism, plan, ledger),
+        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
@@ -176,7 +176,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     }
 
 
-def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger) -> dict[str, Any]:
+def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:
     """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
     releases, delta = ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
@@ -186,7 +186,9 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger) -> di
         "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight,
-        "epsilon_rdp": rdp(mechanism.z, plan.sampling.sample_rate, releases, delta),
+        "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
+        "epsilon_patient": patient_epsilon(mechanism, records_per_patient, releases, delta),
+        "records_per_patient": records_per_patient,
         "delta": delta,
         "noise_multiplier": sigma,
         "z": mechanism.z,

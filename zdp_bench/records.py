@@ -32,6 +32,8 @@ COLUMNS: dict[str, str] = {
     "claimed_by": "privacy.claimed_by",
     "epsilon_tight": "privacy.epsilon_tight",
     "epsilon_rdp": "privacy.epsilon_rdp",
+    "epsilon_patient": "privacy.epsilon_patient",
+    "records_per_patient": "privacy.records_per_patient",
     "delta": "privacy.delta",
     "z": "privacy.z",
     "steps": "privacy.steps",

@@ -6,7 +6,7 @@ layout) stands in its card, `datasets/NAME.yaml`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -38,6 +38,7 @@ class Splits:
         provenance: official (the released files, checksums matched), derived (made from real records) or synthetic.
         digest: SHA-256 over what was read and how it was turned into records.
         notes: what differs from the official release, shown wherever a number from it is.
+        records_per_patient: the most training records that any one patient owns; an adapter that knows patients bounds it.
     """
 
     train: Records
@@ -47,4 +48,4 @@ class Splits:
     provenance: Provenance
     digest: str
     notes: str = ""
-    facts: dict[str, int] = field(default_factory=dict)
+    records_per_patient: int = 1

@@ -1,21 +1,30 @@
 """Sums of clipped per-sample gradients: Σᵢ min(1, C/‖gᵢ‖)·gᵢ, with gᵢ PyTorch's own `.grad` convention.
 
 `reference` (torch.func, any model) defines what is right; `fast` (book-keeping) gives the same numbers near the price of an
-ordinary backward pass. `clipped_sum` picks: fast where every layer of the model has a rule, else the reference.
+ordinary backward pass. `clipped_sum` takes fast wherever it can serve the model, else the reference, and says so once.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
+from weakref import WeakSet
 
 from torch import nn
 
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss
+from zdp_bench.gradients.rules import NoRule
+
+log = logging.getLogger(__name__)
 
 Engine = Literal["auto", "fast", "reference"]
 
 __all__ = ["Batch", "ClippedSum", "Engine", "Loss", "clipped_sum"]
+
+_for_the_reference: WeakSet[nn.Module] = WeakSet()  # models that `auto` found to be beyond fast
+_met: WeakSet[nn.Module] = WeakSet()  # models whose layers without a rule have been named in the log
 
 
 def clipped_sum(
@@ -38,14 +47,27 @@ def clipped_sum(
             jointly, so the whole is again ≤ C.
         complex_scale: factor on the gradients of complex parameters, before norms are taken: ½ turns `.grad` = 2∂L/∂θ̄ into the
             Wirtinger derivative ∂L/∂θ̄.
+        engine: auto takes fast, and the reference for a model that fast cannot serve; the log says so once.
 
     Formal guarantees:
         - ‖contribution of one record‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and ∞ included (such a record
           contributes zero);
         - the sum is linear in the batch: cut it anyhow and the parts add up to the whole.
+
+    Raises:
+        UserError: engine is fast and fast cannot serve the model.
     """
-    chosen = engine
-    if engine == "auto":
-        chosen = "fast" if not fast.unsupported(model) else "reference"
-    module = fast if chosen == "fast" else reference
-    return module.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
+    if engine == "reference" or (engine == "auto" and model in _for_the_reference):
+        return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
+    if model not in _met:
+        _met.add(model)
+        if lacking := fast.without_rule(model):
+            log.info("no book-keeping rule for %s: their gradients come from torch.func", ", ".join(f"'{n}'" for n in lacking))
+    try:
+        return fast.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
+    except NoRule as error:
+        if engine == "fast":
+            raise UserError(f"algorithm.gradients=fast: book-keeping cannot serve {error}. Use auto or reference.") from None
+        log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
+        _for_the_reference.add(model)
+    return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)

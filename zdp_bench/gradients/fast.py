@@ -1,74 +1,43 @@
 """The fast engine: book-keeping (Bu et al. 2023, "Differentially private optimization on large model at small cost").
 
-One forward and one backward pass that computes only the gradients of the layers' OUTPUTS. A layer's per-sample norm follows
-from its cached input and that output gradient; then one weighted contraction gives Σᵢ cᵢ·gᵢ. No per-sample gradient of a
-linear layer is ever formed: ‖gᵢ xᵢᴴ‖² = ‖gᵢ‖²‖xᵢ‖².
+One forward and one backward pass that computes only the gradients of the layers' OUTPUTS (`tape.py`). A layer's per-sample
+gradients follow from its input and that output gradient (`rules/`), in one of three ways, whichever counts cheapest:
 
-A layer joins by a rule: a function that turns (module, input, output gradient) into a `LayerRule`. A model with a layer that
-has parameters and no rule is not supported here, and `clipped_sum` takes the reference instead.
+    ghost    the norm without the gradient; then one weighted contraction of input and output gradient gives Σᵢ cᵢ·gᵢ
+    kept     the gradients themselves, [B, *shape]; norm and weighted sum are one pass each, and input and output gradient go
+    formed   the gradients, a few records at a time, for their norm only; then the weighted contraction
+
+Which, is a matter of time and memory alone: no number depends on it but by rounding.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, squared_norms, trainable
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, no_records, squared_norms, trainable
+from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
+from zdp_bench.gradients.rules.any_layer import any_layer
+from zdp_bench.gradients.tape import Call, record
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LayerGradients:
-    """What one call of a layer says of its parameters' per-sample gradients."""
-
-    squared_norms: dict[str, Tensor]  # own parameter name -> [B]
-    weighted_sum: Callable[[str, Tensor], Tensor]  # (own parameter name, factors [B]) -> Σᵢ cᵢ gᵢ
-
-
-Rule = Callable[[nn.Module, Tensor, Tensor], LayerGradients]
-_rules: dict[type[nn.Module], Rule] = {}
+# Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, or up to
+# half of what the layers' inputs take, in all: by then backward has let go of as much.
+KEEP_BYTES = 64 * 2**20
+# Gradients that are formed for their norm only take at most this many bytes at a time.
+FORM_BYTES = 64 * 2**20
 
 
-def rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Enter the decorated function as the rule of these layer types (exact types: a subclass may compute something else)."""
+@dataclass
+class _Parameter:
+    """What is known of one parameter's per-sample gradients as backward goes on."""
 
-    def enter(function: Rule) -> Rule:
-        for layer in types:
-            _rules[layer] = function
-        return function
-
-    return enter
-
-
-@rule(nn.Linear)
-def linear(module: nn.Module, x: Tensor, g: Tensor) -> LayerGradients:
-    """y = x Wᵀ + b on [B, n]: W.grad of one record is gᵢ xᵢᴴ (conjugated x: PyTorch's convention), b.grad is gᵢ."""
-    g_norms = squared_norms(g)  # [B]
-
-    def weighted_sum(name: str, factors: Tensor) -> Tensor:
-        weighted = g * factors.to(g.real.dtype).unsqueeze(1)  # [B, out]
-        if name == "bias":
-            return weighted.sum(dim=0)
-        return (weighted.conj().T @ x).conj() if x.is_complex() else weighted.T @ x  # [out, in]
-
-    return LayerGradients({"weight": g_norms * squared_norms(x), "bias": g_norms}, weighted_sum)
-
-
-def unsupported(model: nn.Module) -> list[str]:
-    """Names of the layers that hold trainable parameters but have no rule; also every layer of a shared parameter."""
-    missing = []
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if own and (type(module) not in _rules or any(id(p) in seen for p in own)):
-            missing.append(name)
-        seen.update(id(p) for p in own)
-    return missing
+    calls: int  # that are still to come
+    shares: list[Share] = field(default_factory=list)
+    squared_norms: Tensor | None = None  # [B] float64
+    weighted_sum: Callable[[Tensor], Tensor] | None = None
 
 
 def clipped_sum(
@@ -77,100 +46,157 @@ def clipped_sum(
     """Σᵢ clip(gᵢ); see `gradients.clipped_sum`.
 
     Raises:
-        ValueError: a layer has no rule here, or is called more than once or on an input this engine does not know.
+        NoRule: a layer, or the way it is called, is beyond this engine.
     """
-    inputs, targets = batch
+    inputs, _ = batch
     parameters = trainable(model)
-    together = groups(model, bound, per_layer)
     if len(inputs) == 0:
-        empty = torch.zeros((0, len(together)), dtype=torch.float64, device=inputs.device)
-        return ClippedSum(
-            {n: torch.zeros_like(p, requires_grad=False) for n, p in parameters.items()}, empty if per_layer else empty[:, 0]
-        )
-    if missing := unsupported(model):
-        raise ValueError(f"no book-keeping rule for layer '{missing[0]}'; use the reference engine")
+        return no_records(model, bound, per_layer, inputs.device)
+    found = _differentiate(model, loss, batch, parameters)
 
-    calls = _forward(model, inputs)
-    with torch.enable_grad():
-        losses = loss(calls.outputs, targets)  # [B]
-    output_gradients = torch.autograd.grad(losses.sum(), [call.output for call in calls.layers])
-
-    with torch.no_grad():
-        layer_gradients: dict[str, LayerGradients] = {}
-        for call, g in zip(calls.layers, output_gradients, strict=True):
-            layer_gradients[call.name] = _rules[type(call.module)](call.module, call.input, g)
+    with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         scale = {name: complex_scale if p.is_complex() else 1.0 for name, p in parameters.items()}
+        zero = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
         sums: dict[str, Tensor] = {}
         norms = []
-        for names, group_bound in together:
-            owners = {name: _owner(name) for name in names}
-            squares = [layer_gradients[layer].squared_norms[own] * scale[name] ** 2 for name, (layer, own) in owners.items()]
-            norm = torch.stack(squares).sum(dim=0).sqrt()  # [B], float64
-            factors = clip_factors(norm, group_bound)
-            for name, (layer, own) in owners.items():
-                sums[name] = layer_gradients[layer].weighted_sum(own, factors * scale[name])
-            norms.append(norm)
+        for names, group_bound in groups(model, bound, per_layer):
+            squares = zero
+            for name in names:
+                own = found[name].squared_norms
+                squares = squares if own is None else squares + own * scale[name] ** 2
+            norms.append(squares.sqrt())  # [B], float64
+            factors = clip_factors(norms[-1], group_bound)
+            for name in names:
+                weighted_sum = found.pop(name).weighted_sum
+                parameter = parameters[name]
+                if weighted_sum is None:
+                    sums[name] = torch.zeros_like(parameter, requires_grad=False)
+                else:
+                    sums[name] = weighted_sum(factors * scale[name]).resolve_conj().to(parameter.dtype).view_as(parameter)
         every_norm = torch.stack(norms, dim=1)  # [B, groups]
     if not torch.isfinite(every_norm).all():  # 0 · NaN is NaN: leave such records out and sum again
-        return _without_broken_records(model, loss, batch, bound, every_norm, per_layer, complex_scale)
+        whole = torch.isfinite(every_norm).all(dim=1)  # [B]
+        rest = (part[whole] for part in batch)
+        sums = clipped_sum(model, loss, tuple(rest), bound, per_layer=per_layer, complex_scale=complex_scale).sums  # type: ignore[arg-type]
     return ClippedSum(sums, every_norm if per_layer else every_norm[:, 0])
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of one layer: what went in, what came out."""
-
-    name: str
-    module: nn.Module
-    input: Tensor
-    output: Tensor
+def without_rule(model: nn.Module) -> list[str]:
+    """Names of the layers that hold trainable parameters but have no rule of their own."""
+    return [name for name, module in _layers(model).items() if rule_of(module) is None]
 
 
-@dataclass(frozen=True)
-class _Forward:
-    outputs: Tensor
-    layers: list[_Call]
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold trainable parameters themselves, each under its first name."""
+    modules = model.named_modules()
+    return {name: module for name, module in modules if any(p.requires_grad for p in module.parameters(recurse=False))}
 
 
-def _owner(name: str) -> tuple[str, str]:
-    """'net.0.weight' -> ('net.0', 'weight')."""
-    layer, _, own = name.rpartition(".")
-    return layer, own
+def _differentiate(model: nn.Module, loss: Loss, batch: Batch, parameters: dict[str, nn.Parameter]) -> dict[str, _Parameter]:
+    """Forward and backward; every parameter's squared norms, and how to sum its gradients weighted."""
+    tape = record(model, _layers(model), loss, batch)
+    name_of = {id(parameter): name for name, parameter in parameters.items()}
+    found = {name: _Parameter(0) for name in parameters}
+    for call in tape.calls:
+        for _, parameter in _own(call.module):
+            found[name_of[id(parameter)]].calls += 1
+    allowance = max(KEEP_BYTES, sum(_bytes(call.input) for call in tape.calls) // 2)
+
+    def consume(call: Call, g: Tensor) -> None:
+        nonlocal allowance
+        with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
+            own = _own(call.module)
+            x, g = _promoted(call, g, own[0][1])
+            replaced = _bytes(x) + _bytes(g)
+            shares = _shares(call, x, g)
+            for own_name, parameter in own:
+                if own_name not in shares:
+                    raise NoRule(f"layer '{call.layer}', whose parameter '{own_name}' its rule does not know")
+                of = found[name_of[id(parameter)]]
+                of.shares.append(shares[own_name])
+                of.calls -= 1
+                if of.calls == 0:
+                    allowance -= _settle(of, parameter, len(g), replaced, allowance)
+        del call.input
+
+    tape.play_back(list(parameters.values()), consume)
+    with torch.no_grad(), torch.autocast(batch[0].device.type, enabled=False):
+        for name, of in found.items():
+            if of.shares:  # some other call of this parameter had no influence on the loss
+                _settle(of, parameters[name], len(batch[0]), 0, allowance)
+    return found
 
 
-def _forward(model: nn.Module, inputs: Tensor) -> _Forward:
-    """Run the model once and keep, for every layer with parameters, its input and its output."""
-    calls: list[_Call] = []
-    handles = []
+def _settle(of: _Parameter, parameter: nn.Parameter, records: int, replaced: int, allowance: int) -> int:
+    """All calls of a parameter are in: take its norms, and say how it will be summed. Returns what of the allowance is spent."""
+    shares, of.shares = of.shares, []
+    if len(shares) == 1 and shares[0].ghost is not None:
+        of.squared_norms = shares[0].ghost()
+        of.weighted_sum = shares[0].weighted_sum
+        return 0
+    size = parameter.numel() * parameter.element_size()  # of one record's gradient
+    total = size * records * len(shares)
+    if total <= max(replaced, allowance):
+        rows = _rows(shares)(0, records)
+        of.squared_norms = squared_norms(rows)
+        of.weighted_sum = lambda factors: contract(rows, factors)
+        return 0 if total <= replaced else total
+    of.squared_norms = _formed_norms(shares, records, FORM_BYTES // size)
+    of.weighted_sum = _sum_of(shares)
+    return 0
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            if args[0].dim() != 2:
-                raise ValueError(f"layer '{name}': book-keeping knows linear layers on [B, n] only")
-            calls.append(_Call(name, module, args[0].detach(), output))
 
-        return hook
+def _rows(shares: list[Share]) -> Callable[[int, int], Tensor]:
+    """Per-sample gradients over all calls of a parameter."""
 
-    for name, module in model.named_modules():
-        if any(p.requires_grad for p in module.parameters(recurse=False)):
-            handles.append(module.register_forward_hook(keep(name)))
+    def rows(start: int, stop: int) -> Tensor:
+        total = shares[0].rows(start, stop)
+        for share in shares[1:]:
+            total = total + share.rows(start, stop)
+        return total
+
+    return rows
+
+
+def _formed_norms(shares: list[Share], records: int, few: int) -> Tensor:
+    """[B]: squared norms of gradients that are formed a `few` records at a time and let go."""
+    few = max(1, few)
+    rows = _rows(shares)
+    return torch.cat([squared_norms(rows(start, min(start + few, records))) for start in range(0, records, few)])
+
+
+def _sum_of(shares: list[Share]) -> Callable[[Tensor], Tensor]:
+    def weighted_sum(factors: Tensor) -> Tensor:
+        total = shares[0].weighted_sum(factors)
+        for share in shares[1:]:
+            total = total + share.weighted_sum(factors)
+        return total
+
+    return weighted_sum
+
+
+def _shares(call: Call, x: Tensor, g: Tensor) -> dict[str, Share]:
+    rule: Rule = rule_of(call.module) or any_layer
     try:
-        with torch.enable_grad():
-            outputs = model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if len({call.name for call in calls}) != len(calls):
-        raise ValueError("a layer is called more than once; use the reference engine")
-    return _Forward(outputs, calls)
+        return rule(call.module, x, g)
+    except NoRule as error:
+        raise NoRule(f"layer '{call.layer}': {error}") from None
 
 
-def _without_broken_records(
-    model: nn.Module, loss: Loss, batch: Batch, bound: float, norms: Tensor, per_layer: bool, complex_scale: float
-) -> ClippedSum:
-    """The sum over the records whose every norm is finite; the others contribute zero, their norms stay as they are."""
-    whole = torch.isfinite(norms).all(dim=1)  # [B]
-    log.warning("%d records with a gradient that is not finite contribute nothing", int((~whole).sum()))
-    inputs, targets = batch
-    rest = clipped_sum(model, loss, (inputs[whole], targets[whole]), bound, per_layer=per_layer, complex_scale=complex_scale)
-    return ClippedSum(rest.sums, norms if per_layer else norms[:, 0])
+def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in module.named_parameters(recurse=False) if p.requires_grad]
+
+
+def _promoted(call: Call, g: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and output gradient in the parameter's precision, float32 at least: under autocast both may be half."""
+    wide = torch.promote_types(parameter.dtype.to_real(), torch.float32)
+
+    def promoted(t: Tensor) -> Tensor:
+        return t.to(wide.to_complex() if t.is_complex() or parameter.is_complex() else wide)
+
+    numbers = call.input.is_floating_point() or call.input.is_complex()  # and no indices
+    return promoted(call.input) if numbers else call.input, promoted(g)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -37,7 +37,8 @@ class Block:
             real: N(0, std²) on every entry of a real tensor.
             circular: N(0, std²) on the real and on the imaginary part, independently: circularly symmetric.
             correlated: as circular, but the two parts of one entry have correlation `rho` (Riess et al. 2024, Theorem 1).
-            hermitian: the unitary FFT over `fft_dims` of real white noise; for spectra of real signals.
+            hermitian: the unitary FFT over `fft_dims` of real white noise; for spectra of real signals, whose shares must be
+                such spectra themselves: a share outside that half of the space would meet no noise there.
             real_on_complex: noise on the real parts only; the imaginary parts are released as they are.
             none: no noise at all.
         rho: correlation of real and imaginary part (kind "correlated" only).
@@ -59,10 +60,19 @@ class Block:
             raise ValueError(f"block '{self.name}': noise '{self.noise}' does not fit dtype {self.dtype}")
         if not self.bound > 0:
             raise ValueError(f"block '{self.name}': bound must be positive, not {self.bound}")
-        if not self.std >= 0:
-            raise ValueError(f"block '{self.name}': std must not be negative, not {self.std}")
+        if not 0 <= self.std < math.inf:
+            raise ValueError(f"block '{self.name}': std must be finite and not negative, not {self.std}")
         if not -1 <= self.rho <= 1:
             raise ValueError(f"block '{self.name}': rho must lie in [-1, 1], not {self.rho}")
+        if self.rho and self.noise != "correlated":
+            raise ValueError(f"block '{self.name}': rho belongs to noise 'correlated', not to '{self.noise}'")
+        if (self.noise == "hermitian") != bool(self.fft_dims):
+            raise ValueError(f"block '{self.name}': noise 'hermitian', and it alone, names the transformed dimensions fft_dims")
+        axes = [dim % len(self.shape) for dim in self.fft_dims if -len(self.shape) <= dim < len(self.shape)]
+        if len(set(axes)) != len(self.fft_dims):
+            raise ValueError(
+                f"block '{self.name}': fft_dims {self.fft_dims} do not name dimensions of shape {self.shape}, once each"
+            )
 
     @property
     def weakest_std(self) -> float:
@@ -94,6 +104,10 @@ class Sampling:
     sample_rate: float
     expected_batch_size: float
     records: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate must lie in (0, 1], not {self.sample_rate}")
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:

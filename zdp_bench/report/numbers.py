@@ -8,10 +8,12 @@ from statistics import mean, stdev
 
 
 def epsilon(value: float | None) -> str:
-    """ε to three digits; ∞ where nothing protects; empty where there is none."""
+    """ε to three digits, whole above 1000; ∞ where nothing protects; empty where there is none."""
     if value is None or math.isnan(value):
         return ""
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def percent(value: float, digits: int = 2) -> str:

@@ -1,25 +1,43 @@
-"""Classification: cross-entropy, accuracy."""
+"""Classification: cross-entropy, accuracy, ROC-AUC."""
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import Tensor
 
+from zdp_bench.errors import unknown
 from zdp_bench.registry import register
+
+METRICS = ("accuracy", "roc_auc")
 
 
 @register("task", "classification")
 class Classification:
-    """Softmax cross-entropy over real logits [B, classes]; targets are class indices [B]."""
+    """Softmax cross-entropy over real logits [B, classes]; targets are class indices [B].
 
-    headline = "accuracy"
+    ROC-AUC is the macro average of one class against the rest, by softmax scores; NaN where a class is not in the set.
+
+    Raises:
+        UserError: `headline` is no metric of this task.
+    """
+
+    def __init__(self, *, headline: str | None = None) -> None:
+        self.headline = headline or "accuracy"
+        if self.headline not in METRICS:
+            raise unknown("task.headline", self.headline, METRICS)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")  # [B]
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        truth, classes = targets.cpu().numpy(), outputs.shape[1]
+        scores = outputs.double().softmax(dim=1).cpu().numpy()
+        complete = len(set(truth.tolist())) == classes and classes > 2
         return {
-            "accuracy": float(accuracy_score(targets.cpu().numpy(), outputs.argmax(dim=1).cpu().numpy())),
+            "accuracy": float(accuracy_score(truth, scores.argmax(axis=1))),
+            "roc_auc": float(roc_auc_score(truth, scores, multi_class="ovr", average="macro")) if complete else math.nan,
             "loss": float(self.loss(outputs, targets).mean()),
         }

@@ -1,0 +1,228 @@
+"""CPSC 2018 in both its forms, real where it is; every broken recording named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+from zdp_bench.data.cpsc2018 import DIAGNOSES, cpsc2018, diagnosis, read_wfdb, spectrum
+from zdp_bench.data.synthetic_ecg import cpsc2018_synthetic, recording, write_set, write_wfdb
+from zdp_bench.errors import UserError
+
+
+def small(root: Path, count: int = 8) -> Path:
+    """A data root with a few recordings in the WFDB form; returns their folder."""
+    write_set(root / "CPSC2018", count, 2.0, seed=1)
+    return root / "CPSC2018" / "cinc2020_wfdb"
+
+
+def matlab(root: Path, labels: str, count: int = 4, **data: Any) -> Path:
+    """A data root with recordings in the challenge's own form."""
+    folder = root / "CPSC2018" / "original_mat"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        leads = recording(number % 2 == 1, 2.0, np.random.default_rng(number))
+        savemat(folder / f"A{number:04d}.mat", {"ECG": {"sex": "Male", "age": 50, "data": leads} | data})
+    (folder / "REFERENCE.csv").write_text("Recording,First_label,Second_label,Third_label\n" + labels)
+    return folder
+
+
+LABELS = "A0000,1,,\nA0001,4,,\nA0002,1,,\nA0003,4,7,\n"
+
+
+def test_diagnoses_are_read_as_number_text_and_snomed() -> None:
+    assert [diagnosis(word) for word in ("1", "4", "lbbb", " RBBB", "164909002", "426783006")] == [
+        "Normal",
+        "LBBB",
+        "LBBB",
+        "RBBB",
+        "LBBB",
+        "Normal",
+    ]
+    assert [diagnosis(word) for word in ("0", "10", "999", "flutter")] == [None] * 4
+    assert len(DIAGNOSES) == 9
+
+
+def test_the_spectrum_is_numpys_fft_of_the_first_512_samples() -> None:
+    signal = np.random.default_rng(0).normal(size=3000)
+    expected = np.array([sum(signal[n] * np.exp(-2j * np.pi * k * n / 512) for n in range(512)) for k in (0, 1, 100, 511)])
+    np.testing.assert_allclose(spectrum(signal, 5000, 512, "backward")[[0, 1, 100, 511]], expected, rtol=1e-4)
+    short = spectrum(signal[:100], 5000, 512, "backward")  # padded with zeros at the end
+    np.testing.assert_allclose(short, np.fft.fft(np.r_[signal[:100], np.zeros(412)]), rtol=1e-5, atol=1e-5)
+
+
+def test_both_forms_give_the_same_spectra(tmp_path: Path) -> None:
+    folder = matlab(tmp_path / "m", LABELS)
+    wfdb_form = tmp_path / "w" / "CPSC2018" / "cinc2020_wfdb"
+    wfdb_form.mkdir(parents=True)
+    for number in range(4):
+        leads = recording(number % 2 == 1, 2.0, np.random.default_rng(number))
+        write_wfdb(wfdb_form, f"A{number:04d}", leads, ("426783006", "LBBB", "Normal", "164909002,164884008")[number])
+    first, second = (cpsc2018(root, test_share=0.5) for root in (folder.parents[1], tmp_path / "w"))
+    assert torch.equal(first.train.targets, second.train.targets)
+    torch.testing.assert_close(first.train.inputs, second.train.inputs, rtol=1e-3, atol=0.3)  # 16-bit samples: 1 µV
+    assert (first.outputs, first.input_shape, first.provenance) == (1, (512,), "derived")
+
+
+def test_recordings_with_both_or_neither_diagnosis_are_left_out(tmp_path: Path) -> None:
+    matlab(tmp_path, "A0000,1,,\nA0001,4,1,\nA0002,7,,\nA0003,4,7,\n")
+    splits = cpsc2018(tmp_path, test_share=0.5)
+    assert len(splits.train) + len(splits.test) == 2
+
+
+@pytest.mark.real_data
+def test_the_real_recordings(data_root: Path) -> None:
+    splits = cpsc2018(data_root, positive="RBBB", test_share=0.25)
+    assert splits.notes == "an excerpt of the release: 1 Normal, 3 RBBB"
+    one = read_wfdb(data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea", channel=3)
+    assert (one.diagnoses, len(one.signal)) == ({"RBBB"}, 7500)
+    assert one.signal[0] == pytest.approx(-0.021)  # the header's first value of lead III, -21 units of 1 µV
+    with pytest.raises(UserError, match="1 recordings of Normal and 0 of LBBB"):
+        cpsc2018(data_root)
+
+
+def test_the_synthetic_set_is_written_once_and_learnable(tmp_path: Path) -> None:
+    first, again = (cpsc2018_synthetic(tmp_path, count=20) for _ in range(2))
+    assert first.digest == again.digest
+    assert first.provenance == "synthetic"
+    assert len(list((tmp_path / "synthetic").iterdir())) == 1
+    power = first.train.inputs.abs()[:, 10:30].sum(1)  # a narrow QRS has more above 10 Hz than a broad one
+    assert power[first.train.targets == 0].mean() > 1.3 * power[first.train.targets == 1].mean()
+
+
+def _break(folder: Path, how: str) -> None:
+    header, signal = folder / "S0002.hea", folder / "S0002.mat"
+    text = header.read_text()
+    if how == "truncated":
+        signal.write_bytes(signal.read_bytes()[:-100])
+    elif how == "no signal":
+        signal.unlink()
+    elif how == "empty header":
+        header.write_text("")
+    elif how == "no header at all":
+        header.write_bytes(bytes(range(256)))
+    elif how == "rate":
+        header.write_text(text.replace("S0002 12 500", "S0002 12 250"))
+    elif how == "huge size":
+        header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 99999999999"))
+    elif how == "length":
+        header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 900"))
+    elif how == "missing lead":
+        header.write_text(
+            "\n".join(line for line in text.replace("S0002 12", "S0002 11").splitlines() if not line.endswith("V6"))
+        )
+    elif how == "no diagnosis":
+        header.write_text(text.replace("#Dx", "#Rx"))
+    elif how == "points outside":
+        header.write_text(text.replace("S0002.mat", "../S0002.mat"))
+    elif how == "points to another":
+        header.write_text(text.replace("S0002.mat", "S0004.mat"))
+    elif how == "not a number":
+        body = bytearray(signal.read_bytes())
+        body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
+        signal.write_bytes(bytes(body))
+
+
+BROKEN = {
+    "truncated": "bytes where its header announces",
+    "no signal": "S0002.mat is missing",
+    "empty header": "cannot be read",
+    "no header at all": "cannot be read",
+    "rate": "250 Hz where 500 Hz",
+    "huge size": "announces 99,999,999,999 samples",
+    "length": "bytes where its header announces",
+    "missing lead": "11 leads where 12",
+    "no diagnosis": "no diagnosis",
+    "points outside": "cannot be read",
+    "points to another": r"points to 'S0004\.mat' where S0002\.mat",
+    "not a number": "no numbers",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(tmp_path: Path, how: str) -> None:
+    _break(small(tmp_path), how)
+    with pytest.raises(UserError, match=BROKEN[how]) as caught:
+        cpsc2018(tmp_path, test_share=0.25)
+    assert "S0002" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    splits = cpsc2018(tmp_path, test_share=0.25, bad_records="skip")
+    assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")
+
+
+def test_a_link_out_of_the_root_and_a_name_twice_are_refused(tmp_path: Path) -> None:
+    folder = small(tmp_path)
+    (folder / "again").mkdir()
+    (folder / "again" / "S0001.hea").write_text((folder / "S0001.hea").read_text())
+    with pytest.raises(UserError, match="a recording named S0001 is already there"):
+        cpsc2018(tmp_path)
+    (folder / "again" / "S0001.hea").unlink()
+    outside = tmp_path / "outside.hea"
+    outside.write_text((folder / "S0001.hea").read_text())
+    (folder / "S0001.hea").unlink()
+    (folder / "S0001.hea").symlink_to(outside)
+    with pytest.raises(UserError, match="a link that leads out"):
+        cpsc2018(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ("A0000,1,,\nA0001,99,,\n", r"line 3: labels \['99', '', ''\]"),
+        ("A0000,1,,\nA0000,4,,\n", "line 3: recording A0000 stands here a second time"),
+        ("A0000,,,\n", "line 2"),
+        ("A0000,1,,\nA0001,4,,\n", "A0002.mat: has no line in REFERENCE.csv"),
+    ],
+)
+def test_a_wrong_reference_file_is_refused_by_line(tmp_path: Path, labels: str, message: str) -> None:
+    matlab(tmp_path, labels)
+    with pytest.raises(UserError, match=message):
+        cpsc2018(tmp_path)
+
+
+def test_a_reference_without_its_head_is_refused(tmp_path: Path) -> None:
+    folder = matlab(tmp_path, LABELS)
+    (folder / "REFERENCE.csv").write_text(LABELS)
+    with pytest.raises(UserError, match="its first line is"):
+        cpsc2018(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros((11, 100)), r"shape \(11, 100\)"),
+        (np.zeros((12, 100), dtype=complex), "not real numbers"),
+        (np.zeros((12, 0)), "it holds 0 samples"),
+        (np.full((12, 100), np.nan), "no numbers"),
+    ],
+)
+def test_a_wrong_matlab_struct_is_refused(tmp_path: Path, data: np.ndarray, message: str) -> None:
+    matlab(tmp_path, LABELS, data=data)
+    with pytest.raises(UserError, match=message):
+        cpsc2018(tmp_path)
+
+
+def test_no_matlab_file_at_all_is_refused(tmp_path: Path) -> None:
+    folder = matlab(tmp_path, LABELS)
+    (folder / "A0001.mat").write_bytes(b"<html></html>")
+    with pytest.raises(UserError, match=r"A0001\.mat: is not a struct 'ECG'"):
+        cpsc2018(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"positive": "LBB"}, "Did you mean 'LBBB'"), ({"channel": 13}, "between 1 and 12")]
+)
+def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    small(tmp_path)
+    with pytest.raises(UserError, match=message):
+        cpsc2018(tmp_path, **options)
+
+
+def test_an_empty_root_says_what_belongs_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="dataset=cpsc2018_synthetic"):
+        cpsc2018(tmp_path)

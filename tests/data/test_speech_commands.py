@@ -1,0 +1,192 @@
+"""SpeechCommands: the transform against its definition, the split by speaker, and every broken clip named."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from zdp_bench.data import speech_commands as adapter
+from zdp_bench.data.speech_commands import CLIP, FOLDER, RATE, read_clip, speaker, speech_commands, split_by_speaker, stft
+from zdp_bench.data.synthetic_speech import speech_commands_synthetic, write_set
+from zdp_bench.errors import UserError
+
+WORDS = ["yes", "no"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data root with two words of ten clips."""
+    (tmp_path / FOLDER).parent.mkdir(parents=True)
+    write_set(tmp_path / FOLDER, WORDS, 10, seed=0)
+    return tmp_path
+
+
+def test_the_transform_is_tensorflows_by_its_definition() -> None:
+    """tf.signal.stft(x, 255, 128): frames of 255 every 128, times a periodic Hann window, zero-padded to 256, real FFT."""
+    wave = np.random.default_rng(0).normal(size=CLIP)
+    ours = stft(torch.from_numpy(wave[None]).float())[0].numpy()
+    assert ours.shape == (124, 129)
+    window = [0.5 - 0.5 * math.cos(2 * math.pi * n / 255) for n in range(255)]
+    for frame in (0, 1, 77, 123):
+        for k in (0, 1, 64, 128):
+            expected = sum(wave[128 * frame + n] * window[n] * np.exp(-2j * np.pi * k * n / 256) for n in range(255))
+            assert abs(ours[frame, k] - expected) < 1e-3
+
+
+def test_written_down_values_of_the_transform() -> None:
+    """A 1 kHz cosine, frame 0, by hand: the sum of the window is 127.5, half of it lands in bin 16, a quarter beside it."""
+    t = torch.arange(CLIP) / RATE
+    spectrum = stft(torch.cos(2 * math.pi * 1000 * t)[None])[0]
+    assert abs(spectrum[0, 16].abs() - 63.75) < 0.05
+    assert abs(spectrum[0, 17].abs() - 31.87) < 0.3
+    assert spectrum[:, 40:].abs().max() < 0.05
+
+
+def test_speakers_are_read_from_names_and_never_cross() -> None:
+    assert speaker(Path("yes/022cd682_nohash_0.wav")) == "022cd682"
+    assert speaker(Path("_unknown_/backward_0c540988_nohash_0.wav.wav")) == "0c540988"
+    people = [f"p{n % 37}" for n in range(400)]
+    testing = split_by_speaker(people, 0.25, seed=3)
+    assert 0.2 < testing.mean() < 0.35
+    assert not {p for p, held in zip(people, testing, strict=True) if held} & {
+        p for p, held in zip(people, testing, strict=True) if not held
+    }
+
+
+def test_the_set_is_repeatable_cached_and_bounds_a_speaker(root: Path) -> None:
+    first = speech_commands(root, words=WORDS, test_share=0.3)
+    kept = next((root / "cache" / "zdp-bench" / "spectrograms").iterdir())
+    before = kept.stat().st_mtime_ns
+    again = speech_commands(root, words=WORDS, test_share=0.3)
+    assert kept.stat().st_mtime_ns == before
+    assert torch.equal(first.train.inputs, again.train.inputs)
+    assert first.digest == again.digest
+    assert first.records_per_patient == 10  # two speakers, five clips of each word
+    assert (first.outputs, first.input_shape, first.provenance) == (2, (1, 124, 129), "derived")
+    kept.write_bytes(b"damaged")
+    assert torch.equal(speech_commands(root, words=WORDS, test_share=0.3).train.inputs, first.train.inputs)
+
+
+def test_clips_per_word_and_a_random_split(root: Path) -> None:
+    splits = speech_commands(root, words=WORDS, clips_per_word=6, split="random", test_share=0.25)
+    assert (len(splits.train), len(splits.test)) == (9, 3)
+    other = speech_commands(root, words=WORDS, clips_per_word=6, split="random", test_share=0.25, split_seed=1)
+    assert other.digest != splits.digest
+
+
+def test_a_short_clip_is_padded_and_a_long_one_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.full(100, 0.5), RATE, subtype="PCM_16")
+    clip = read_clip(path)
+    assert (clip[:100] == 0.5).all()
+    assert (clip[100:] == 0).all()
+    soundfile.write(path, np.full(20_000, 0.5), RATE, subtype="PCM_16")
+    assert read_clip(path).shape == (CLIP,)
+
+
+@pytest.mark.real_data
+def test_the_real_clips(data_root: Path) -> None:
+    words = ["yes", "go"]
+    splits = speech_commands(data_root, words=words, clips_per_word=None)
+    assert len(splits.train) + len(splits.test) == 821
+    assert splits.provenance == "derived"
+    assert torch.isfinite(splits.train.inputs.abs()).all()
+
+
+def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
+    splits = speech_commands_synthetic(tmp_path, words=WORDS, clips_per_word=20, test_share=0.3)
+    assert splits.provenance == "synthetic"
+
+    def peakedness(records: Any) -> torch.Tensor:  # 'no' holds its formants still, 'yes' glides through a band: [n]
+        shape = torch.nn.functional.normalize(records.inputs[:, 0].abs().mean(dim=1))  # [n, 129]
+        return shape.pow(4).sum(dim=1)
+
+    yes, no = (peakedness(splits.train)[splits.train.targets == label].mean() for label in (0, 1))
+    guessed = (peakedness(splits.test) - yes).abs() > (peakedness(splits.test) - no).abs()
+    assert (guessed.long() == splits.test.targets).float().mean() > 0.8
+
+
+# ------------------------------------------------------------------------------------------------------ broken clips
+
+
+def wav(**changes: Any) -> Callable[[Path], None]:
+    settings: dict[str, Any] = {"data": np.zeros(CLIP), "samplerate": RATE, "subtype": "PCM_16"} | changes
+
+    def write(path: Path) -> None:
+        soundfile.write(path, **settings)
+
+    return write
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), "not a readable wav file"),
+    "a web page": (lambda path: path.write_bytes(b"<html>not found</html>"), "not a readable wav file"),
+    "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 4), "not a readable wav file"),
+    "header only": (lambda path: path.write_bytes(path.read_bytes()[:20]), "not a readable wav file|holds 0 samples"),
+    "no samples": (wav(data=np.zeros(0)), "holds 0 samples"),
+    "stereo": (wav(data=np.zeros((CLIP, 2))), "2 channels at 16000 Hz"),
+    "another rate": (wav(samplerate=8000), "1 channels at 8000 Hz"),
+    "an hour": (wav(data=np.zeros(11 * CLIP)), "holds 176,000 samples"),
+    "not a number": (wav(data=np.full(CLIP, np.nan), subtype="FLOAT"), "no numbers"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
+    spoil, message = BROKEN[how]
+    path = sorted((root / FOLDER / "no").iterdir())[3]
+    spoil(path)
+    with pytest.raises(UserError, match=message) as caught:
+        speech_commands(root, words=WORDS)
+    assert path.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"words": ["yes", "nope"]}, "no folder for the word 'nope'. Did you mean 'no'"),
+        ({"words": ["yes"]}, "at least two different words"),
+        ({"words": ["yes", "yes"]}, "at least two different words"),
+        ({"words": WORDS, "test_share": 0.0}, "leaves 20 clips to train and 0 to test"),
+    ],
+)
+def test_wrong_options_are_refused(root: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        speech_commands(root, **options)
+
+
+def test_a_missing_root_an_empty_word_and_a_link_are_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="dataset=speech_commands_synthetic"):
+        speech_commands(tmp_path / "none", words=WORDS)
+    folder = root / FOLDER
+    (folder / "up").mkdir()
+    with pytest.raises(UserError, match="up: holds no wav file"):
+        speech_commands(root, words=["yes", "up"])
+    outside = tmp_path / "outside.wav"
+    wav()(outside)
+    (folder / "up" / "1_nohash_0.wav").symlink_to(outside)
+    with pytest.raises(UserError, match="a link that leads out"):
+        speech_commands(root, words=["yes", "up"])
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(adapter.np, "save", full_disk)
+    assert len(speech_commands(root, words=WORDS).train) > 0

@@ -1,0 +1,221 @@
+"""Every layer, activation and model of the zoo as one `Case`. A new one is one entry here, and runs through all of
+`test_harness.py`.
+
+A case builds a module in float32 or float64 (complex64 or complex128); the harness gives it random records and a loss that
+depends on every output, real and imaginary part apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.nn.activations import Cardioid, CReLU
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.registry import lookup, names
+
+Kind = Literal["real", "complex", "index"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One module to put through the harness; `shape` is that of one record."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    kind: Kind = "real"
+
+    def module(self, dtype: torch.dtype) -> nn.Module:
+        """The module with weights in `dtype` (a real one) or its complex companion, always the same ones."""
+        torch.manual_seed(sum(map(ord, self.name)))
+        module = self.build()
+        for parameter in module.parameters():
+            if parameter.dim() == 1:  # norms start at 1 and 0, where mistakes hide
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        return in_precision(module, dtype)
+
+    def batch(self, records: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Random records and real targets."""
+        generator = torch.Generator().manual_seed(seed)
+        targets = torch.randn(records, generator=generator, dtype=torch.float64).to(dtype)
+        if self.kind == "index":
+            return torch.randint(0, 7, (records, *self.shape), generator=generator), targets
+        wide = torch.complex128 if self.kind == "complex" else torch.float64
+        inputs = torch.randn(records, *self.shape, generator=generator, dtype=wide)
+        return inputs.to(dtype.to_complex() if self.kind == "complex" else dtype), targets
+
+
+def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module with real weights in `dtype`, complex ones in its companion; `.to` would make complex weights real."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype.to_complex() if parameter.is_complex() else dtype)
+    for part in module.modules():
+        if isinstance(getattr(part, "dtype", None), torch.dtype):
+            part.dtype = dtype.to_complex() if part.dtype.is_complex else dtype  # type: ignore[assignment]
+    return module
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[B]: every output with a weight of its own, and neither part of a complex one alone."""
+    flat = outputs.flatten(1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).flatten(1)
+    weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype, device=flat.device)
+    return ((flat - targets.unsqueeze(1).to(flat.dtype)) ** 2 * weights).mean(dim=1) + torch.sin(flat).mean(dim=1)
+
+
+class OwnScale(nn.Module):
+    """A layer no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale)
+
+
+class Twice(nn.Module):
+    """One layer called three times, with an activation in place between."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+def _tied() -> nn.Module:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second)
+
+
+def _partly_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].weight.requires_grad_(False)
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+class UNetShape(nn.Module):
+    """A skip connection round a pooling and a transposed convolution, complex or real."""
+
+    def __init__(self, conv: Callable[..., nn.Module], transposed: Callable[..., nn.Module], activation: nn.Module) -> None:
+        super().__init__()
+        self.down, self.deep, self.up, self.last = (
+            conv(2, 4, 3, padding=1),
+            conv(4, 4, 3, stride=2),
+            transposed(4, 4, 2, 2),
+            conv(8, 1, 1),
+        )
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.activation(self.down(x))
+        low = self.activation(self.deep(kept))
+        return self.last(torch.cat([self.up(low), kept[..., :-1, :-1]], dim=1))
+
+
+def _c(layer: type[nn.Module], *arguments: object, **options: object) -> nn.Module:
+    return layer(*arguments, dtype=torch.complex64, **options)
+
+
+CONVOLUTIONS: tuple[dict[str, object], ...] = (
+    {},
+    {"stride": 2, "padding": 1},
+    {"dilation": 2, "padding": 2, "groups": 2},
+    {"stride": 2, "bias": False},
+)
+SHAPES = {1: (4, 9), 2: (4, 7, 8), 3: (4, 5, 6, 5)}
+
+
+def _convolutions() -> list[Case]:
+    made = []
+    dimensioned = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
+    ours = {ComplexConv1d: 1, ComplexConv2d: 2, ComplexConv3d: 3, ComplexConvTranspose2d: 2}
+    for options in CONVOLUTIONS:
+        words = ",".join(f"{k}={v}" for k, v in options.items())
+        for dimensions, pair in dimensioned.items():
+            for layer in pair:
+                made.append(Case(f"{layer.__name__}({words})", lambda la=layer, o=options: la(4, 6, 3, **o), SHAPES[dimensions]))
+        for layer, dimensions in ours.items():
+            build = lambda la=layer, o=options: nn.Sequential(la(4, 6, 3, **o), Cardioid(), la(6, 2, 2))  # noqa: E731
+            made.append(Case(f"{layer.__name__}({words})", build, SHAPES[dimensions], "complex"))
+        for layer in (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
+            dimensions = 1 if layer is nn.Conv1d else 2
+            build = lambda la=layer, o=options: _c(la, 4, 6, 3, **o)  # noqa: E731
+            made.append(Case(f"native complex {layer.__name__}({words})", build, SHAPES[dimensions], "complex"))
+    return made
+
+
+LAYERS: list[Case] = [
+    Case("Linear", lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (4,)),
+    Case("Linear without bias", lambda: nn.Linear(4, 3, bias=False), (4,)),
+    Case("Linear over positions", lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (6, 4)),
+    Case("Linear over two dimensions", lambda: nn.Linear(4, 5), (2, 3, 4)),
+    Case("Linear by ghost norm", lambda: nn.Linear(96, 80), (2, 96)),
+    Case("complex Linear", lambda: nn.Sequential(_c(nn.Linear, 4, 5), Cardioid(), _c(nn.Linear, 5, 3)), (4,), "complex"),
+    Case("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (6, 4), "complex"),
+    Case("complex Linear by ghost norm", lambda: _c(nn.Linear, 96, 80), (2, 96), "complex"),
+    *_convolutions(),
+    Case("Conv2d padded to the same size", lambda: nn.Conv2d(4, 3, (3, 5), padding="same", dilation=(1, 2)), (4, 7, 8)),
+    Case("Conv2d padded circularly", lambda: nn.Conv2d(4, 3, 3, padding=(2, 1), padding_mode="circular"), (4, 7, 8)),
+    Case("Conv2d padded by reflection", lambda: nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"), (4, 7, 8)),
+    Case("Conv2d by ghost norm", lambda: nn.Conv2d(64, 64, 3), (64, 3, 4)),
+    Case("Conv2d of large records", lambda: nn.Conv2d(16, 64, 3, padding=1), (16, 44, 44)),
+    Case("ConvTranspose2d with output padding", lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1), (4, 5, 6)),
+    Case("ComplexConvTranspose2d k = s", lambda: ComplexConvTranspose2d(4, 3, 2, 2), (4, 5, 6), "complex"),
+    Case("Embedding", lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)), (6,), "index"),
+    Case("GroupNorm", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6, 7)),
+    Case("InstanceNorm1d", lambda: nn.InstanceNorm1d(4, affine=True), (4, 9)),
+    Case("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), (4, 6, 7)),
+    Case("InstanceNorm3d", lambda: nn.InstanceNorm3d(4, affine=True), (4, 3, 4, 5)),
+    Case("LayerNorm", lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), (5, 4)),
+    Case("LayerNorm over two dimensions", lambda: nn.LayerNorm((5, 4)), (3, 5, 4)),
+    Case("RMSNorm", lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), (5, 4)),
+    Case("PReLU", lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.PReLU(6), nn.PReLU()), (4, 9)),
+    Case("a layer without a rule", lambda: nn.Sequential(OwnScale(), nn.Linear(3, 3), OwnScale()), (3,)),
+    Case("a layer called three times", lambda: Twice(nn.Linear(4, 4)), (4,)),
+    Case("a convolution called three times", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 5, 6)),
+    Case("a complex layer called three times", lambda: Twice(ComplexConv2d(3, 3, 3, padding=1)), (3, 5, 6), "complex"),
+    Case("a shared weight", _tied, (4,)),
+    Case("partly frozen", _partly_frozen, (4,)),
+    Case("real U-Net shape", lambda: UNetShape(nn.Conv2d, nn.ConvTranspose2d, nn.Tanh()), (2, 7, 9)),
+    Case("complex U-Net shape", lambda: UNetShape(ComplexConv2d, ComplexConvTranspose2d, CReLU()), (2, 7, 9), "complex"),
+]
+
+
+def _activation(name: str) -> Case:
+    # Real activations are nn's own subclasses; any other is complex.
+    if isinstance(lookup("activation", name)(), nn.ReLU):
+        return Case(
+            f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), lookup("activation", name)(), nn.Linear(5, 3)), (4,)
+        )
+    build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), lookup("activation", name)(), _c(nn.Linear, 5, 3))  # noqa: E731
+    return Case(f"activation {name}", build, (4,), "complex")
+
+
+# How a model of the zoo is built small: (input shape, outputs, options, kind).
+ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
+    "complex_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "complex"),
+    "real_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "real"),
+}
+
+
+def _model(name: str) -> Case:
+    shape, outputs, options, kind = ZOO[name]
+    return Case(f"model {name}", lambda: lookup("model", name)(shape, outputs, **options), shape, kind)
+
+
+CASES: list[Case] = [
+    *LAYERS,
+    *(_activation(name) for name in names("activation")),
+    *(_model(name) for name in ZOO),
+]

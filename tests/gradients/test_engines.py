@@ -1,0 +1,152 @@
+"""Which engine serves which model, and what cannot pass unnoticed: a parameter used elsewhere, an input changed in place."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.gradients.harness import OwnScale, loss
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import clipped_sum, fast, reference
+from zdp_bench.gradients.clipping import squared_norms
+from zdp_bench.gradients.rules import NoRule, contract
+
+INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
+
+
+class Elsewhere(nn.Module):
+    """Uses its layer's weight once more, behind the layer's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.layer(x), self.layer.weight)
+
+
+class FoldsPositions(nn.Module):
+    """Its layer sees positions as if they were records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(-1, 1)).reshape(len(x), -1)
+
+
+class SpoilsItsInput(nn.Module):
+    """Changes what its layer has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        between = self.first(x) * 1.0
+        y = self.second(between)
+        between.mul_(2)
+        return y
+
+
+class Recurrent(nn.Module):
+    """No single tensor goes in and comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(1, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x.unsqueeze(-1))[0]
+
+
+@pytest.mark.parametrize("model", [Elsewhere, FoldsPositions], ids=lambda m: m.__name__)
+def test_what_fast_cannot_serve_goes_to_the_reference_and_is_said_once(model: type[nn.Module], caplog) -> None:
+    torch.manual_seed(0)
+    module = model()
+    with pytest.raises(NoRule):
+        fast.clipped_sum(module, loss, (INPUTS, TARGETS), 1.0)
+    with pytest.raises(UserError, match=r"algorithm\.gradients=fast"):
+        clipped_sum(module, loss, (INPUTS, TARGETS), 1.0, engine="fast")
+    with caplog.at_level(logging.INFO):
+        ours = clipped_sum(module, loss, (INPUTS, TARGETS), 1.0)
+        clipped_sum(module, loss, (INPUTS, TARGETS), 1.0)
+    assert len(caplog.records) == 1
+    theirs = reference.clipped_sum(module, loss, (INPUTS, TARGETS), 1.0)
+    for name, value in theirs.sums.items():
+        torch.testing.assert_close(ours.sums[name], value)
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_a_layer_that_is_no_tensor_to_tensor_function_is_refused() -> None:
+    with pytest.raises(NoRule, match="not called on one tensor"):
+        fast.clipped_sum(Recurrent(), loss, (INPUTS, TARGETS), 1.0)
+
+
+def test_an_input_that_is_changed_afterwards_is_found_out() -> None:
+    with pytest.raises(NoRule, match="changed in place"):
+        fast.clipped_sum(SpoilsItsInput(), loss, (INPUTS, TARGETS), 1.0)
+
+
+def test_batch_norm_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with pytest.raises(NoRule, match="batch norm"):
+        fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+
+
+def test_a_layer_without_a_rule_is_named_once(caplog) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), OwnScale())
+    with caplog.at_level(logging.INFO):
+        clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+        clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no book-keeping rule for '1': their gradients come from torch.func"
+    ]
+
+
+def test_gradients_formed_for_their_norm_only_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 40, 3), nn.Tanh(), nn.Conv2d(40, 60, 3))
+    batch = torch.randn(3, 2, 6, 6), torch.zeros(3)
+    kept = fast.clipped_sum(model, loss, batch, 0.01)
+    monkeypatch.setattr(fast, "KEEP_BYTES", 0)
+    monkeypatch.setattr(fast, "FORM_BYTES", 0)
+    formed = fast.clipped_sum(model, loss, batch, 0.01)
+    torch.testing.assert_close(formed.norms, kept.norms, rtol=1e-6, atol=0)
+    for name, value in kept.sums.items():
+        torch.testing.assert_close(formed.sums[name], value, rtol=1e-5, atol=1e-8)
+
+
+def test_a_failing_model_leaves_its_parameters_trainable() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 4))
+    with pytest.raises(RuntimeError):
+        fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_ordinary_gradients_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("length", [1, 1023, 1024, 3_000_001])
+def test_squared_norms_of_long_rows_are_not_too_small(length: int) -> None:
+    rows = torch.full((2, length), 0.1)
+    exact = length * float(rows[0, 0].double()) ** 2
+    torch.testing.assert_close(squared_norms(rows), torch.full((2,), exact, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_squared_norms_do_not_overflow() -> None:
+    assert torch.isfinite(squared_norms(torch.full((2, 2000), 1e30))).all()
+
+
+def test_contract_in_any_memory_order() -> None:
+    rows = torch.randn(3, 4, 5, 6, dtype=torch.complex128).permute(0, 3, 1, 2)
+    factors = torch.rand(3, dtype=torch.float64)
+    torch.testing.assert_close(contract(rows, factors), torch.einsum("b,bxyz->xyz", factors.to(rows.dtype), rows))

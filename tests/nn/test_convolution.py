@@ -1,0 +1,71 @@
+"""Complex convolutions: torch's own complex convolution, in value, gradient, state and refusals; inside they are real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last
+
+PAIRS = {
+    ComplexConv1d: (nn.Conv1d, (4, 9)),
+    ComplexConv2d: (nn.Conv2d, (4, 7, 8)),
+    ComplexConv3d: (nn.Conv3d, (4, 5, 6, 5)),
+    ComplexConvTranspose2d: (nn.ConvTranspose2d, (4, 5, 6)),
+}
+OPTIONS = [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2, "groups": 2}, {"bias": False}]
+
+
+@pytest.mark.parametrize("ours", PAIRS, ids=lambda layer: layer.__name__)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_torchs_complex_convolution(ours, options) -> None:
+    theirs, shape = PAIRS[ours]
+    torch.manual_seed(0)
+    native = theirs(4, 6, 3, dtype=torch.complex128, **options)
+    layer = ours(4, 6, 3, dtype=torch.complex128, **options)
+    layer.load_state_dict(native.state_dict())  # same names, shapes and dtypes
+    x = torch.randn(2, *shape, dtype=torch.complex128, requires_grad=True)
+    expected, found = native(x), layer(x)
+    torch.testing.assert_close(found, expected, check_stride=False)
+    direction = torch.randn_like(expected)
+    ours_of = torch.autograd.grad(found, [x, *layer.parameters()], direction)
+    theirs_of = torch.autograd.grad(expected, [x, *native.parameters()], direction)
+    for a, b in zip(ours_of, theirs_of, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_output_padding() -> None:
+    native = nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dtype=torch.complex128)
+    layer = ComplexConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dtype=torch.complex128)
+    layer.load_state_dict(native.state_dict())
+    x = torch.randn(2, 4, 5, 6, dtype=torch.complex128)
+    torch.testing.assert_close(layer(x), native(x), check_stride=False)
+
+
+def test_initialisation_is_torchs_own() -> None:
+    torch.manual_seed(0)
+    layer = ComplexConv2d(16, 64, 3)
+    parts = torch.view_as_real(layer.weight.detach())
+    bound = 1 / (16 * 9) ** 0.5
+    assert 0.98 * bound < float(parts.abs().max()) <= bound
+    torch.testing.assert_close(parts.std(), torch.tensor(bound / 3**0.5), rtol=0.02, atol=0)
+
+
+def test_interleaving_is_a_view_where_memory_is_channels_last() -> None:
+    x = channels_last(torch.randn(2, 3, 4, 5, dtype=torch.complex64))
+    real = as_real_channels(x)
+    assert real.shape == (2, 6, 4, 5)
+    assert real.data_ptr() == x.data_ptr()
+    assert real.is_contiguous(memory_format=torch.channels_last)
+    assert as_complex_channels(real).data_ptr() == x.data_ptr()
+    torch.testing.assert_close(as_complex_channels(real), x)
+    torch.testing.assert_close(real[:, 1::2], x.imag)
+
+
+def test_real_dtypes_and_uneven_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="is complex"):
+        ComplexConv2d(4, 4, 3, dtype=torch.float32)
+    with pytest.raises(ValueError, match="groups"):
+        ComplexConv2d(4, 6, 3, groups=4)

@@ -1,0 +1,244 @@
+"""The accountants: known values, the laws every ε obeys over random mechanisms, and per-patient ε."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zdp_bench import assets
+from zdp_bench.privacy import accounting as acc
+from zdp_bench.privacy.accounting import (
+    ACCOUNTANTS,
+    Claim,
+    gdp_clt,
+    patient_epsilon,
+    pld,
+    pld_uniform,
+    rdp,
+    rdp_epsilon,
+    tight_epsilon,
+)
+from zdp_bench.privacy.loss_distribution import one_record, poisson_laws, uniform_laws
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
+
+DELTA = 1e-5
+
+
+def mechanism(z: float, q: float, scheme: Scheme = "poisson", records: int = 10_000) -> Mechanism:
+    """A mechanism whose z is `z` in its own adjacency."""
+    sampling = Sampling(scheme, q, q * records, records)
+    return Mechanism((Block("b", (2,), "float32", 1.0, z * sampling.shift, "real"),), sampling)
+
+
+random = settings(derandomize=True, deadline=None, max_examples=20)
+zs = st.floats(0.4, 20.0)
+rates = st.floats(1e-4, 0.5)
+counts = st.integers(1, 3000)
+schemes = st.sampled_from(["poisson", "uniform"])
+
+
+@random
+@given(zs, rates, counts, schemes)
+def test_the_tight_epsilon_is_never_above_renyis(z: float, q: float, steps: int, scheme: Scheme) -> None:
+    release = mechanism(z, q, scheme)
+    assert release.z == pytest.approx(z)
+    assert tight_epsilon(release, steps, DELTA) <= rdp_epsilon(release, steps, DELTA) * (1 + 1e-6)
+
+
+@random
+@given(zs, rates, counts, schemes, st.floats(1.1, 3.0))
+def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise(
+    z: float, q: float, steps: int, scheme: Scheme, by: float
+) -> None:
+    here = tight_epsilon(mechanism(z, q, scheme), steps, DELTA)
+    assert tight_epsilon(mechanism(z, q, scheme), math.ceil(steps * by), DELTA) >= here
+    assert tight_epsilon(mechanism(z, min(1.0, q * by), scheme), steps, DELTA) >= here
+    assert tight_epsilon(mechanism(z * by, q, scheme), steps, DELTA) <= here
+    assert tight_epsilon(mechanism(z, q, scheme), steps, DELTA / 10) >= here
+
+
+@random
+@given(zs, counts, st.floats(1e-9, 0.1))
+def test_poisson_at_rate_one_is_the_gaussian_mechanism(z: float, steps: int, delta: float) -> None:
+    closed = dp_accounting.get_epsilon_gaussian(z / math.sqrt(steps), delta)
+    for scheme in ("poisson", "uniform", "full"):
+        assert tight_epsilon(mechanism(z, 1.0, scheme), steps, delta) == pytest.approx(closed, rel=1e-9, abs=1e-12)
+
+
+@random
+@given(zs, rates, st.integers(1, 1000), st.integers(1, 1000), schemes)
+def test_resumed_composition_equals_unbroken(z: float, q: float, before: int, after: int, scheme: Scheme) -> None:
+    """Two stretches composed one onto the other by dp-accounting are worth what one stretch of both is."""
+    from dp_accounting.pld.common import self_convolve
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+
+    laws = (poisson_laws if scheme == "poisson" else uniform_laws)(z, one_record(q), before + after)
+
+    def stretch(law: object, steps: int) -> DensePLDPmf:
+        offset, mass = self_convolve(law.mass, steps, 1e-15)  # type: ignore[attr-defined]
+        infinite = 1e-15 + steps * law.infinite  # type: ignore[attr-defined]
+        return DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True)  # type: ignore[attr-defined]
+
+    resumed = max(stretch(law, before).compose(stretch(law, after)).get_epsilon_for_delta(DELTA) for law in laws)
+    unbroken = tight_epsilon(mechanism(z, q, scheme), before + after, DELTA)
+    assert unbroken == pytest.approx(resumed, rel=2e-3, abs=1e-4)
+
+
+def test_no_step_costs_nothing_and_no_noise_costs_everything() -> None:
+    for epsilon_of in (pld, pld_uniform, rdp, acc.rdp_uniform, acc.rdp_wor, gdp_clt):
+        assert epsilon_of(1.0, 0.1, 0, DELTA) == 0.0
+        assert epsilon_of(0.0, 0.1, 5, DELTA) == math.inf
+    naked = Mechanism((Block("b", (2,), "complex64", 1.0, 3.0, "real_on_complex"),), Sampling("poisson", 0.1, 10, 100))
+    assert tight_epsilon(naked, 1, DELTA) == rdp_epsilon(naked, 1, DELTA) == patient_epsilon(naked, 2, 1, DELTA) == math.inf
+    assert tight_epsilon(naked, 0, DELTA) == 0.0
+    shuffled = mechanism(5.0, 0.1, "shuffled")
+    assert (
+        tight_epsilon(shuffled, 1, DELTA) == rdp_epsilon(shuffled, 1, DELTA) == patient_epsilon(shuffled, 3, 1, DELTA) == math.inf
+    )
+    assert tight_epsilon(shuffled, 0, DELTA) == 0.0
+    assert pld(1.0, 0.1, 5, 0.0) == math.inf
+
+
+def test_hardly_any_noise_is_bounded_in_closed_form() -> None:
+    below, above = pld(0.0199, 0.9, 3, DELTA), pld(0.0201, 0.9, 3, DELTA)
+    assert math.isfinite(below)
+    assert below >= above * 0.99
+    assert pld(1e-150, 0.5, 1, DELTA) > 1e290
+
+
+def test_uniform_batches_use_their_own_law() -> None:
+    """Not the Poisson law with a doubled shift, which is no bound."""
+    release = mechanism(1.1, 0.01, "uniform")
+    assert tight_epsilon(release, 1000, DELTA) == pld_uniform(release.z, 0.01, 1000, DELTA)
+    assert tight_epsilon(release, 1000, DELTA) > 1.15 * pld(release.z, 0.01, 1000, DELTA)
+
+
+def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_records() -> None:
+    orders = list(range(2, 65))
+    event = dp_accounting.SampledWithoutReplacementDpEvent(10_000, 100, dp_accounting.GaussianDpEvent(1.3))
+    theirs = dp_accounting.rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    theirs.compose(dp_accounting.SelfComposedDpEvent(event, 500))
+    assert rdp_epsilon(mechanism(1.3, 0.01, "uniform"), 500, DELTA) == pytest.approx(theirs.get_epsilon(DELTA))
+
+
+def test_theorem_27_against_its_own_formula() -> None:
+    """Wang et al. 2019, Theorem 27, written out for α = 3: forward differences of e^{(x−1)ε(x)}."""
+    z, q = 2.0, 0.05
+
+    def e(j: int) -> float:  # e^{(j−1)·ε(j)} of the Gaussian
+        return math.exp((j - 1) * j / (2 * z * z))
+
+    def difference(order: int) -> float:
+        return sum((-1) ** i * math.comb(order, i) * e(order - i) for i in range(order + 1))
+
+    two = q**2 * 3 * min(4 * (e(2) - 1), 2 * e(2))
+    three = q**3 * min(4 * math.sqrt(difference(2) * difference(4)), 2 * e(3))
+    assert acc._wor_rdp(z, q, (3,))[0] == pytest.approx(math.log(1 + two + three) / 2)
+    assert acc.rdp_wor(z, q, 10, DELTA) <= 10 * acc._wor_rdp(z, q, (3,))[0] + math.log(1 / DELTA) / 2
+
+
+def test_the_clt_can_fall_below_the_truth() -> None:
+    """Why it is only ever shown as claimed."""
+    assert gdp_clt(0.7, 0.01, 100, DELTA) < 0.9 * pld(0.7, 0.01, 100, DELTA)
+    assert gdp_clt(0.7, 0.01, 100, DELTA, "poisson") < 0.9 * pld(0.7, 0.01, 100, DELTA)
+
+
+def test_dp_accountings_warnings_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        level = logging.getLogger("absl").level
+        assert rdp(1.0, 0.1, 1, DELTA) > pld(1.0, 0.1, 1, DELTA)
+    assert not caplog.records
+    assert logging.getLogger("absl").level == level
+
+
+# ---------------------------------------------------------------------------------------------------------- patients
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "uniform", "full"])
+def test_a_patient_with_one_record_is_a_record(scheme: Scheme) -> None:
+    release = mechanism(1.2, 1.0 if scheme == "full" else 0.02, scheme)
+    assert patient_epsilon(release, 1, 300, DELTA) == tight_epsilon(release, 300, DELTA)
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "uniform"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_patient_costs_more_than_a_record_and_less_than_group_privacy(scheme: Scheme, count: int) -> None:
+    """Group privacy: δₖ(ε) ≤ δ(ε/k)·(e^ε − 1)/(e^{ε/k} − 1), for any mechanism."""
+    release, steps = mechanism(2.5, 0.02, scheme), 400
+    patient = patient_epsilon(release, count, steps, DELTA)
+    assert patient > tight_epsilon(release, steps, DELTA)
+    low, high = patient * 0.2, 200.0
+    for _ in range(40):  # the ε at which the group bound is δ
+        middle = (low + high) / 2
+        needed = DELTA * math.expm1(middle / count) / math.expm1(middle)
+        low, high = (middle, high) if tight_epsilon(release, steps, needed) > middle / count else (low, middle)
+    assert patient <= high
+
+
+def test_patients_in_every_batch_are_the_plain_gaussian() -> None:
+    full = mechanism(4.0, 1.0, "full")
+    assert patient_epsilon(full, 3, 10, DELTA) == pytest.approx(
+        dp_accounting.get_epsilon_gaussian(4.0 / 3 / math.sqrt(10), DELTA)
+    )
+    crowded = mechanism(4.0, 0.9, "uniform", records=10)  # 9 of 10 drawn: two of a patient's three at the least
+    assert patient_epsilon(crowded, 3, 10, DELTA) == patient_epsilon(full, 3, 10, DELTA)
+    single = mechanism(4.0, 0.1, "uniform", records=10)  # one drawn: it cannot be two of the patient's
+    assert patient_epsilon(single, 10, 1, DELTA) == pytest.approx(dp_accounting.get_epsilon_gaussian(4.0, DELTA))
+    assert patient_epsilon(single, 9, 1, DELTA) < patient_epsilon(single, 10, 1, DELTA) * (1 + 1e-3)
+
+
+def test_patients_of_many_records() -> None:
+    """The 2024 paper's patients have 80 slices: finite, and far more than a record's."""
+    release = mechanism(2.2, 24 / 3520, records=3520)
+    assert 1000 < patient_epsilon(release, 80, 73_000, 1e-3) < 80**2 * tight_epsilon(release, 73_000, 1e-3)
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_001])
+def test_a_patient_owns_some_of_the_records(count: int) -> None:
+    with pytest.raises(ValueError, match="records_per_patient"):
+        patient_epsilon(mechanism(1.0, 0.1), count, 1, DELTA)
+
+
+# ------------------------------------------------------------------------------------------------- budget and claims
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "uniform"])
+def test_affordable_steps_are_the_most_that_fit(scheme: Scheme) -> None:
+    release = mechanism(1.5, 0.02, scheme)
+    steps = acc.affordable_steps(release, DELTA, 1.0, 5000)
+    assert 0 < steps < 5000
+    assert tight_epsilon(release, steps, DELTA) <= 1.0 < tight_epsilon(release, steps + 1, DELTA)
+    assert acc.affordable_steps(release, DELTA, 1e9, 5000) == 5000
+    assert acc.affordable_steps(mechanism(0.3, 0.9, scheme), DELTA, 0.5, 5000) == 0
+
+
+def test_every_accountant_has_its_yaml() -> None:
+    files = assets.group(assets.CONF / "accountant")
+    assert set(files) == set(ACCOUNTANTS)
+    for name, path in files.items():
+        assert assets.read_yaml(path) == {"name": name}
+        assert path.read_text(encoding="utf-8").startswith("# ")  # `zdp-bench list accountants` shows this line
+
+
+@pytest.mark.parametrize("name", sorted(ACCOUNTANTS))
+def test_every_claim_falls_with_noise_and_is_infinite_without(name: str) -> None:
+    def claim(sigma: float) -> float:
+        return ACCOUNTANTS[name](Claim(sigma, 0.01, 500, DELTA, 6400, 5))
+
+    assert claim(0.0) == math.inf
+    assert claim(1.0) > claim(2.0) > claim(4.0) > 0
+
+
+def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
+    """σ on the mean of m records that may each move the sum by C is z = σm/C."""
+    direct = Claim(1.6, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128)
+    on_mean = Claim(0.025, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128, sensitivity=2.0)
+    assert acc.dp_dfa_2020(direct) == pytest.approx(acc.dp_dfa_2020(on_mean))
+    cifar = Claim(0.025, 128 / 50_000, 1, DELTA, 50_000, 20, batch_size=128, sensitivity=2.0)
+    assert acc.dp_dfa_2020(cifar) == acc.dp_dfa_2020(on_mean)  # it counts 60,000 records whatever there is

@@ -1,0 +1,105 @@
+"""σ for a target ε: right, on the private side, remembered, and never taken from a file that does not answer the question."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from zdp_bench.privacy import calibration
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
+from zdp_bench.privacy.calibration import calibrate, solve
+
+CLAIM = Claim(0.0, 0.01, 500, 1e-5, 6400, 5)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "zdp-bench" / "calibration"
+
+
+@pytest.mark.parametrize("name", sorted(ACCOUNTANTS))
+def test_calibration_inverts_every_accountant(name: str) -> None:
+    sigma = calibrate(1.7, name, CLAIM)
+    reached = ACCOUNTANTS[name](dataclasses.replace(CLAIM, noise_multiplier=sigma))
+    assert 1.7 * 0.998 < reached <= 1.7
+    assert ACCOUNTANTS[name](dataclasses.replace(CLAIM, noise_multiplier=sigma * 0.999)) > 1.7
+
+
+def test_the_gaussian_mechanism_is_calibrated_exactly() -> None:
+    from dp_accounting import get_sigma_gaussian
+
+    whole = Claim(0.0, 1.0, 1, 1e-5, 100, 1)
+    assert calibrate(1.0, "pld", whole) == pytest.approx(get_sigma_gaussian(1.0, 1e-5), rel=2e-4)
+
+
+def test_a_repeat_is_remembered_and_takes_no_time(own_cache: Path) -> None:
+    calls = []
+
+    def slow(sigma: float) -> float:
+        calls.append(sigma)
+        return 1 / sigma
+
+    first = solve(0.5, slow, {"of": "slow"})
+    asked = len(calls)
+    started = time.perf_counter()
+    assert solve(0.5, slow, {"of": "slow"}) == first
+    assert time.perf_counter() - started < 0.1
+    assert len(calls) == asked
+    assert len(list(own_cache.iterdir())) == 1  # whole files only, nothing half-written
+    solve(0.5, slow, {"of": "another"})
+    solve(0.6, slow, {"of": "slow"})
+    assert len(calls) > asked
+    assert len(list(own_cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: json.dumps(json.loads(text) | {"sigma": -1}),
+        lambda text: json.dumps(json.loads(text) | {"sigma": "NaN"}),
+        lambda text: json.dumps(json.loads(text) | {"asked": "something else", "sigma": 1e-9}),
+    ],
+    ids=["empty", "cut", "list", "negative", "nan", "other question"],
+)
+def test_a_damaged_cache_is_ignored_and_mended(damage, own_cache: Path) -> None:
+    right = solve(0.5, lambda sigma: 1 / sigma, {})
+    (file,) = own_cache.iterdir()
+    whole = file.read_text()
+    file.write_text(damage(whole))
+    assert solve(0.5, lambda sigma: 1 / sigma, {}) == right
+    assert file.read_text() == whole
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert solve(0.5, lambda sigma: 1 / sigma, {}) == pytest.approx(2.0, rel=2e-4)
+
+
+def test_without_xdg_the_cache_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert calibration.cache_folder() == Path(os.path.expanduser("~")) / ".cache" / "zdp-bench" / "calibration"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (0.0, "must be positive"),
+        (-1.0, "must be positive"),
+        (float("nan"), "must be positive"),
+        (1e-9, "no noise multiplier"),
+        (1e9, "nothing to calibrate"),
+    ],
+)
+def test_targets_out_of_reach_are_refused(target: float, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        solve(target, lambda sigma: 1 / sigma, {})

@@ -1,0 +1,181 @@
+"""A mechanism's declared z against the gain of its noise, measured on matrices that none of the code under test builds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+
+POISSON = Sampling("poisson", 0.1, 10.0, 100)
+UNIFORM = Sampling("uniform", 0.1, 10.0, 100)
+
+
+def unitary_dft(shape: tuple[int, ...], dims: tuple[int, ...]) -> np.ndarray:
+    """The matrix of the unitary DFT over some dimensions of a row-major array, from its definition."""
+    matrix = np.ones((1, 1), dtype=complex)
+    for axis, size in enumerate(shape):
+        k = np.arange(size)
+        factor = np.exp(-2j * np.pi * np.outer(k, k) / size) / math.sqrt(size) if axis in dims else np.eye(size)
+        matrix = np.kron(matrix, factor)
+    return matrix
+
+
+def parts(matrix: np.ndarray) -> np.ndarray:
+    """A complex map of real vectors as a real map onto (real parts, imaginary parts)."""
+    return np.vstack([matrix.real, matrix.imag])
+
+
+def noise_map(block: Block) -> np.ndarray:
+    """ξ = noise_map @ white, in real coordinates (real parts first)."""
+    n, s = math.prod(block.shape), block.std
+    one, zero = np.eye(n), np.zeros((n, n))
+    match block.noise:
+        case "real":
+            return s * one
+        case "circular":
+            return s * np.eye(2 * n)
+        case "correlated":
+            return s * np.block([[one, zero], [block.rho * one, math.sqrt(1 - block.rho**2) * one]])
+        case "hermitian":
+            return s * parts(unitary_dft(block.shape, block.fft_dims))
+        case "real_on_complex":
+            return s * np.vstack([one, zero])
+        case _:
+            return np.zeros((n if block.dtype.startswith("float") else 2 * n, 1))
+
+
+def share_map(block: Block) -> np.ndarray:
+    """The space a record's share ranges over: everything, but for spectra of real signals."""
+    if block.noise == "hermitian":
+        return parts(unitary_dft(block.shape, block.fft_dims))
+    n = math.prod(block.shape)
+    return np.eye(n if block.dtype.startswith("float") else 2 * n)
+
+
+def numeric_gain(mechanism: Mechanism, rng: np.random.Generator) -> float:
+    """The longest shift in units of the noise, found by ascent over all shares that the bounds allow; ∞ if one meets no noise."""
+    maps = []
+    for block in mechanism.blocks:
+        noise, share = noise_map(block), share_map(block)
+        covariance = noise @ noise.T
+        values, vectors = np.linalg.eigh(covariance)
+        kept = values > 1e-12 * max(values.max(), 1e-300)
+        outside = share - vectors[:, kept] @ (vectors[:, kept].T @ share)
+        if np.linalg.norm(outside) > 1e-9:
+            return math.inf
+        maps.append((vectors[:, kept] / np.sqrt(values[kept])).T @ share)  # share -> units of noise
+    sizes = [m.shape[1] for m in maps]
+
+    def within(u: list[np.ndarray]) -> list[np.ndarray]:
+        """The share as long as its bound allows (shares are unit-norm maps, so norms are those of the coordinates)."""
+        if mechanism.joint:
+            total = math.sqrt(sum(float(p @ p) for p in u))
+            return [p * mechanism.blocks[0].bound / total for p in u]
+        return [p * b.bound / max(np.linalg.norm(p), 1e-300) for p, b in zip(u, mechanism.blocks, strict=True)]
+
+    best = 0.0
+    for _ in range(12):
+        pair = [within([rng.standard_normal(s) for s in sizes]) for _ in range(2)]
+        for _ in range(300):  # the ascent of a convex function over a ball: go where its gradient points, as far as is allowed
+            replaced = mechanism.sampling.scheme == "uniform"
+            shift = [a - b if replaced else a for a, b in zip(*pair, strict=True)]
+            slope = [m.T @ (m @ d) for m, d in zip(maps, shift, strict=True)]
+            pair = [within(slope), within([-s for s in slope])]
+        shift = [a - b if replaced else a for a, b in zip(*pair, strict=True)]
+        best = max(best, math.sqrt(sum(float(np.sum((m @ d) ** 2)) for m, d in zip(maps, shift, strict=True))))
+    return best
+
+
+REAL = Block("real", (2, 3), "float32", 1.5, 0.7, "real")
+CIRCULAR = Block("circular", (3,), "complex64", 1.5, 1.1, "circular")
+CORRELATED = Block("correlated", (2,), "complex64", 1.5, 0.9, "correlated", rho=0.6)
+ANTI = Block("anti", (2,), "complex64", 1.5, 0.9, "correlated", rho=-0.35)
+HERMITIAN = Block("hermitian", (2, 4), "complex64", 1.5, 0.8, "hermitian", fft_dims=(1,))
+PLANE = Block("plane", (3, 4), "complex64", 1.5, 0.8, "hermitian", fft_dims=(0, 1))
+WIDE = Block("wide", (2,), "float32", 4.0, 0.5, "real")
+KINDS = [REAL, CIRCULAR, CORRELATED, ANTI, HERMITIAN, PLANE]
+
+
+@pytest.mark.parametrize("sampling", [POISSON, UNIFORM], ids=["poisson", "uniform"])
+@pytest.mark.parametrize("block", KINDS, ids=lambda block: block.name)
+def test_z_is_the_inverse_gain_of_every_kind(block: Block, sampling: Sampling) -> None:
+    mechanism = Mechanism((block,), sampling)
+    assert 1 / mechanism.z == pytest.approx(numeric_gain(mechanism, np.random.default_rng(1)), rel=1e-6)
+
+
+@pytest.mark.parametrize("sampling", [POISSON, UNIFORM], ids=["poisson", "uniform"])
+@pytest.mark.parametrize("joint", [True, False], ids=["joint", "separate"])
+@pytest.mark.parametrize("pair", [*itertools.combinations(KINDS, 2)], ids=lambda pair: "-".join(block.name for block in pair))
+def test_z_of_several_blocks(pair: tuple[Block, ...], joint: bool, sampling: Sampling) -> None:
+    mechanism = Mechanism(pair, sampling, joint=joint)
+    assert 1 / mechanism.z == pytest.approx(numeric_gain(mechanism, np.random.default_rng(2)), rel=1e-5)
+
+
+def test_separate_bounds_may_differ_and_add_up() -> None:
+    mechanism = Mechanism((REAL, WIDE), POISSON, joint=False)
+    assert mechanism.z == pytest.approx(1 / math.hypot(1.5 / 0.7, 4.0 / 0.5))
+    assert 1 / mechanism.z == pytest.approx(numeric_gain(mechanism, np.random.default_rng(3)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "naked",
+    [
+        Block("half", (2,), "complex64", 1.5, 1.0, "real_on_complex"),
+        Block("none", (2,), "float32", 1.5, 1.0, "none"),
+        Block("line", (2,), "complex64", 1.5, 1.0, "correlated", rho=1.0),
+        Block("silent", (2,), "float32", 1.5, 0.0, "real"),
+    ],
+    ids=lambda block: block.name,
+)
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_direction_without_noise_makes_z_zero(naked: Block, joint: bool) -> None:
+    mechanism = Mechanism((REAL, naked), POISSON, joint=joint)
+    assert numeric_gain(mechanism, np.random.default_rng(4)) == math.inf
+    assert mechanism.z == 0.0
+
+
+def test_an_unbounded_share_makes_z_zero() -> None:
+    assert Mechanism((Block("b", (2,), "float32", math.inf, 1.0, "real"),), POISSON).z == 0.0
+
+
+def test_noise_of_a_real_signals_spectrum_protects_no_other_share() -> None:
+    """Why a hermitian block's shares must be spectra of real signals: elsewhere the covariance has nothing."""
+    noise = noise_map(HERMITIAN)
+    assert np.linalg.matrix_rank(noise @ noise.T) == math.prod(HERMITIAN.shape) < 2 * math.prod(HERMITIAN.shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"std": math.inf}, "std must be finite"),
+        ({"std": math.nan}, "std must be finite"),
+        ({"std": -1.0}, "std must be finite"),
+        ({"bound": 0.0}, "bound must be positive"),
+        ({"rho": 0.5}, "rho belongs to noise 'correlated'"),
+        ({"dtype": "complex64"}, "does not fit dtype complex64"),
+        ({"dtype": "complex64", "noise": "correlated", "rho": 1.5}, "rho must lie in"),
+        ({"fft_dims": (0,)}, "names the transformed dimensions"),
+        ({"dtype": "complex64", "noise": "hermitian"}, "names the transformed dimensions"),
+        ({"dtype": "complex64", "noise": "hermitian", "fft_dims": (2,)}, "do not name dimensions"),
+        ({"dtype": "complex64", "noise": "hermitian", "fft_dims": (1, -1)}, "do not name dimensions"),
+    ],
+)
+def test_blocks_that_mean_nothing_are_refused(changes: dict, says: str) -> None:
+    fields = {"name": "b", "shape": (2, 2), "dtype": "float32", "bound": 1.0, "std": 1.0, "noise": "real"}
+    with pytest.raises(ValueError, match=says):
+        Block(**(fields | changes))
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])
+def test_a_sample_rate_is_a_chance(rate: float) -> None:
+    with pytest.raises(ValueError, match="sample_rate"):
+        Sampling("poisson", rate, 1.0, 10)
+
+
+def test_one_joint_bound_is_one_bound() -> None:
+    with pytest.raises(ValueError, match="same bound"):
+        Mechanism((REAL, WIDE), POISSON, joint=True)

@@ -1,0 +1,76 @@
+"""The wheel carries all it needs and works in an empty folder; the pins are pins."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from zdp_bench import assets
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the checkout and unpacked as pip would."""
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("not a checkout")
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True
+    )
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
+    inside = unpacked / "zdp_bench" / "_assets"
+    for folder, at in ((assets.CONF, "conf"), (assets.DATASETS, "datasets"), (assets.RECIPES, "recipes")):
+        assert {p.relative_to(folder) for p in folder.rglob("*.yaml")} == {
+            p.relative_to(inside / at) for p in (inside / at).rglob("*.yaml")
+        }
+    assert {p.name for p in assets.REFERENCE.glob("*.csv")} == {p.name for p in (inside / "results" / "reference").glob("*.csv")}
+
+
+def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
+    words = ["run", "recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
+    for command in (words, ["table", "zeta_dp_2021/1"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "zdp_bench", *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results" / "tables" / "zeta_dp_2021_table1.md").is_file()
+    assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
+
+
+def test_constraints_are_pins_without_addresses() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"[A-Za-z0-9_.\-]+==[A-Za-z0-9_.+\-]+", line), line
+
+
+def test_make_help_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)
+    done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in targets:
+        assert re.search(rf"make {target}\s+\S", done.stdout), target
+
+
+def test_the_readme_shows_the_table_that_is_committed() -> None:
+    committed = ROOT / "results" / "tables" / "zeta_dp_2021_table1.md"
+    rows = [line for line in committed.read_text().splitlines() if line.startswith("|")]
+    readme = (ROOT / "README.md").read_text()
+    assert "\n".join(rows) in readme

@@ -1,0 +1,95 @@
+"""Layer rules: what one call of a layer says of its parameters' per-sample gradients, from its input and output gradient.
+
+A rule is one function, entered for exact layer types: a subclass may compute something else, and then has no rule. It returns a
+`Share` for each of the layer's own parameters that trains. Every gradient is PyTorch's own `.grad`: gᵢ xᵢᴴ for y = W x, with
+the input conjugated. Nothing is computed until a share is asked; `fast.py` asks, and decides what is kept.
+
+A layer that has parameters and no rule is taken by `any_layer.py`: the reference, for that layer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
+    """Book-keeping cannot serve this layer, or this call of it; the sentence says why. The reference engine can."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One call's per-sample gradients of one parameter.
+
+    Attributes:
+        rows: records (start, stop) -> their gradients, [stop - start, *shape].
+        weighted_sum: real factors [B] -> Σᵢ cᵢ gᵢ, [*shape].
+        ghost: squared norms [B] in float64 without forming a gradient; None where forming them is cheaper.
+    """
+
+    rows: Callable[[int, int], Tensor]
+    weighted_sum: Callable[[Tensor], Tensor]
+    ghost: Callable[[], Tensor] | None = None
+
+
+Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Share]]  # (layer, input [B, ...], output gradient [B, ...])
+_rules: dict[type[nn.Module], Rule] = {}
+
+
+def rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Enter the decorated function as the rule of these layer types."""
+
+    def enter(function: Rule) -> Rule:
+        for layer in types:
+            _rules[layer] = function
+        return function
+
+    return enter
+
+
+def rule_of(layer: nn.Module) -> Rule | None:
+    """The rule entered for exactly this type of layer."""
+    from zdp_bench.gradients.rules import activation, convolution, embedding, linear, normalisation  # noqa: F401
+
+    return _rules.get(type(layer))
+
+
+def kept(rows: Tensor) -> Share:
+    """A share whose gradients [B, *shape] are there already: small ones always are."""
+    return Share(lambda start, stop: rows[start:stop], lambda factors: contract(rows, factors))
+
+
+def contract(rows: Tensor, factors: Tensor) -> Tensor:
+    """Σᵢ cᵢ rowᵢ: [B, *shape], real [B] -> [*shape]. One pass over the rows, in whatever order they lie in memory."""
+    real = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
+    by_stride = sorted(range(1, real.dim()), key=real.stride, reverse=True)
+    ordered = real.permute(0, *by_stride)
+    summed = torch.mv(ordered.reshape(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(ordered.shape[1:])
+    back = [by_stride.index(dim) for dim in range(1, real.dim())]
+    summed = summed.permute(back)
+    return torch.view_as_complex(summed.contiguous()) if rows.is_complex() else summed
+
+
+def weigh(g: Tensor, factors: Tensor) -> Tensor:
+    """cᵢ gᵢ, for g [B, ...]."""
+    return g * factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
+
+
+# ---------------------------------------------------------------------------------------------------------- counting
+
+# Arithmetic a core does in the time it takes to move one byte of memory to and fro; a ratio of 4 to 16 on today's machines.
+OPERATIONS_A_BYTE = 8
+
+
+def ghost_is_cheaper(positions: int, outputs: int, inputs: int, itemsize: int) -> bool:
+    """Whether two T×T Gram matrices cost less than forming a gradient of outputs×inputs, for one record.
+
+    Both ways end in one product of 2·T·O·D operations (the weighted sum here, the gradient there), so what counts is the rest:
+    the Gram matrices, which must be float64 (they cancel), against writing the gradient and reading it twice.
+    """
+    gram = 4 * positions**2 * (outputs + inputs)
+    return gram < 3 * itemsize * outputs * inputs * OPERATIONS_A_BYTE

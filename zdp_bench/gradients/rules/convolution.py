@@ -1,0 +1,175 @@
+"""Convolutions of one to three dimensions, transposed or not, real or complex, torch's own and ours.
+
+A complex convolution is a real one over interleaved channels (`nn/layout.py`), so its gradient is that real gradient M, folded:
+Re G = M[re, re] + M[im, im], Im G = ±(M[im, re] − M[re, im]). Everything below works on real tensors.
+
+Per-sample gradients come from one product a record, columns [D, T] · output gradient [T, O], where records are small, and from
+oneDNN's or cuDNN's own weight gradient, record by record, where they are large (seen: equal at 16 million products a record).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
+from zdp_bench.gradients.rules.linear import gram_norms
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.layout import as_real_channels
+
+LARGE_RECORD = 16_000_000  # multiplications of one record's weight gradient above which a call of its own pays
+COLUMN_BYTES = 32 * 2**20  # columns are built for so many records at a time: larger blocks are handed back to the system
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's numbers, one a spatial dimension. `shape` is the real weight's: [O, C/groups, *k], or [C, O/groups, *k]."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    output_padding: tuple[int, ...]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return self.shape[2:]
+
+
+@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def torch_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+    """torch's own layers: string paddings and padding modes are applied to the input first."""
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        x, padding = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), (0,) * len(layer.kernel_size)
+    elif isinstance(padding, str):
+        x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0,) * len(layer.kernel_size)
+    return _convolution(layer, x, g, tuple(padding))
+
+
+@rule(ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d)
+def complex_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+    """Ours."""
+    return _convolution(layer, x, g, layer.padding)  # type: ignore[arg-type]
+
+
+def _convolution(layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> dict[str, Share]:
+    """The shares of weight and bias; `layer` has the attributes all convolutions share."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    shape = tuple(weight.shape)
+    bias = kept(g.flatten(2).sum(dim=2))
+    if weight.is_complex():
+        x, g = as_real_channels(x), as_real_channels(g)
+        shape = (2 * shape[0], 2 * shape[1], *shape[2:])
+    numbers = (layer.stride, padding, layer.dilation, layer.groups, bool(layer.transposed), layer.output_padding)
+    geometry = Geometry(shape, *numbers)  # type: ignore[arg-type]
+    if not weight.is_complex():
+        return {"weight": real_share(geometry, x, g), "bias": bias}
+
+    real = real_share(geometry, x, g)
+    fold = _folded_transposed if geometry.transposed else _folded
+    complex_share = Share(
+        rows=lambda start, stop: fold(real.rows(start, stop)),
+        weighted_sum=lambda factors: fold(real.weighted_sum(factors).unsqueeze(0)).squeeze(0),
+    )
+    return {"weight": complex_share, "bias": bias}
+
+
+def _folded(real: Tensor) -> Tensor:
+    """The gradient [b, 2O, 2C, *k] of the expanded weight -> that of the complex weight [b, O, C, *k]."""
+    m = real.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [b, O, (re, im) of g, C, (re, im) of x, *k]
+    g_re, g_im = m.unbind(2)
+    return torch.complex(g_re.select(3, 0) + g_im.select(3, 1), g_im.select(3, 0) - g_re.select(3, 1))
+
+
+def _folded_transposed(real: Tensor) -> Tensor:
+    """As `_folded`, for [b, 2·in, 2·out, *k]: here the input stands first."""
+    m = real.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [b, C, (re, im) of x, O, (re, im) of g, *k]
+    x_re, x_im = m.unbind(2)
+    return torch.complex(x_re.select(3, 0) + x_im.select(3, 1), x_re.select(3, 1) - x_im.select(3, 0))
+
+
+# ------------------------------------------------------------------------------------------------------ on real tensors
+
+
+def real_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
+    """The share of a real convolution's weight, from its input [B, C, *] and output gradient [B, O, *]."""
+    # A transposed convolution is a convolution run backwards: its weight gradient has the parts of x and g exchanged.
+    wide, narrow = (g, x) if geometry.transposed else (x, g)
+    positions = prod(narrow.shape[2:])
+    outputs, inputs = narrow.shape[1] // geometry.groups, wide.shape[1] // geometry.groups * prod(geometry.kernel)
+    work = positions * outputs * inputs * geometry.groups
+    large = work >= LARGE_RECORD or len(x) == 1
+    ghost = geometry.groups == 1 and ghost_is_cheaper(positions, outputs, inputs, x.element_size())
+    return Share(
+        rows=(lambda a, b: _rows_one_by_one(geometry, x[a:b], g[a:b]))
+        if large
+        else (lambda a, b: _rows_by_columns(geometry, wide[a:b], narrow[a:b])),
+        weighted_sum=lambda factors: weight_gradient(geometry, x, weigh(g, factors)),
+        ghost=(lambda: _gram_norms(geometry, wide, narrow)) if ghost else None,
+    )
+
+
+def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
+    """Σᵢ gᵢ, by the backend's own kernel."""
+    weight = x.new_empty(1).expand(geometry.shape)  # only its shape is read
+    numbers = (
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.output_padding,
+        geometry.groups,
+    )
+    return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, [False, True, False])[1]
+
+
+def _rows_one_by_one(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
+    first = weight_gradient(geometry, x[:1], g[:1])
+    if len(x) == 1:
+        return first.unsqueeze(0)
+    rows = first.new_empty((len(x), *first.shape))
+    rows[0] = first
+    for i in range(1, len(x)):
+        rows[i] = weight_gradient(geometry, x[i : i + 1], g[i : i + 1])
+    return rows
+
+
+def _rows_by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
+    """[b, *shape]; columns of a few records at a time."""
+    a_record = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:]) * wide.element_size()
+    few = max(1, COLUMN_BYTES // a_record)
+    if few < len(wide):
+        parts = zip(wide.split(few), narrow.split(few), strict=True)
+        return torch.cat([_rows_by_columns(geometry, w, n) for w, n in parts])
+    groups = geometry.groups
+    columns = _columns(geometry, wide, narrow.shape[2:])  # [b, C·k, T]
+    columns = columns.reshape(len(wide) * groups, -1, columns.shape[2])  # [b·groups, C·k/groups, T]
+    gradients = narrow.reshape(len(wide) * groups, narrow.shape[1] // groups, -1).transpose(1, 2)  # [b·groups, T, O/groups]
+    product = torch.bmm(columns, gradients).view(len(wide), groups, -1, *geometry.kernel, narrow.shape[1] // groups)
+    return product.movedim(-1, 2).flatten(1, 2)  # [b, O, C/groups, *k], a view
+
+
+def _gram_norms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
+    columns = _columns(geometry, wide, narrow.shape[2:])
+    return gram_norms(narrow.flatten(2).transpose(1, 2), columns.transpose(1, 2))
+
+
+def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """What each weight meets at each position: [b, C, *] -> [b, C·k, T]."""
+    if any(geometry.padding):
+        wide = F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
+    wide = wide.contiguous()
+    dimensions = len(geometry.kernel)
+    for dim, (size, stride, dilation) in enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), 2):
+        # [b, C, *positions, *kernel so far] -> one kernel dimension more
+        wide = wide.unfold(dim, (size - 1) * dilation + 1, stride)[..., ::dilation].narrow(dim, 0, positions[dim - 2])
+    kernel_first = (*range(2 + dimensions, 2 + 2 * dimensions), *range(2, 2 + dimensions))
+    return wide.permute(0, 1, *kernel_first).reshape(len(wide), -1, prod(positions))

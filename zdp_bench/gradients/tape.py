@@ -1,0 +1,141 @@
+"""One forward and one backward pass that compute no parameter's gradient, only what each layer saw: its input, and the gradient
+of its output. `fast.py` makes per-sample gradients of the two.
+
+While a layer runs its parameters do not require gradients, so autograd records nothing of them; outside of it they do. A
+parameter that is used anywhere but in its own layer's call therefore gets an ordinary gradient, and is found out: book-keeping
+would have missed that use.
+
+Gradients are caught at the node of the graph that made the layer's output, not at the tensor: an in-place activation behind a
+layer changes the tensor, and never the node. They are handed on as backward meets them, so that a layer's input can be let go
+as early as in an ordinary backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.gradients.clipping import Batch, Loss
+from zdp_bench.gradients.rules import NoRule
+
+
+@dataclass
+class Call:
+    """One call of one layer, until its output gradient arrives."""
+
+    layer: str
+    module: nn.Module
+    input: Tensor
+    version: int  # of the input's memory: in-place changes behind our back raise it
+
+
+Consumer = Callable[[Call, Tensor], None]
+
+
+@dataclass
+class Tape:
+    """The calls of one forward pass, and the loss they led to."""
+
+    token: Tensor
+    calls: list[Call] = field(default_factory=list)
+    losses: Tensor | None = None
+    consume: Consumer | None = None
+
+    def play_back(self, parameters: list[nn.Parameter], consume: Consumer) -> None:
+        """One backward pass from Σ losses; `consume(call, output gradient)` for every call on its way.
+
+        Raises:
+            NoRule: a parameter is used outside of its layer.
+        """
+        assert self.losses is not None
+        self.consume = consume
+        if not self.losses.requires_grad:
+            return  # the loss does not depend on any layer: every gradient is zero
+        *elsewhere, _ = torch.autograd.grad(self.losses.sum(), [*parameters, self.token], allow_unused=True)
+        if any(gradient is not None for gradient in elsewhere):
+            raise NoRule("a parameter that is used outside of its own layer's call")
+
+
+def record(model: nn.Module, layers: dict[str, nn.Module], loss: Loss, batch: Batch) -> Tape:
+    """Run model and loss on the batch, and keep what goes into each of `layers`.
+
+    Raises:
+        NoRule: a layer is called with anything but one tensor [B, ...] that leads to one tensor [B, ...].
+    """
+    inputs, targets = batch
+    tape = Tape(torch.zeros((), device=inputs.device, requires_grad=True))
+    handles = []
+    for name, module in layers.items():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        handles.append(module.register_forward_pre_hook(_enter(own), with_kwargs=True))
+        handles.append(module.register_forward_hook(_leave(tape, name, own, len(inputs)), with_kwargs=True))
+    moving = [p for p in model.parameters() if p.requires_grad]
+    try:
+        with torch.enable_grad():
+            tape.losses = loss(model(inputs.detach()), targets)  # [B]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in moving:
+            parameter.requires_grad_(True)
+    return tape
+
+
+def _enter(own: list[nn.Parameter]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for parameter in own:
+            parameter.requires_grad_(False)
+
+    return hook
+
+
+def _leave(tape: Tape, name: str, own: list[nn.Parameter], records: int) -> Callable[..., Tensor | None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        for parameter in own:
+            parameter.requires_grad_(True)
+        if not torch.is_grad_enabled():
+            return None  # the output is cut off from the loss
+        one_tensor = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+        if not one_tensor or args[0].dim() == 0 or output.dim() == 0:
+            raise NoRule(f"layer '{name}', which is not called on one tensor")
+        if len(args[0]) != records or len(output) != records:
+            raise NoRule(f"layer '{name}', whose input does not have one row a record")
+        first = not output.requires_grad
+        if first:
+            output = _Start.apply(output.data, tape.token)
+        call = Call(name, module, args[0].detach(), args[0]._version)
+        tape.calls.append(call)
+        output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr))
+        return output if first else None
+
+    return hook
+
+
+def _arrive(tape: Tape, call: Call, which: int) -> Callable[[tuple[Tensor | None, ...]], None]:
+    def prehook(gradients: tuple[Tensor | None, ...]) -> None:
+        g = gradients[which]
+        if g is None:
+            return
+        if call.input._version != call.version:
+            raise NoRule(f"layer '{call.layer}', whose input is changed in place afterwards")
+        assert tape.consume is not None
+        tape.consume(call, g)
+
+    return prehook
+
+
+class _Start(torch.autograd.Function):
+    """The identity, as a node: where autograd would see nothing to do, because neither input nor parameters need a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, token: Tensor) -> Tensor:
+        ctx.mark_dirty(output)  # the very tensor, so that a layer behind may still work in place
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        return None, torch.zeros((), device=g.device)

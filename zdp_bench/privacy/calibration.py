@@ -1,0 +1,112 @@
+"""σ for a target ε: the inverse of every accountant, kept on disk by its arguments because finding it can take seconds.
+
+A result lies in `$XDG_CACHE_HOME/zdp-bench/calibration` (or `~/.cache/...`), one small JSON file named by the SHA-256 of what
+was asked. It is written whole or not at all, holds its own question, and is believed only if that question is the one asked;
+anything else in the file means it is computed anew. The folder can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scipy.optimize import brentq
+
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
+
+ARITHMETIC = 1  # raise it when an accountant's numbers change: older results are then computed anew
+TOLERANCE = 1e-4  # relative, of σ; the answer is rounded to the private side
+SMALLEST, LARGEST = 2.0**-6, 2.0**14
+
+
+def calibrate(target: float, accountant: str, claim: Claim) -> float:
+    """The smallest σ at which an accountant says at most `target`; `claim.noise_multiplier` does not matter.
+
+    Raises:
+        ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
+    """
+    question = {"accountant": accountant, "claim": dataclasses.asdict(claim) | {"noise_multiplier": None}}
+    return solve(target, lambda sigma: ACCOUNTANTS[accountant](dataclasses.replace(claim, noise_multiplier=sigma)), question)
+
+
+def solve(target: float, epsilon_of: Callable[[float], float], question: dict[str, Any]) -> float:
+    """The smallest σ with epsilon_of(σ) ≤ target, up to a relative 1e-4; ε must fall with σ.
+
+    Args:
+        question: everything `epsilon_of` depends on, as JSON values: the key of the cache.
+
+    Formal guarantees: epsilon_of(result) ≤ target.
+
+    Raises:
+        ValueError: see `calibrate`.
+    """
+    asked = question | {"target": target, "arithmetic": ARITHMETIC, "dp-accounting": version("dp-accounting")}
+    text = json.dumps(asked, sort_keys=True)
+    path = cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    if (found := _read(path, text)) is not None:
+        return found
+    sigma = _search(target, epsilon_of)
+    _write(path, {"asked": text, "sigma": sigma})
+    return sigma
+
+
+def _search(target: float, epsilon_of: Callable[[float], float]) -> float:
+    if not target > 0:
+        raise ValueError(f"a target ε must be positive, not {target:g}")
+    low = high = 1.0  # invariant once found: ε(low) > target ≥ ε(high)
+    while epsilon_of(high) > target:
+        low, high = high, high * 2
+        if high > LARGEST:
+            raise ValueError(f"no noise multiplier up to {LARGEST:,.0f} reaches ε = {target:g}")
+    while low == high or epsilon_of(low) <= target:
+        low /= 2
+        if low < SMALLEST:
+            raise ValueError(
+                f"ε = {target:g} is reached even by a noise multiplier of {SMALLEST:g}: there is nothing to calibrate"
+            )
+
+    def distance(log_sigma: float) -> float:
+        epsilon = epsilon_of(math.exp(log_sigma))
+        return math.log(min(max(epsilon, 1e-12), 1e12) / target)
+
+    root = math.exp(brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))
+    while epsilon_of(root) > target:
+        root *= 1 + TOLERANCE / 2
+    return root
+
+
+def cache_folder() -> Path:
+    """Where results are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "zdp-bench" / "calibration"
+
+
+def _read(path: Path, asked: str) -> float | None:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        sigma = float(stored["sigma"])
+        return sigma if stored["asked"] == asked and 0 < sigma < math.inf else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Put the file there whole; a folder that cannot be written costs a repeat its speed, nothing else."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

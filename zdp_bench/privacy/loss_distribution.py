@@ -1,0 +1,245 @@
+"""Privacy loss distributions of one step, built so that composing a million of them stays an upper bound and stays tight.
+
+A step is dominated by a pair of distributions on the line, U against V (Zhu, Dong & Wang 2021, Definition 7): no attack tells
+neighbours apart better than U from V, and composing steps composes pairs. The pairs here are mixtures of normal laws around
+whole shifts, in units of the largest shift of ONE record, with standard deviation z:
+
+    poisson   U = Σⱼ wⱼ N(j, z²) against V = N(0, z²), and V against U, whichever is worse. j counts how many of the records
+              that come or go were drawn: 0 or 1 for a record, binomial for a patient's (Zhu, Dong & Wang 2021, Theorem 11;
+              Ganesh 2024, 'Tight group-level DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms').
+    uniform   a fixed-size batch without replacement, records REPLACED. Neither direction alone is a bound under composition:
+              the proven profile is that of U against V for α ≥ 1 and of V against U mirrored for α < 1 (Zhu, Dong & Wang 2021,
+              Proposition 30), a law of losses symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
+
+Composition, tail truncation and the conversion to ε are dp-accounting's. The grid of ONE step is ours, because dp-accounting's
+takes second differences of δ(ε), whose rounding error (1e-16 / step of the grid, in every cell) swamps the law of a step that
+leaks little and is taken 10⁵ times. Here each cell's mass is computed on its own, in logarithms, and split over the cell's two
+ends so that both U's and V's mass are kept: the same Connect-the-Dots law (Doroshenko et al. 2022, Algorithm 1), pessimistic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting.pld.common import self_convolve
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+from scipy.special import log_ndtr, logsumexp, ndtr
+
+# Accuracy against time: cells a standard deviation of the step's loss is cut into (few steps, many steps), and cells in all.
+FINE, COARSE, FEW = 400, 40, 64
+STEP_CELLS, COMPOSED_CELLS = 2**18, 2**19
+TAIL = 10.0  # standard deviations kept of every normal law; the mass beyond, 8e-24, counts as disclosure
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How many of the records that differ a step draws: `log_weights[j]` is the logarithm of the chance of j.
+
+    Attributes:
+        excess: the chance of more, counted as disclosure.
+    """
+
+    log_weights: tuple[float, ...]
+    excess: float = 0.0
+
+    @property
+    def drawn(self) -> float:
+        """The chance that any is drawn."""
+        return -math.expm1(self.log_weights[0])
+
+
+def one_record(sample_rate: float) -> Mixture:
+    """A record is drawn with probability `sample_rate` < 1."""
+    return Mixture((math.log1p(-sample_rate), math.log(sample_rate)))
+
+
+def several_records(log_chances: np.ndarray) -> Mixture:
+    """`log_chances[j]` of j records, j = 0 … k, cut where what is left is below 1e-30: that counts as disclosure."""
+    left = np.exp(np.logaddexp.accumulate(log_chances[::-1])[::-1])  # chance of j or more
+    kept = max(2, int(np.searchsorted(-left, -1e-30)))
+    return Mixture(tuple(float(chance) for chance in log_chances[:kept]), float(left[kept:].max(initial=0.0)))
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law of privacy losses on a grid: `mass[i]` at loss (first + i)·width, `infinite` at ∞."""
+
+    width: float
+    first: int
+    mass: np.ndarray
+    infinite: float
+
+
+def poisson_laws(z: float, drawn: Mixture, steps: int) -> tuple[Law, Law]:
+    """The laws of ONE Poisson-sampled step, records removed and records added, on a grid fit for composing it `steps` times.
+
+    Args:
+        z: noise standard deviation in units of one record's largest shift; finite, positive.
+        drawn: how many of the added or removed records a step sees.
+    """
+    return _poisson_laws(z, drawn, _width(z, drawn, steps))
+
+
+def uniform_laws(z: float, drawn: Mixture, steps: int) -> tuple[Law]:
+    """The law of ONE step with a fixed-size batch drawn without replacement, for replaced records.
+
+    Args:
+        z: noise standard deviation in units of the largest shift that replacing ONE drawn record makes (2C, for shares up to C).
+        drawn: how many of the replaced records a step sees.
+
+    Proof for several records (one record is Proposition 30 of Zhu, Dong & Wang 2021): given j drawn, batches of the two data
+    sets can be paired so that the sum moves by j shifts, and a batch that holds j of them can be paired with one that holds
+    none so that it moves by j shifts as well. Advanced joint convexity (Balle, Barthe & Gaboardi 2018, Theorem 2) gives, for
+    α ≥ 1, the profile Σⱼ wⱼ H_α'(N(j, z²), N(0, z²)) with α' = 1 + (α − 1)/(1 − w₀): the mean over j, given that any is drawn,
+    of the one-record profile with shift j and sample rate 1 − w₀. The relation is symmetric, which gives α < 1.
+    """
+    return _uniform_laws(z, drawn, _width(z, drawn, steps))
+
+
+def epsilon(laws: tuple[Law, ...], steps: int, delta: float) -> float:
+    """The ε of `steps` steps at `delta`, the worst over the laws."""
+    return max(_epsilon(law, steps, delta) for law in laws)
+
+
+def _epsilon(law: Law, steps: int, delta: float) -> float:
+    mass, first, infinite, noise = law.mass, law.first, law.infinite, 0.0
+    if steps > 1:
+        truncated = min(1e-15, 1e-4 * delta)
+        with np.errstate(all="ignore"):  # of the moments it bounds the tails with, some may overflow; it takes the best
+            offset, composed = self_convolve(law.mass, steps, truncated)
+        mass, first = np.asarray(composed), law.first * steps + offset
+        infinite = truncated - math.expm1(steps * math.log1p(-law.infinite))
+        # Rounding in the FFT leaves a floor, positive or negative, under the law; what it may hide is charged to δ.
+        noise = len(mass) * abs(float(mass.min()))
+    if noise > delta / 2:
+        return _epsilon_by_moments(law, steps, delta)
+    composed_law = DensePLDPmf(law.width, first, mass, infinite, pessimistic_estimate=True)
+    return float(composed_law.get_epsilon_for_delta(delta - noise))
+
+
+def _epsilon_by_moments(law: Law, steps: int, delta: float) -> float:
+    """A looser bound where δ lies below the FFT's rounding: the Rényi divergences of the same law, composed by adding them."""
+    left = delta + math.expm1(steps * math.log1p(-law.infinite))
+    if left <= 0:
+        return math.inf
+    losses = (law.first + np.arange(len(law.mass))) * law.width
+    with np.errstate(divide="ignore"):
+        log_mass = np.log(law.mass)
+    orders = np.concatenate([1 + np.geomspace(1e-3, 1, 40), np.geomspace(2.1, 1e4, 120)])
+    divergences = [max(0.0, steps * float(logsumexp(log_mass + (a - 1) * losses)) / (a - 1)) for a in orders]
+    return float(compute_epsilon(orders, divergences, left)[0])
+
+
+@lru_cache(maxsize=16)
+def _poisson_laws(z: float, drawn: Mixture, width: float) -> tuple[Law, Law]:
+    remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf)
+    losses = (remove.first + np.arange(len(remove.mass))) * width
+    with np.errstate(under="ignore", over="ignore", invalid="ignore"):
+        mirrored = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)[::-1]  # V against U, on the mirrored grid
+    add = Law(width, 1 - remove.first - len(mirrored), mirrored, below)
+    return _whole(remove, drawn.excess), _whole(add, drawn.excess)
+
+
+@lru_cache(maxsize=16)
+def _uniform_laws(z: float, drawn: Mixture, width: float) -> tuple[Law]:
+    rate = drawn.drawn
+    shares = np.exp(np.array(drawn.log_weights[1:])) / rate  # of j, given that any is drawn
+    weights = np.array([drawn.log_weights[0], math.log(rate)])
+    parts = [(share, _cells(z / j, weights, width, 0.0)[0]) for j, share in enumerate(shares, start=1) if share > 0]
+    mass = np.zeros(max(len(part.mass) for _, part in parts))
+    for share, part in parts:
+        mass[: len(part.mass)] += share * part.mass
+    positive = mass[1:]
+    with np.errstate(under="ignore"):
+        negative = (positive * np.exp(-np.arange(1, len(mass)) * width))[::-1]
+    beyond = float(sum(share * part.infinite for share, part in parts))
+    law = Law(width, -len(positive), np.concatenate([negative, [0.0], positive]), beyond)
+    return (_whole(law, drawn.excess, rest=len(negative)),)
+
+
+def _whole(law: Law, excess: float, rest: int | None = None) -> Law:
+    """The law with all its mass: `excess` discloses, and what then lacks to 1 goes to cell `rest` (by default the fullest)."""
+    mass, infinite = law.mass.copy(), law.infinite + excess
+    cell = int(np.argmax(mass)) if rest is None else rest
+    mass[cell] = max(0.0, mass[cell] + (1.0 - infinite - math.fsum(mass)))
+    return Law(law.width, law.first, mass, infinite)
+
+
+# -------------------------------------------------------------------------------------------------- the grid of a step
+
+
+def _width(z: float, drawn: Mixture, steps: int) -> float:
+    """The distance between grid points: small beside the spread of a step's loss, not so small that composing takes seconds."""
+    weights = np.array(drawn.log_weights)
+    top = len(weights) - 1
+    x = np.linspace(-12 * z, top + 12 * z, 8001)
+    with np.errstate(under="ignore"):
+        density = sum(math.exp(w) * np.exp(-((x - j) ** 2) / (2 * z * z)) for j, w in enumerate(weights))
+    loss = _loss(x, z, weights)
+    spread = math.sqrt(float(np.sum(density * loss**2) / np.sum(density)))
+    width = spread / (FINE if steps <= FEW else COARSE)
+    span = float(loss[-1]) + 20 * spread * math.sqrt(steps)
+    return max(width, float(loss[-1]) / STEP_CELLS, span / COMPOSED_CELLS, 1e-9)
+
+
+def _loss(x: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
+    """log U(x)/V(x), increasing and convex in x."""
+    j = np.arange(len(log_weights))[:, None]
+    return logsumexp(log_weights[:, None] + (j * x - j * j / 2) / z**2, axis=0)
+
+
+def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
+    """The x at which the loss takes these (increasing) values; −∞ below its infimum log w₀."""
+    if len(log_weights) == 2:
+        none, one = log_weights
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # e^ε − w₀ as expm1(ε) + w₁ where ε is small, in logarithms where e^ε would overflow.
+            grown = np.where(loss > 1, loss + np.log1p(-np.exp(none - loss)), np.log(np.expm1(loss) + math.exp(one)))
+            return np.where(loss > none, 0.5 + z * z * (grown - one), -np.inf)
+    table = np.linspace(-4 * TAIL * z, len(log_weights) - 1 + (TAIL + 1) * z, 20001)
+    at = _loss(table, z, log_weights)
+    cell = np.clip(np.searchsorted(at, loss) - 1, 0, len(table) - 2)
+    low, high = table[cell], table[cell + 1]
+    x = np.interp(loss, at, table)
+    j = np.arange(len(log_weights))[:, None]
+    for _ in range(4):  # Newton's method, kept inside the table's cell
+        terms = log_weights[:, None] + (j * x - j * j / 2) / z**2
+        value = logsumexp(terms, axis=0)
+        slope = np.sum(j * np.exp(terms - value), axis=0) / z**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x = np.clip(np.where(slope > 0, x - (value - loss) / slope, x), low, high)
+    return x
+
+
+def _cells(z: float, log_weights: np.ndarray, width: float, least: float) -> tuple[Law, float]:
+    """U's mass at the grid points, from the cells whose loss is at least `least` (0, or −∞ for all), and V's mass below."""
+    top = len(log_weights) - 1 + TAIL * z
+    lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
+    first = math.floor(max(float(lowest), least) / width)
+    last = max(first + 1, math.ceil(float(highest) / width))
+    losses = np.arange(first, last + 1) * width
+    x = _where(losses, z, log_weights)
+    base = _log_mass(x[:-1] / z, x[1:] / z)  # V's
+    own = np.full_like(base, -np.inf)
+    for j, weight in enumerate(log_weights):
+        own = np.logaddexp(own, weight + (base if j == 0 else _log_mass((x[:-1] - j) / z, (x[1:] - j) / z)))
+    with np.errstate(under="ignore", invalid="ignore"):
+        # Within a cell e^(−loss) averages e^(log V − log U); the two ends share the mass so that this average is kept.
+        ratio = np.exp(np.clip(np.nan_to_num(losses[:-1] + base - own, nan=0.0), -width, 0.0))
+        up = np.exp(own) * ((1 - ratio) / -math.expm1(-width))
+        stay = np.maximum(np.exp(own) - up, 0.0)
+    beyond = float(sum(math.exp(w) * ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)))
+    law = Law(width, first, np.append(stay, 0.0) + np.append(0.0, up), beyond)
+    return law, float(ndtr(x[0] / z))
+
+
+def _log_mass(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """log P(a < N(0, 1) < b), to full relative accuracy in both tails."""
+    right = a + b > 0
+    low, high = log_ndtr(np.where(right, -b, a)), log_ndtr(np.where(right, -a, b))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(high > low, high + np.log(-np.expm1(low - high)), -np.inf)

@@ -1,0 +1,511 @@
+"""`zdp-bench epsilon`: every ε the five papers quote, what reproduces it, and what it tightly is. No data, no training.
+
+What the papers state stands in `results/reference/epsilon.csv`, one line a quoted ε. Each line becomes two things: a `Claim`,
+which its convention (an accountant by name) turns into the ε the paper would print; and a `Mechanism`, the release as the paper
+describes it, from which the tight ε follows. Where a paper states a target and no σ, σ is calibrated to the target first.
+
+The same module answers for a user's own numbers: every accountant at a σ, or the σ for a target.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table as RichTable
+
+from zdp_bench import assets
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, gdp_clt, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.calibration import calibrate, solve
+from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
+from zdp_bench.records import write_text
+from zdp_bench.report.numbers import epsilon as shown
+
+COLUMNS = (
+    "paper",
+    "where",
+    "what",
+    "parameters",
+    "ε printed",
+    "ε reproduced",
+    "by",
+    "verdict",
+    "ε tight",
+    "factor",
+    "ε tight if Poisson",
+    "ε tight per patient",
+)
+
+NOTES = (
+    "ε reproduced: by the accountant named beside it, fed what the paper states. Reproduced: its digits, rounded or truncated, "
+    "are the printed ones. Calibrated: the paper states a target and no σ, so σ is the one that accountant gives the target.",
+    "ε tight: the privacy loss distribution of the release as the paper describes it, a proven upper bound. Factor: tight over "
+    "printed. Batches of fixed size, drawn without replacement, can only hide WHICH record is there: a neighbour is "
+    "a replaced record and moves the sum by 2C. 'If Poisson' is the same noise under Poisson sampling, records added or removed.",
+    "zeta_dp_2021: its Theorems 1 and 2 give circular noise of variance σ² the privacy of σ² on each part; z is σ/√2 before the "
+    "sum's move is counted. Sampling as in its A.3 (uniform without replacement).",
+    "dp_dfa_2020: z = σ·m/C, since its section 4.2 defines C for a modified record. If C bounds one record's share instead, z is "
+    "half of that. The captions stand for CIFAR-10 too, but count 60,000 records there, where it has 50,000.",
+    "zeta_dp_2024: a patient has 20 slices of 4 sequences, 80 records. Its guarantees are 'per patient', but nothing says how; "
+    "per patient is what 80 separately clipped and sampled records give where σ meets the target per record.",
+    "gredp_2024: with complex noise exactly DP-SGD at z = σ/√2; with real noise in the frequency domain half of the gradient is "
+    "released without any. Epochs (30) are not stated.",
+    "Hyper-parameter search is not counted in any ε.",
+)
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """One ε as a paper quotes it: a line of `results/reference/epsilon.csv`, empty fields None.
+
+    Attributes:
+        noise: real, circular (variance σ² in all), per_component (σ² on each part), real_on_complex, or none.
+        sigma: None where only a target is stated.
+        sensitivity: where σ is the noise on a batch's mean: how far a MODIFIED record moves the batch's sum.
+        convention: the accountant that reproduces the printed digits, or the one the paper says it used.
+    """
+
+    paper: str
+    place: str
+    label: str
+    dataset: str
+    noise: str
+    sampling: Scheme | None
+    sigma: float | None
+    sensitivity: float | None
+    batch_size: int | None
+    sample_rate: float | None
+    epochs: int | None
+    records: int | None
+    records_per_patient: int | None
+    delta: float | None
+    printed: str
+    convention: str | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a quoted ε; None where a number does not apply."""
+
+    quoted: Quoted
+    sigma: float | None
+    z: float
+    sample_rate: float | None
+    steps: int | None
+    reproduced: float
+    verdict: Literal["reproduced", "not reproduced", "calibrated"]
+    tight: float
+    factor: float | None
+    tight_poisson: float | None
+    tight_patient: float | None
+
+
+# ------------------------------------------------------------------------------------------------- the papers' table
+
+
+def quoted() -> list[Quoted]:
+    """Every ε quoted in the five papers, in the papers' order."""
+    text = (assets.REFERENCE / "epsilon.csv").read_text(encoding="utf-8")
+    numbers: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("sigma", "sensitivity", "sample_rate", "delta"), float),
+        **dict.fromkeys(("batch_size", "epochs", "records", "records_per_patient"), int),
+    }
+
+    def typed(field: str, value: str) -> Any:
+        return numbers.get(field, str)(value) if value else None
+
+    return [Quoted(**{field: typed(field, value) for field, value in line.items()}) for line in csv.DictReader(io.StringIO(text))]
+
+
+def rows() -> list[Row]:
+    """The papers' table, computed."""
+    return [_row(line) for line in quoted()]
+
+
+def _row(q: Quoted) -> Row:
+    if q.noise == "none":
+        return Row(q, None, 0.0, None, None, math.inf, "reproduced", math.inf, None, None, None)
+    if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
+        raise ValueError(f"results/reference/epsilon.csv: the line of {q.paper}, {q.place}, {q.label} lacks a number")
+    rate = q.sample_rate or (q.batch_size or 0) / q.records
+    steps = q.epochs * (q.records // q.batch_size) if q.batch_size else round(q.epochs / rate)
+    claim = Claim(q.sigma or 0.0, rate, steps, q.delta, q.records, q.epochs, q.batch_size, q.sensitivity)
+    verdict: Literal["reproduced", "not reproduced", "calibrated"]
+    if q.sigma is None:
+        claim = dataclasses.replace(claim, noise_multiplier=calibrate(float(q.printed), q.convention, claim))
+        verdict = "calibrated"
+    reproduced = ACCOUNTANTS[q.convention](claim)
+    if q.sigma is not None:
+        verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
+    mechanism = described(q, claim.noise_multiplier, q.sampling, rate)
+    tight = _tight(mechanism, steps, q.delta)
+    poisson = described(q, claim.noise_multiplier, "poisson", rate)
+    return Row(
+        q,
+        claim.noise_multiplier,
+        mechanism.z,
+        rate,
+        steps,
+        reproduced,
+        verdict,
+        tight,
+        tight / float(q.printed.lstrip("<")),
+        None if q.sampling == "poisson" else _tight(poisson, steps, q.delta),
+        _patient(mechanism, q.records_per_patient, steps, q.delta) if q.records_per_patient else None,
+    )
+
+
+def described(q: Quoted, sigma: float, scheme: Scheme, sample_rate: float) -> Mechanism:
+    """The release as the paper describes it, in units of the clipping bound."""
+    assert q.records
+    batch = sample_rate * q.records
+    # Where the paper's C is the move of a MODIFIED record, one record's share is half of it, and σ sits on the mean.
+    bound, std = (q.sensitivity / 2, sigma * batch) if q.sensitivity else (1.0, sigma)
+    return _mechanism(q.noise, bound, std, Sampling(scheme, sample_rate, batch, q.records))
+
+
+def _mechanism(noise: str, bound: float, std: float, sampling: Sampling) -> Mechanism:
+    kinds: dict[str, tuple[str, float, NoiseKind]] = {
+        "real": ("float32", std, "real"),
+        "per_component": ("complex64", std, "circular"),
+        "circular": ("complex64", std / math.sqrt(2), "circular"),
+        "real_on_complex": ("complex64", std, "real_on_complex"),
+    }
+    dtype, part, kind = kinds[noise]
+    return Mechanism((Block("gradient", (1,), dtype, bound, part, kind),), sampling)
+
+
+_tight = lru_cache(maxsize=None)(tight_epsilon)
+_patient = lru_cache(maxsize=None)(patient_epsilon)
+
+
+def same_digits(printed: str, value: float) -> bool:
+    """Whether `value` prints as `printed`, rounded or truncated to as many decimals; '<1' means less than 1."""
+    if printed.startswith("<"):
+        return value < float(printed[1:])
+    decimals = len(printed.partition(".")[2])
+    truncated = math.floor(value * 10**decimals + 1e-9) / 10**decimals
+    return f"{value:.{decimals}f}" == printed or f"{truncated:.{decimals}f}" == printed
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    q = row.quoted
+    parameters = "no noise"
+    if row.steps is not None and row.sigma is not None and row.sample_rate is not None:
+        rate, sampling = f"{row.sample_rate:.3g}", "Poisson" if q.sampling == "poisson" else "uniform"
+        parameters = f"σ {row.sigma:.4g}, q {rate}, {row.steps:,} steps, δ {q.delta:g}, {sampling}, z {row.z:.3g}"
+    return (
+        q.paper,
+        q.place,
+        q.label,
+        parameters,
+        q.printed.replace("inf", "∞"),
+        _beside(q.printed, row.reproduced),
+        q.convention or "",
+        row.verdict,
+        shown(row.tight),
+        "" if row.factor is None else f"{shown(row.factor)}",
+        shown(row.tight_poisson),
+        shown(row.tight_patient),
+    )
+
+
+def _beside(printed: str, value: float) -> str:
+    """`value` with one decimal more than is printed, so that rounding and truncation show."""
+    return "∞" if math.isinf(value) else f"{value:.{len(printed.partition('.')[2]) + 1}f}"
+
+
+def as_rich(table: list[Row]) -> RichTable:
+    """The papers' table on a terminal."""
+    made = RichTable(
+        title=_title(table),
+        title_justify="left",
+        caption="\n".join(NOTES),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    widths = {
+        "what": 19,
+        "parameters": 27,
+        "ε printed": 7,
+        "ε reproduced": 10,
+        "by": 15,
+        "verdict": 10,
+        "ε tight": 7,
+        "factor": 6,
+    }
+    for column in ("where", *COLUMNS[2:]):
+        right = column.startswith("ε") or column == "factor"
+        made.add_column(
+            column, justify="right" if right else "left", width=widths.get(column, 8 if right else 12), overflow="fold"
+        )
+    for row in table:
+        paper, where, *rest = _cells(row)
+        made.add_row(f"{paper} {where}", *rest)
+    return made
+
+
+def _title(table: list[Row]) -> str:
+    counts = {verdict: sum(row.verdict == verdict for row in table) for verdict in ("reproduced", "not reproduced", "calibrated")}
+    return f"{len(table)} ε of five papers: " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+
+
+def as_markdown(table: list[Row]) -> str:
+    """The papers' table as Markdown."""
+    lines = [f"# {_title(table)}", "", "`zdp-bench epsilon` made this; do not edit.", ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in table]
+    return "\n".join([*lines, "", *(f"- {note}" for note in NOTES)]) + "\n"
+
+
+def plain(table: list[Row]) -> list[dict[str, object]]:
+    """The numbers behind the table, one dictionary a row, to six digits; ∞ as "inf"."""
+    return [
+        {key: _json(value) for key, value in (vars(row.quoted) | vars(row)).items() if key not in ("quoted", "delta")}
+        | {"delta": row.quoted.delta}
+        for row in table
+    ]
+
+
+def _json(value: object) -> object:
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else float(f"{value:.6g}")
+    return value
+
+
+def as_csv(lines: list[dict[str, object]]) -> str:
+    """Dictionaries as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def write(table: list[Row], results: Path) -> list[Path]:
+    """Write `results/tables/epsilon.md` and `.csv`."""
+    paths = [results / "tables" / "epsilon.md", results / "tables" / "epsilon.csv"]
+    write_text(paths[0], as_markdown(table))
+    write_text(paths[1], as_csv(plain(table)))
+    return paths
+
+
+# ------------------------------------------------------------------------------------------------ a user's own numbers
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A user's own training, checked: everything but the noise."""
+
+    sampling: Sampling
+    steps: int
+    epochs: int
+    delta: float
+    records_per_patient: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line for a user: which noise, which accountant, σ and ε."""
+
+    noise: str
+    sigma: float
+    z: float
+    accountant: str
+    epsilon: float
+    remark: str
+
+
+UNKNOWN_RECORDS = 10**9  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
+CONVENTIONS = {
+    "per_component": "real, or complex with σ² on each part",
+    "circular": "complex, circular with σ² in all",
+}
+
+
+def setting(
+    *,
+    sampling: str | None,
+    sample_rate: float | None,
+    batch_size: int | None,
+    records: int | None,
+    steps: int | None,
+    epochs: int | None,
+    delta: float | None,
+    records_per_patient: int | None = None,
+) -> Setting:
+    """Check a user's numbers; sampling is Poisson and δ 1e-5 where nothing is said.
+
+    Raises:
+        UserError: one is missing, out of range, or contradicts another.
+    """
+    sampling, delta = sampling or "poisson", 1e-5 if delta is None else delta
+    if sampling not in ("poisson", "uniform", "full"):
+        raise unknown("sampling", sampling, ("poisson", "uniform", "full"))
+    require(0 < delta < 1, "--delta", delta, "must lie in (0, 1)")
+    require(records is None or records > 0, "--records", records, "must be at least 1")
+    if sampling == "full":
+        require(
+            sample_rate in (None, 1.0) and batch_size is None, "--sampling", "full", "takes neither sample rate nor batch size"
+        )
+        sample_rate = 1.0
+    elif batch_size is not None:
+        require(sample_rate is None, "--batch-size", batch_size, "say it or --sample-rate, not both")
+        if records is None:
+            raise UserError(f"--batch-size={batch_size}: needs --records N, the number of training records.")
+        require(0 < batch_size <= records, "--batch-size", batch_size, f"must lie between 1 and the {records:,} records")
+        sample_rate = batch_size / records
+    if sample_rate is None:
+        raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
+    require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
+    if (steps is None) == (epochs is None):
+        raise UserError("say either --steps or --epochs, " + ("not both." if steps is not None else "one of them is needed."))
+    require(steps is None or steps > 0, "--steps", steps, "must be at least 1")
+    require(epochs is None or epochs > 0, "--epochs", epochs, "must be at least 1")
+    if steps is None:
+        assert epochs is not None
+        steps = (
+            epochs * (records // batch_size) if batch_size and records and sampling == "uniform" else round(epochs / sample_rate)
+        )
+    if records_per_patient is not None:
+        if records is None:
+            raise UserError(f"--records-per-patient={records_per_patient}: needs --records N, the number of training records.")
+        require(
+            1 <= records_per_patient <= records, "--records-per-patient", records_per_patient, f"must lie in 1 to {records:,}"
+        )
+    number = records or UNKNOWN_RECORDS
+    drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
+    return Setting(drawn, steps, epochs or max(1, round(steps * sample_rate)), delta, records_per_patient)
+
+
+def _claim(given: Setting, sigma: float) -> Claim:
+    s = given.sampling
+    return Claim(sigma, s.sample_rate, given.steps, given.delta, s.records, given.epochs)
+
+
+def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answer]:
+    """ε at a user's σ: PLD, RDP and GDP-CLT for both conventions of noise, or one accountant's claim.
+
+    Raises:
+        UserError: σ is out of range, or no accountant has this name.
+    """
+    require(0 <= sigma < math.inf, "--sigma", sigma, "must be 0 or more, and finite")
+    if _is_convention(given, accountant):
+        return [Answer("as claimed", sigma, sigma, str(accountant), ACCOUNTANTS[str(accountant)](_claim(given, sigma)), CLAIMED)]
+    answers = []
+    for noise in CONVENTIONS:
+        mechanism = _mechanism(noise, 1.0, sigma, given.sampling)
+        for name, epsilon_of, remark in _accountants(given, accountant):
+            answers.append(Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark))
+    return answers
+
+
+CLAIMED = "what this convention would claim"
+
+
+def _is_convention(given: Setting, accountant: str | None) -> bool:
+    """Whether the accountant makes a claim from nominal numbers, rather than bound a mechanism.
+
+    Raises:
+        UserError: there is no such accountant, or it needs to know how many records there are.
+    """
+    if accountant in (None, "pld", "rdp", "gdp_clt"):
+        return False
+    if accountant not in ACCOUNTANTS:
+        raise unknown("accountant", str(accountant), ACCOUNTANTS)
+    if given.sampling.records == UNKNOWN_RECORDS:
+        raise UserError(f"--accountant={accountant}: needs --records N, the number of training records.")
+    return True
+
+
+def _accountants(given: Setting, only: str | None) -> list[tuple[str, Callable[[Mechanism], float], str]]:
+    steps, delta, sampling = given.steps, given.delta, given.sampling
+    per_patient = given.records_per_patient
+
+    def clt(mechanism: Mechanism) -> float:
+        batches: Literal["uniform", "poisson"] = "uniform" if sampling.scheme == "uniform" else "poisson"
+        return gdp_clt(mechanism.z * sampling.shift, sampling.sample_rate, steps, delta, batches)
+
+    tight = "tight: the best proven upper bound" if sampling.scheme == "uniform" else "tight: an upper bound, nearly exact"
+    every = [
+        ("pld", lambda m: tight_epsilon(m, steps, delta), tight),
+        ("rdp", lambda m: rdp_epsilon(m, steps, delta), "an upper bound, looser"),
+        ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth"),
+    ]
+    if per_patient:
+        text = f"tight, for a patient with {per_patient} records"
+        every.insert(1, ("pld", lambda m: patient_epsilon(m, per_patient, steps, delta), text))
+    return [entry for entry in every if only in (None, entry[0])]
+
+
+def for_target(given: Setting, target: float, accountant: str | None) -> list[Answer]:
+    """The σ that meets a target ε, for both conventions of noise (or for one paper's), by an accountant (default pld).
+
+    Raises:
+        UserError: the target cannot be met, or no accountant has this name.
+    """
+    name = accountant or "pld"
+    convention = _is_convention(given, name)
+    require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
+    try:
+        if convention:
+            sigma = calibrate(target, name, _claim(given, 0.0))
+            return [Answer("as claimed", sigma, sigma, name, ACCOUNTANTS[name](_claim(given, sigma)), CLAIMED)]
+        answers = []
+        entries = _accountants(given, name)
+        if given.records_per_patient:
+            entries = entries[1:] if name == "pld" else entries  # the target is then the patient's
+        _, epsilon_of, remark = entries[0]
+        for noise in CONVENTIONS:
+            question = {"given": dataclasses.asdict(given), "noise": noise, "by": name, "remark": remark}
+
+            def of(sigma: float, noise: str = noise) -> float:
+                return epsilon_of(_mechanism(noise, 1.0, sigma, given.sampling))
+
+            sigma = solve(target, of, question)
+            answers.append(Answer(noise, sigma, _mechanism(noise, 1.0, sigma, given.sampling).z, name, of(sigma), remark))
+        return answers
+    except ValueError as error:
+        raise UserError(f"--target-epsilon={target:g}: {error}.") from None
+
+
+def answers_as_rich(given: Setting, answers: list[Answer]) -> RichTable:
+    """A user's answers on a terminal."""
+    s = given.sampling
+    title = f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; neighbours: {s.adjacency}"
+    table = RichTable(title=title.replace("_", " "), title_justify="left")
+    for column in ("noise", "σ", "z", "accountant", "ε", ""):
+        table.add_column(column)
+    for a in answers:
+        table.add_row(CONVENTIONS.get(a.noise, a.noise), f"{a.sigma:.5g}", f"{a.z:.4g}", a.accountant, shown(a.epsilon), a.remark)
+    return table
+
+
+def answers_as_text(given: Setting, answers: list[Answer], form: str) -> str:
+    """A user's answers as Markdown, CSV or JSON."""
+    common = {"sampling": given.sampling.scheme, "sample_rate": given.sampling.sample_rate, "steps": given.steps}
+    lines = [common | {"delta": given.delta} | {key: _json(value) for key, value in vars(a).items()} for a in answers]
+    return as_text(lines, form)
+
+
+def as_text(lines: list[dict[str, object]], form: str) -> str:
+    """Dictionaries as Markdown, CSV or JSON."""
+    if form == "json":
+        return json.dumps(lines, indent=1, ensure_ascii=False)
+    if form == "csv":
+        return as_csv(lines).rstrip()
+    head = "| " + " | ".join(lines[0]) + " |"
+    return "\n".join(
+        [head, "|" + " --- |" * len(lines[0]), *("| " + " | ".join(map(str, line.values())) + " |" for line in lines)]
+    )
