@@ -19,7 +19,7 @@ from zdp_bench.privacy.accounting import pld
 STEPS, EVERY = 24, 12  # 6 epochs of 4 steps, a checkpoint every 3 epochs
 TINY = ["recipe=quickstart", "trainer.epochs=6", "trainer.sample_rate=0.25", "model.hidden=[4]", "trainer.checkpoint_epochs=3"]
 TINY += ["accountant=gdp_clt"]  # the claimed ε is not looked at here, and this accountant is quick
-SECURE = "privacy.secure=true"
+SECURE = ["privacy.secure=true", "privacy.max_epsilon=50"]  # a budget that is never spent must never stop a resumed run
 BUDGET = "privacy.max_epsilon=3.0"
 
 
@@ -32,7 +32,9 @@ def random_kills(count: int, seed: int) -> list[list[Any]]:
 def jobs() -> list[dict[str, Any]]:
     single = [{"name": f"seeded-{i}", "overrides": TINY, "kills": [kill]} for i, kill in enumerate(random_kills(20, 1))]
     twice = [{"name": "seeded-thrice", "overrides": TINY, "kills": [["before the update", s] for s in (20, 17, 23)]}]
-    secure = [{"name": f"secure-{i}", "overrides": [*TINY, SECURE], "kills": [kill]} for i, kill in enumerate(random_kills(6, 2))]
+    secure = [
+        {"name": f"secure-{i}", "overrides": [*TINY, *SECURE], "kills": [kill]} for i, kill in enumerate(random_kills(6, 2))
+    ]
     budget = [
         {"name": f"budget-{i}", "overrides": [*TINY, BUDGET], "kills": kills}
         for i, kills in enumerate([[], [["before the update", 11]], [["after the update", 8]], [["before the checkpoint", 5]]])
@@ -106,6 +108,7 @@ def test_with_secure_noise_every_step_drawn_again_counts_again(runs: dict[str, d
         releases = STEPS + at + 1 - kept
         privacy = run["record"]["privacy"]
         assert privacy["steps"] == privacy["ledger"]["entries"] == releases, run["kills"]
+        assert run["record"]["stopped_by"] == "epochs"
         assert privacy["randomness"] == "cryptographic"
         assert privacy["epsilon_tight"] == pytest.approx(pld(1.5, 0.25, releases, 1e-4))
 

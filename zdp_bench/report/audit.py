@@ -24,6 +24,10 @@ NOTES = (
 )
 
 
+def as_expected(finding: Finding) -> bool:
+    return finding["expected"] in (finding["verdict"], "either")
+
+
 def _cells(finding: Finding) -> list[str]:
     return [
         finding["case"],
@@ -44,7 +48,7 @@ def as_rich(findings: list[Finding], title: str) -> Table:
     for column in COLUMNS:
         table.add_column(column)
     for finding in findings:
-        table.add_row(*_cells(finding), style=None if finding["verdict"] == finding["expected"] else "bold red")
+        table.add_row(*_cells(finding), style=None if as_expected(finding) else "bold red")
     return table
 
 
