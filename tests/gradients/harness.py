@@ -206,6 +206,13 @@ def _activation(name: str) -> Case:
 ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "complex_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "complex"),
     "real_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "real"),
+    "complex_conv_linear": ((3, 6, 7), 2, {"channels": 4}, "complex"),
+    "real_conv_linear": ((3, 6, 7), 2, {"channels": 4}, "real"),
+    "complex_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "complex"),
+    "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
+    "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
+    "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "vgg11": ((3, 32, 32), 3, {"groups": 8, "hidden": 6}, "real"),
 }
 
 

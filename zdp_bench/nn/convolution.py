@@ -8,10 +8,10 @@ three or four real ones and several copies: 6 to 8 times its real twin where thi
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last
@@ -19,7 +19,22 @@ from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_
 Size = int | tuple[int, ...]
 
 
-def interleaved_weight(weight: Tensor, transposed: bool = False) -> Tensor:
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's numbers, one a spatial dimension, in the order aten's kernels take them."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def numbers(self) -> tuple[Any, ...]:
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+
+
+def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
     """Complex [O, C, *k] -> real [2O, 2C, *k], whose convolution of interleaved channels is the complex convolution.
 
     A transposed convolution's weight is [in, out, *k], and its blocks are transposed with it.
@@ -28,6 +43,59 @@ def interleaved_weight(weight: Tensor, transposed: bool = False) -> Tensor:
     off = (imaginary, -imaginary) if transposed else (-imaginary, imaginary)
     rows = torch.stack([torch.stack([real, off[0]], dim=2), torch.stack([off[1], real], dim=2)], dim=1)  # [O, 2, C, 2, *k]
     return rows.flatten(2, 3).flatten(0, 1)
+
+
+def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
+    """The gradient of the interleaved weight, [*, 2O, 2C, k], -> that of the complex weight, [*, O, C, k]; k flattened.
+
+    M being the real gradient: Re G = M[re, re] + M[im, im], Im G = M[im, re] − M[re, im], first index for the output gradient,
+    second for the input: PyTorch's `.grad`, with the input conjugated. Of a transposed convolution the input stands first.
+    """
+    m = real.unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))  # [*, O, (re, im), C, (re, im), k]
+    first, second = m.unbind(-4)
+    sign = -1 if transposed else 1
+    return torch.complex(first.select(-2, 0) + second.select(-2, 1), sign * (second.select(-2, 0) - first.select(-2, 1)))
+
+
+class _Convolve(torch.autograd.Function):
+    """Complex convolution by a real one, with a backward of its own.
+
+    Composed of PyTorch's operations it would copy the output gradient twice more, out of its interleaved order and back.
+    """
+
+    generate_vmap_rule = True  # so that torch.func's vmap(grad), the reference, goes through it
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        real_bias = None if bias is None else torch.view_as_real(bias).flatten()
+        real_weight = channels_last(interleaved_weight(weight, geometry.transposed))
+        y = torch.convolution(as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers())
+        return as_complex_channels(y.to(real_weight.dtype))  # under autocast y is half precision; complex numbers stay whole
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Geometry], output: Tensor) -> None:
+        x, weight, bias, ctx.geometry = inputs
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        geometry: Geometry = ctx.geometry
+        to_input, to_weight, to_bias, _ = ctx.needs_input_grad
+        of_input = of_weight = None
+        if to_input or to_weight:
+            x, real_weight = as_real_channels(channels_last(x)), channels_last(interleaved_weight(weight, geometry.transposed))
+            wanted = [to_input, to_weight, False]
+            of_input, of_weight, _ = torch.ops.aten.convolution_backward(
+                as_real_channels(channels_last(g)), x, real_weight, None, *geometry.numbers(), wanted
+            )
+        return (
+            as_complex_channels(of_input) if of_input is not None else None,
+            folded_gradient(of_weight.flatten(2), geometry.transposed).view_as(weight) if of_weight is not None else None,
+            g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None,
+            None,
+        )
 
 
 class _Convolution(nn.Module):
@@ -81,24 +149,13 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
-        bias = None if self.bias is None else torch.view_as_real(self.bias).flatten()
-        weight = interleaved_weight(self.weight, self.transposed)
-        flat = self.spatial == 1  # one dimension goes as two: only those have a channels-last layout
-        if flat:
-            x, weight = x.unsqueeze(2), weight.unsqueeze(2)
-        y = self._real(as_real_channels(channels_last(x)), channels_last(weight), bias)
-        y = as_complex_channels(y.to(weight.dtype))  # under autocast y is half precision; complex numbers stay whole
-        return y.squeeze(2) if flat else y
+        return _Convolve.apply(x, self.weight, self.bias, self.geometry)
 
-    def _real(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        lift = (lambda size, fill: (fill, *size)) if self.spatial == 1 else (lambda size, fill: size)
-        stride, padding, dilation = lift(self.stride, 1), lift(self.padding, 0), lift(self.dilation, 1)
-        convolve: Any
-        if self.transposed:
-            convolve = F.conv_transpose3d if self.spatial == 3 else F.conv_transpose2d
-            return convolve(x, weight, bias, stride, padding, lift(self.output_padding, 0), self.groups, dilation)
-        convolve = F.conv3d if self.spatial == 3 else F.conv2d
-        return convolve(x, weight, bias, stride, padding, dilation, self.groups)
+    @property
+    def geometry(self) -> Geometry:
+        """What the convolution of interleaved channels is called with."""
+        numbers = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
+        return Geometry(*numbers)
 
 
 class ComplexConv1d(_Convolution):

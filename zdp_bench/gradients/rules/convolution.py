@@ -1,7 +1,7 @@
 """Convolutions of one to three dimensions, transposed or not, real or complex, torch's own and ours.
 
-A complex convolution is a real one over interleaved channels (`nn/layout.py`), so its gradient is that real gradient M, folded:
-Re G = M[re, re] + M[im, im], Im G = ±(M[im, re] − M[re, im]). Everything below works on real tensors.
+A complex convolution is a real one over interleaved channels (`nn/layout.py`), so its gradient is that real gradient, folded
+(`nn.convolution.folded_gradient`). Everything below works on real tensors.
 
 Per-sample gradients come from one product a record, columns [D, T] · output gradient [T, O], where records are small, and from
 oneDNN's or cuDNN's own weight gradient, record by record, where they are large (seen: equal at 16 million products a record).
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
-from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
 from zdp_bench.nn.layout import as_real_channels
 
 LARGE_RECORD = 16_000_000  # multiplications of one record's weight gradient above which a call of its own pays
@@ -73,27 +73,14 @@ def _convolution(layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...
     if not weight.is_complex():
         return {"weight": real_share(geometry, x, g), "bias": bias}
 
-    real = real_share(geometry, x, g)
-    fold = _folded_transposed if geometry.transposed else _folded
+    real, kernel = real_share(geometry, x, g), geometry.kernel
     complex_share = Share(
-        rows=lambda start, stop: fold(real.rows(start, stop)),
-        weighted_sum=lambda factors: fold(real.weighted_sum(factors).unsqueeze(0)).squeeze(0),
+        rows=lambda start, stop: folded_gradient(real.rows(start, stop).flatten(3), geometry.transposed).unflatten(3, kernel),
+        weighted_sum=lambda factors: folded_gradient(real.weighted_sum(factors).flatten(2), geometry.transposed).unflatten(
+            2, kernel
+        ),
     )
     return {"weight": complex_share, "bias": bias}
-
-
-def _folded(real: Tensor) -> Tensor:
-    """The gradient [b, 2O, 2C, *k] of the expanded weight -> that of the complex weight [b, O, C, *k]."""
-    m = real.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [b, O, (re, im) of g, C, (re, im) of x, *k]
-    g_re, g_im = m.unbind(2)
-    return torch.complex(g_re.select(3, 0) + g_im.select(3, 1), g_im.select(3, 0) - g_re.select(3, 1))
-
-
-def _folded_transposed(real: Tensor) -> Tensor:
-    """As `_folded`, for [b, 2·in, 2·out, *k]: here the input stands first."""
-    m = real.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # [b, C, (re, im) of x, O, (re, im) of g, *k]
-    x_re, x_im = m.unbind(2)
-    return torch.complex(x_re.select(3, 0) + x_im.select(3, 1), x_re.select(3, 1) - x_im.select(3, 0))
 
 
 # ------------------------------------------------------------------------------------------------------ on real tensors

@@ -1,0 +1,49 @@
+"""A small convolutional network, complex or real: stages of convolution, activation and average pooling, then a linear layer."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import require
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.pooling import ComplexAvgPool2d
+from zdp_bench.registry import lookup, register
+
+
+class CNN(nn.Module):
+    """3×3 convolutions with padding, each halving the map. [B, C, H, W] -> [B, outputs]; complex weights answer with |z|."""
+
+    def __init__(
+        self, input_shape: tuple[int, ...], outputs: int, widths: list[int], activation: str, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        images, height, width = input_shape
+        require(min(height, width) >= 2 ** len(widths), "model.channels", widths, f"{height}×{width} is too small for that depth")
+        conv, pool = (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
+        stages: list[nn.Module] = []
+        for wide, narrow in pairwise([images, *widths]):
+            stages += [conv(wide, narrow, 3, padding=1, dtype=dtype), lookup("activation", activation)(), pool(2)]
+        self.stages = nn.Sequential(*stages)
+        for _ in widths:
+            height, width = height // 2, width // 2
+        self.head = nn.Linear(widths[-1] * height * width, outputs, dtype=dtype)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(self.stages(x.to(self.dtype)).flatten(1))
+        return y.abs() if y.is_complex() else y
+
+
+@register("model", "complex_cnn")
+def complex_cnn(input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "crelu") -> CNN:
+    """A small complex CNN."""
+    return CNN(input_shape, outputs, channels, activation, torch.complex64)
+
+
+@register("model", "real_cnn")
+def real_cnn(input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "relu") -> CNN:
+    """The same CNN with real weights."""
+    return CNN(input_shape, outputs, channels, activation, torch.float32)

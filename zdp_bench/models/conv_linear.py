@@ -1,0 +1,37 @@
+"""One convolution and one linear layer, complex or real: the network of Ziller et al. 2021, Table 7 (3 → 32, 3×3; 28800 → 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.registry import register
+
+
+class ConvLinear(nn.Module):
+    """conv (3×3, no padding) → flatten → linear. Shapes: [B, C, H, W] -> [B, outputs]; complex weights answer with |z|."""
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, channels: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        images, height, width = input_shape
+        conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
+        self.conv = conv(images, channels, 3, dtype=dtype)
+        self.linear = nn.Linear(channels * (height - 2) * (width - 2), outputs, dtype=dtype)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(self.conv(x.to(self.dtype)).flatten(1))
+        return y.abs() if y.is_complex() else y
+
+
+@register("model", "complex_conv_linear")
+def complex_conv_linear(input_shape: tuple[int, ...], outputs: int, *, channels: int = 32) -> ConvLinear:
+    """The complex network of Table 7."""
+    return ConvLinear(input_shape, outputs, channels, torch.complex64)
+
+
+@register("model", "real_conv_linear")
+def real_conv_linear(input_shape: tuple[int, ...], outputs: int, *, channels: int = 32) -> ConvLinear:
+    """The same network with real weights."""
+    return ConvLinear(input_shape, outputs, channels, torch.float32)
