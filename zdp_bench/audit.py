@@ -698,7 +698,14 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
                 yield summed(x, y) - rest
 
     def furthest(of: Tensor) -> Tensor:
-        return max((move - of for move in moves()), key=lambda shift: float((weight * shift).norm()))
+        best, length = torch.zeros(coordinates.size, dtype=torch.float64), 0.0
+        for move in moves():
+            shift = move - of
+            if (
+                far := float((weight * shift).norm())
+            ) > length * 1.001:  # most are clipped to one length: rounding must not choose
+                best, length = shift, far
+        return best
 
     first = furthest(torch.zeros(coordinates.size, dtype=torch.float64))
     return furthest(first) if mechanism.sampling.shift == 2 else first
