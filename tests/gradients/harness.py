@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.nn.activations import Cardioid, CReLU
+from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
 from zdp_bench.registry import lookup, names
 
@@ -194,11 +194,9 @@ LAYERS: list[Case] = [
 
 def _activation(name: str) -> Case:
     # Real activations are nn's own subclasses; any other is complex.
-    if isinstance(lookup("activation", name)(), nn.ReLU):
-        return Case(
-            f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), lookup("activation", name)(), nn.Linear(5, 3)), (4,)
-        )
-    build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), lookup("activation", name)(), _c(nn.Linear, 5, 3))  # noqa: E731
+    if isinstance(activation(name, 5), nn.ReLU):
+        return Case(f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)), (4,))
+    build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), activation(name, 5), _c(nn.Linear, 5, 3))  # noqa: E731
     return Case(f"activation {name}", build, (4,), "complex")
 
 

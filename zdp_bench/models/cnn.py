@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.pooling import ComplexAvgPool2d
-from zdp_bench.registry import lookup, register
+from zdp_bench.registry import register
 
 
 class CNN(nn.Module):
@@ -25,7 +26,7 @@ class CNN(nn.Module):
         conv, pool = (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *widths]):
-            stages += [conv(wide, narrow, 3, padding=1, dtype=dtype), lookup("activation", activation)(), pool(2)]
+            stages += [conv(wide, narrow, 3, padding=1, dtype=dtype), make_activation(activation, narrow), pool(2)]
         self.stages = nn.Sequential(*stages)
         for _ in widths:
             height, width = height // 2, width // 2

@@ -8,8 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.initialisation import Initialisation, initialise
-from zdp_bench.registry import lookup, register
+from zdp_bench.registry import register
 
 
 class MLP(nn.Module):
@@ -22,7 +23,7 @@ class MLP(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [initialise(nn.Linear(wide, narrow, dtype=dtype), init), lookup("activation", activation)()]
+            layers += [initialise(nn.Linear(wide, narrow, dtype=dtype), init), make_activation(activation, narrow)]
         self.net = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 

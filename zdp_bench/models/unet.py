@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.pooling import ComplexAvgPool2d
-from zdp_bench.registry import lookup, register
+from zdp_bench.registry import register
 
 
 class UNet(nn.Module):
@@ -26,7 +27,7 @@ class UNet(nn.Module):
         def block(inside: int, out: int) -> nn.Sequential:
             layers: list[nn.Module] = []
             for channels in (inside, out):
-                layers += [conv(channels, out, 3, padding=1, dtype=dtype), lookup("activation", activation)()]
+                layers += [conv(channels, out, 3, padding=1, dtype=dtype), make_activation(activation, out)]
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]

@@ -1,11 +1,87 @@
-"""Complex activations, by name. Each is finite, with a finite gradient, everywhere: at 0, on the axes, at large |z|."""
+"""Complex activations, by name. Each is finite, with a finite gradient, everywhere: at 0, on the axes, at large |z|.
+
+Shapes: z [B, C, *] -> the same. A trained bias has one entry, or one a feature (dimension 1).
+"""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.registry import register
+from zdp_bench.registry import lookup, register
+
+
+def activation(name: str, features: int) -> nn.Module:
+    """The activation registered as `name`; those with a bias a feature are given how many there are.
+
+    Raises:
+        UserError: no activation has this name.
+    """
+    builder = lookup("activation", name)
+    return builder(features) if getattr(builder, "per_feature", False) else builder()
+
+
+def on_parts(function: object, z: Tensor) -> Tensor:
+    """A real function of the real and of the imaginary part, apart."""
+    return torch.view_as_complex(function(torch.view_as_real(z.contiguous())))  # type: ignore[operator]
+
+
+def modulus_and_inverse(z: Tensor) -> tuple[Tensor, Tensor]:
+    """|z|, and 1/|z| but never above 10¹⁵: what it multiplies vanishes there, and neither value nor gradient overflows."""
+    modulus = z.abs()
+    return modulus, 1 / modulus.clamp(min=1e-15)
+
+
+def along_features(bias: Tensor, z: Tensor) -> Tensor:
+    """A bias [1] or [C] in a shape that meets z [B, C, *]."""
+    return bias.view(-1, *[1] * (z.dim() - 2))
+
+
+@register("activation", "relu")
+class ReLU(nn.ReLU):
+    """ReLU, for real networks."""
+
+
+@register("activation", "crelu")
+class CReLU(nn.Module):
+    """ReLU(Re z) + i·ReLU(Im z) (Trabelsi et al. 2018, section 3.4)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return on_parts(torch.relu, z)
+
+
+@register("activation", "separable_sigmoid")
+class SeparableSigmoid(nn.Module):
+    """σ(Re z) + i·σ(Im z), σ the logistic function (Nitta 1997, eq. 3)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return on_parts(torch.sigmoid, z)
+
+
+@register("activation", "zrelu")
+class ZReLU(nn.Module):
+    """z in the open first quadrant, 0 elsewhere (Guberman 2016, section 4.2.1)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.where((z.real > 0) & (z.imag > 0), z, torch.zeros_like(z))
+
+
+@register("activation", "siglog")
+class SigLog(nn.Module):
+    """z / (1 + |z|): the modulus below 1, the phase kept (Georgiou & Koutsougeras 1992, eq. 12, with c = r = 1)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z / (1 + z.abs())
+
+
+@register("activation", "igaussian")
+class IGaussian(nn.Module):
+    """(1 − exp(−|z|²/2))·z/|z|: an inverted Gaussian of the modulus, the phase kept (Virtue, Yu & Lustig 2017, eq. 7, σ = 1)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        modulus, inverse = modulus_and_inverse(z)
+        return -torch.expm1(-0.5 * modulus.clamp(max=1e3).square()) * inverse * z
 
 
 @register("activation", "cardioid")
@@ -13,19 +89,76 @@ class Cardioid(nn.Module):
     """½(1 + cos arg z)·z: keeps the positive real axis, blocks the negative one (Virtue, Yu & Lustig 2017, eq. 5)."""
 
     def forward(self, z: Tensor) -> Tensor:
-        modulus = z.abs()
-        cosine = z.real / torch.where(modulus > 0, modulus, torch.ones_like(modulus))
+        _, inverse = modulus_and_inverse(z)
+        return (0.5 + 0.5 * z.real * inverse) * z
+
+
+class TrainedCardioid(nn.Module):
+    """½(1 + cos(arg z + b))·z with a trained phase b, from 0: the cardioid turned by −b."""
+
+    def __init__(self, biases: int = 1) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(biases))
+
+    def forward(self, z: Tensor) -> Tensor:
+        _, inverse = modulus_and_inverse(z)
+        bias = along_features(self.bias, z)
+        cosine = (z.real * bias.cos() - z.imag * bias.sin()) * inverse  # cos(arg z + b)
         return (0.5 + 0.5 * cosine) * z
 
 
-@register("activation", "crelu")
-class CReLU(nn.Module):
-    """ReLU on the real and on the imaginary part (Trabelsi et al. 2018, section 3.4)."""
+@register("activation", "cardioid_trained")
+class SingleTrainedCardioid(TrainedCardioid):
+    """A trained cardioid with one bias for all features."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+@register("activation", "cardioid_per_feature")
+class PerFeatureTrainedCardioid(TrainedCardioid):
+    """A trained cardioid with a bias a feature."""
+
+    per_feature = True
+
+
+def shrink(z: Tensor, bias: Tensor) -> Tensor:
+    """ReLU(|z| + b)·z/|z|; 0 at 0."""
+    modulus, inverse = modulus_and_inverse(z)
+    return torch.relu(modulus + bias) * inverse * z
+
+
+@register("activation", "modrelu")
+class ModReLU(nn.Module):
+    """ReLU(|z| + b)·z/|z| with a fixed b (Arjovsky, Shah & Bengio 2016, eq. 8). The 2021 paper states no b; here −0.1."""
+
+    bias = -0.1
 
     def forward(self, z: Tensor) -> Tensor:
-        return torch.view_as_complex(torch.relu(torch.view_as_real(z)))
+        return shrink(z, z.real.new_tensor(self.bias))
 
 
-@register("activation", "relu")
-class ReLU(nn.ReLU):
-    """ReLU, for real networks."""
+@register("activation", "modrelu_per_feature")
+class PerFeatureModReLU(nn.Module):
+    """modReLU with a trained b a feature, from −0.1."""
+
+    per_feature = True
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.full((features,), ModReLU.bias))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return shrink(z, along_features(self.bias, z))
+
+
+@register("activation", "conjmish")
+class ConjMish(nn.Module):
+    """(1 + i)·Mish(Re z) − (1 − i)·Mish(Im z), Mish(x) = x·tanh(log(1 + eˣ)) (Riess et al. 2024, eq. 6; Misra 2019).
+
+    The 2024 paper prints a division by x inside tanh that Mish does not have; Misra's own formula is used.
+    """
+
+    def forward(self, z: Tensor) -> Tensor:
+        real, imaginary = F.mish(z.real), F.mish(z.imag)
+        return torch.complex(real - imaginary, real + imaginary)

@@ -1,0 +1,103 @@
+"""Every complex activation: its formula, its Wirtinger gradient, and no NaN anywhere."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from zdp_bench.nn.activations import activation
+from zdp_bench.registry import names
+
+COMPLEX = [name for name in names("activation") if name != "relu"]
+
+
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def mish(x: float) -> float:
+    return x * math.tanh(math.log1p(math.exp(x)))
+
+
+def relu(x: float) -> float:
+    return max(x, 0.0)
+
+
+def shrunk(z: complex) -> complex:
+    return relu(abs(z) - 0.1) * z / abs(z)
+
+
+# Written from the papers' formulas with Python's own complex numbers.
+FORMULAS: dict[str, Callable[[complex], complex]] = {
+    "crelu": lambda z: complex(relu(z.real), relu(z.imag)),
+    "separable_sigmoid": lambda z: complex(logistic(z.real), logistic(z.imag)),
+    "zrelu": lambda z: z if 0 < cmath.phase(z) < math.pi / 2 else 0j,
+    "siglog": lambda z: z / (1 + abs(z)),
+    "igaussian": lambda z: (1 - math.exp(-(abs(z) ** 2) / 2)) * z / abs(z),
+    "cardioid": lambda z: 0.5 * (1 + math.cos(cmath.phase(z))) * z,
+    "cardioid_trained": lambda z: 0.5 * (1 + math.cos(cmath.phase(z))) * z,
+    "cardioid_per_feature": lambda z: 0.5 * (1 + math.cos(cmath.phase(z))) * z,
+    "modrelu": shrunk,
+    "modrelu_per_feature": shrunk,
+    "conjmish": lambda z: (1 + 1j) * mish(z.real) - (1 - 1j) * mish(z.imag),
+}
+POINTS = [1 + 2j, -0.3 + 0.7j, 0.5 - 1.5j, -2 - 0.1j, 3 + 0j, -1 + 0j, 0.05 + 0.02j, 0 + 2j, 0 - 0.4j]
+
+
+def test_every_activation_has_its_formula_here() -> None:
+    assert set(COMPLEX) == set(FORMULAS)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_the_formula(name: str) -> None:
+    z = torch.tensor(POINTS, dtype=torch.complex128).view(1, -1)
+    layer = activation(name, len(POINTS)).to(torch.float64)
+    expected = torch.tensor([FORMULAS[name](point) for point in POINTS], dtype=torch.complex128)
+    torch.testing.assert_close(layer(z)[0], expected, rtol=1e-7, atol=1e-12)  # a trained −0.1 starts in float32
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_the_wirtinger_gradient_by_finite_differences(name: str) -> None:
+    """Of real and imaginary part, in both directions, away from the kinks: PyTorch's .grad is ∂L/∂x + i·∂L/∂y."""
+    layer = activation(name, 4).to(torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
+    points = torch.where(points.abs() < 0.15, 0.15 * points.sign(), points)
+    z = torch.view_as_complex(points).requires_grad_()
+    assert torch.autograd.gradcheck(layer, (z,), eps=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str, dtype: torch.dtype) -> None:
+    edges = [0.0, 1e-30, -1e-30, 1.0, -1.0, 1e3, -1e3, 1e15, -1e15]
+    z = torch.tensor([[complex(x, y) for x in edges for y in edges]], dtype=dtype, requires_grad=True)
+    layer = activation(name, z.shape[1]).to(dtype.to_real())
+    out = layer(z)
+    assert torch.isfinite(torch.view_as_real(out)).all()
+    out.abs().sum().backward()
+    assert z.grad is not None
+    assert torch.isfinite(torch.view_as_real(z.grad)).all()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+
+
+def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:
+    assert [sum(p.numel() for p in activation(n, 6).parameters()) for n in ("cardioid_trained", "cardioid_per_feature")] == [1, 6]
+    layer = activation("cardioid_per_feature", 2).to(torch.float64)
+    with torch.no_grad():
+        layer.bias.copy_(torch.tensor([0.0, math.pi]))  # type: ignore[operator, union-attr]
+    z = torch.full((1, 2, 3, 3), 2.0 + 0j, dtype=torch.complex128)
+    out = layer(z)
+    torch.testing.assert_close(out[0, 0], z[0, 0])
+    assert out[0, 1].abs().max() < 1e-12  # turned by half a circle: the positive axis is blocked
+    shrunk_to = activation("modrelu_per_feature", 2).to(torch.float64)
+    with torch.no_grad():
+        shrunk_to.bias.copy_(torch.tensor([-0.5, -5.0]))  # type: ignore[operator, union-attr]
+    out = shrunk_to(z)
+    assert out[0, :, 0, 0].tolist() == [1.5, 0]
