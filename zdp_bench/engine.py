@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -51,12 +54,49 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
     if spent and not training.ledger.holds(step):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.algorithm.mechanism()
-    total = zeros(mechanism, next(training.model.parameters()).device)  # S, one tensor a block
-    for batch in micro_batches:
-        algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
-    training.ledger.append(step)  # before the release exists
-    release = add_noise(total, mechanism, training.noise, step)
+    device = next(training.model.parameters()).device
+    training.ledger.append(step)  # before the release exists, and before any of its noise is drawn
+    with drawn_aside(mechanism, training.noise, step, device) as noise:
+        total = zeros(mechanism, device)  # S, one tensor a block
+        for batch in micro_batches:
+            algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+        release = noise(total)
     descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
+
+
+@contextmanager
+def drawn_aside(
+    mechanism: Mechanism, source: NoiseSource, step: int, device: torch.device
+) -> Iterator[Callable[[dict[str, Tensor]], dict[str, Tensor]]]:
+    """The step's noise, drawn by another thread while this one computes: on a CPU drawing takes as long as a small step.
+
+    Yields what turns S into the release S + ξ, the very bits `add_noise` gives: a step's noise is a function of (seed, step,
+    block) alone, whoever draws it. On a GPU, where drawing is cheap and streams would have to meet, nothing is done aside.
+    """
+    if device.type != "cpu" or all(block.noise == "none" for block in mechanism.blocks):
+        yield lambda total: add_noise(total, mechanism, source, step)
+        return
+    drawn = _drawer().submit(add_noise, zeros(mechanism, device), mechanism, source, step)
+
+    def release(total: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, value in drawn.result().items():
+            total[name].add_(value)
+        return total
+
+    try:
+        yield release
+    finally:
+        drawn.cancel()
+
+
+@cache
+def _drawer() -> ThreadPoolExecutor:
+    """The thread that draws. It must not bring OpenMP threads of its own: they would wait for the step's, and it for them."""
+    threads = torch.get_num_threads()
+    drawer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise", initializer=torch.set_num_threads, initargs=(1,))
+    drawer.submit(torch.get_num_threads).result()
+    torch.set_num_threads(threads)  # torch's number for threads yet to come, which the drawer has just changed
+    return drawer
 
 
 def zeros(mechanism: Mechanism, device: torch.device) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> [B]
 SAFETY = 1.0 - 1e-5
 # Numbers summed in their own precision before float64 takes over: vector_norm in float32 under-measures long rows.
 NORM_BLOCK = 1024
+FEW = 200_000  # below, one slow pass in float64 is done sooner than five fast ones are called
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     count, length = rows.shape
     if length == 0:
         return rows.new_zeros(count, dtype=torch.float64)
-    if rows.is_cuda or rows.dtype != torch.float32 or rows.stride(1) != 1:
+    if rows.is_cuda or rows.dtype != torch.float32 or rows.numel() < FEW or rows.stride(1) != 1:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
     whole = length - length % NORM_BLOCK
     squares = rows.new_zeros(count, dtype=torch.float64)

@@ -59,7 +59,8 @@ def clipped_sum(
         zero = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
         sums: dict[str, Tensor] = {}
         norms = []
-        for names, group_bound in groups(model, bound, per_layer):
+        together = groups(model, bound, per_layer) if per_layer else [(list(parameters), bound)]
+        for names, group_bound in together:
             squares = zero
             for name in names:
                 own = found[name].squared_norms

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
@@ -68,12 +69,13 @@ def record(model: nn.Module, layers: dict[str, nn.Module], loss: Loss, batch: Ba
     """
     inputs, targets = batch
     tape = Tape(torch.zeros((), device=inputs.device, requires_grad=True))
-    handles = []
+    handles: list[RemovableHandle] = []
+    moving: list[nn.Parameter] = []
     for name, module in layers.items():
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        moving += own
         handles.append(module.register_forward_pre_hook(_enter(own), with_kwargs=True))
         handles.append(module.register_forward_hook(_leave(tape, name, own, len(inputs)), with_kwargs=True))
-    moving = [p for p in model.parameters() if p.requires_grad]
     try:
         with torch.enable_grad():
             tape.losses = loss(model(inputs.detach()), targets)  # [B]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -13,12 +16,13 @@ from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """One position: ‖gᵢ xᵢᴴ‖² = ‖gᵢ‖²‖xᵢ‖², free. Several: `outer_products`."""
     if x.dim() == 2:
+        of_g = cache(lambda: squared_norms(g))  # asked for by weight and bias
         weight = Share(
             rows=lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
             weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
-            ghost=lambda: squared_norms(g) * squared_norms(x),
+            ghost=lambda: of_g() * squared_norms(x),
         )
-        return {"weight": weight, "bias": kept(g)}
+        return {"weight": weight, "bias": replace(kept(g), ghost=of_g)}
     g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
     return {"weight": outer_products(g, x), "bias": kept(g.sum(dim=1))}
 
@@ -44,5 +48,7 @@ def gram_norms(g: Tensor, x: Tensor) -> Tensor:
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
-    """Σ_n g_n x_nᴴ, for g [N, O] and x [N, D]: (gᴴx)‾ rather than gᵀx̄, which would copy x."""
-    return (g.mH @ x).conj() if g.is_complex() else g.T @ x
+    """Σ_n g_n x_nᴴ, for g [N, O] and x [N, D]. BLAS conjugates nothing untransposed, so one of gᵀx̄ and (gᴴx)‾ copies the less."""
+    if not g.is_complex():
+        return g.T @ x
+    return g.T @ x.conj() if len(x) < g.shape[1] else (g.mH @ x).conj()
