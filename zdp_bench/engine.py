@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def drawn_aside(
     if device.type != "cpu" or all(block.noise == "none" for block in mechanism.blocks):
         yield lambda total: add_noise(total, mechanism, source, step)
         return
-    drawn = _drawer().submit(add_noise, zeros(mechanism, device), mechanism, source, step)
+    drawn = _drawer(os.getpid()).submit(add_noise, zeros(mechanism, device), mechanism, source, step)
 
     def release(total: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, value in drawn.result().items():
@@ -90,8 +91,11 @@ def drawn_aside(
 
 
 @cache
-def _drawer() -> ThreadPoolExecutor:
-    """The thread that draws. It must not bring OpenMP threads of its own: they would wait for the step's, and it for them."""
+def _drawer(process: int) -> ThreadPoolExecutor:
+    """The thread that draws, one a process: a fork takes no threads along.
+
+    It must not bring OpenMP threads of its own: they would wait for the step's, and it for them.
+    """
     threads = torch.get_num_threads()
     drawer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise", initializer=torch.set_num_threads, initargs=(1,))
     drawer.submit(torch.get_num_threads).result()
