@@ -72,6 +72,16 @@ def parser() -> Parser:
     data.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
     data.add_argument("--mirror", help="fetch from this address instead of the card's")
 
+    bench = verbs.add_parser(
+        "bench", help="measure what private and complex training cost", description="Measure, as ratios in one run."
+    )
+    bench.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3 (default: all)"
+    )
+    bench.add_argument("--quick", action="store_true", help="smaller, in under two minutes on two cores")
+    bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
+    _results(bench)
+
     results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
     results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
     results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
@@ -93,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = _run_arguments(words) if words[:1] == ["run"] else _arguments(words)
     verbs = {"run": _run, "table": _table, "reproduce": _reproduce, "list": _list, "data": _data, "results": _results_verb}
+    verbs["bench"] = _bench
     try:
         raise SystemExit(verbs[options.verb](options))
     except UserError as error:
@@ -179,6 +190,30 @@ def _reproduce(options: argparse.Namespace) -> int:
                 print(f"zdp-bench: {failed[-1]}", file=sys.stderr)
     _table(options)
     return 2 if failed else 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench.bench import tables
+    from zdp_bench.terminal import console
+
+    if options.threads < 1:
+        raise UserError(f"--threads {options.threads}: must be at least 1.")
+    for name in options.tables:
+        if name not in tables.available():
+            raise unknown("table", name, tables.available())
+    for name in options.tables or tables.available():
+        rows, paths = tables.run(name, options.quick, options.threads, options.results)
+        for case in dict.fromkeys(row.case for row in rows):
+            shown = Table(*tables.COLUMNS, title=case, title_justify="left")
+            for row in rows:
+                if row.case == case:
+                    shown.add_row(*tables.cells(row).values())
+            console().print(shown)
+        for path in paths:
+            print(f"written: {path}")
+    return 0
 
 
 # --------------------------------------------------------------------------------------------------- list, data, results
