@@ -88,6 +88,16 @@ def parser() -> Parser:
     data.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
     data.add_argument("--mirror", help="fetch from this address instead of the card's")
 
+    bench = verbs.add_parser(
+        "bench", help="measure what private and complex training cost", description="Measure, as ratios in one run."
+    )
+    bench.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3 (default: all)"
+    )
+    bench.add_argument("--quick", action="store_true", help="smaller, in under two minutes on two cores")
+    bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
+    _results(bench)
+
     results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
     results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
     results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
@@ -134,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "reproduce": _reproduce,
         "epsilon": _epsilon,
         "audit": _audit,
+        "bench": _bench,
         "list": _list,
         "data": _data,
         "results": _results_verb,
@@ -250,6 +261,30 @@ def _audit(options: argparse.Namespace) -> int:
         for path in table.write(findings, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)
     return int(not all(table.as_expected(finding) for finding in findings))
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench.bench import tables
+    from zdp_bench.terminal import console
+
+    if options.threads < 1:
+        raise UserError(f"--threads {options.threads}: must be at least 1.")
+    for name in options.tables:
+        if name not in tables.available():
+            raise unknown("table", name, tables.available())
+    for name in options.tables or tables.available():
+        rows, paths = tables.run(name, options.quick, options.threads, options.results)
+        for case in dict.fromkeys(row.case for row in rows):
+            shown = Table(*tables.COLUMNS, title=case, title_justify="left")
+            for row in rows:
+                if row.case == case:
+                    shown.add_row(*tables.cells(row).values())
+            console().print(shown)
+        for path in paths:
+            print(f"written: {path}")
+    return 0
 
 
 # --------------------------------------------------------------------------------------------------- list, data, results

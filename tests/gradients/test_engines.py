@@ -53,6 +53,29 @@ class SpoilsItsInput(nn.Module):
         return y
 
 
+class TimeFirst(nn.Module):
+    """Its layer's first dimension is time; with as many steps as records nothing shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, 2]
+        return self.layer(x.transpose(0, 1)).transpose(0, 1)
+
+
+class MixesRecords(nn.Module):
+    """Takes the batch's mean away between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.second(torch.tanh(y - y.mean(dim=0)))
+
+
 class Recurrent(nn.Module):
     """No single tensor goes in and comes out."""
 
@@ -80,6 +103,31 @@ def test_what_fast_cannot_serve_goes_to_the_reference_and_is_said_once(model: ty
     for name, value in theirs.sums.items():
         torch.testing.assert_close(ours.sums[name], value)
     assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_time_first_with_as_many_steps_as_records_is_found_out() -> None:
+    torch.manual_seed(0)
+    model, batch = TimeFirst(), (torch.randn(4, 4, 2), torch.zeros(4))
+    theirs = reference.clipped_sum(model, loss, batch, 0.1)
+    assert not torch.allclose(fast.clipped_sum(model, loss, batch, 0.1).norms, theirs.norms, rtol=0.05)  # the trap is real
+    torch.testing.assert_close(clipped_sum(model, loss, batch, 0.1).norms, theirs.norms)
+
+
+def test_records_that_are_mixed_between_layers_are_found_out() -> None:
+    torch.manual_seed(0)
+    model = MixesRecords()
+    ours = clipped_sum(model, loss, (INPUTS, TARGETS), 0.1)
+    alone = reference.clipped_sum(model, loss, (INPUTS, TARGETS), 0.1)
+    torch.testing.assert_close(ours.norms, alone.norms)
+
+
+def test_a_model_with_dropout_is_served_and_its_random_numbers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    torch.manual_seed(5)
+    fast_alone = fast.clipped_sum(model, loss, (INPUTS, TARGETS), 0.1)
+    torch.manual_seed(5)
+    checked = clipped_sum(model, loss, (INPUTS, TARGETS), 0.1)
+    assert torch.equal(checked.norms, fast_alone.norms)
 
 
 def test_a_layer_that_is_no_tensor_to_tensor_function_is_refused() -> None:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from torch import nn
 
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import fast, reference
+from zdp_bench.gradients import cross_check, fast, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss
 from zdp_bench.gradients.rules import NoRule
 
@@ -24,7 +24,7 @@ Engine = Literal["auto", "fast", "reference"]
 __all__ = ["Batch", "ClippedSum", "Engine", "Loss", "clipped_sum"]
 
 _for_the_reference: WeakSet[nn.Module] = WeakSet()  # models that `auto` found to be beyond fast
-_met: WeakSet[nn.Module] = WeakSet()  # models whose layers without a rule have been named in the log
+_met: WeakSet[nn.Module] = WeakSet()  # models that have been checked, and whose layers without a rule have been named in the log
 
 
 def clipped_sum(
@@ -47,7 +47,8 @@ def clipped_sum(
             jointly, so the whole is again ≤ C.
         complex_scale: factor on the gradients of complex parameters, before norms are taken: ½ turns `.grad` = 2∂L/∂θ̄ into the
             Wirtinger derivative ∂L/∂θ̄.
-        engine: auto takes fast, and the reference for a model that fast cannot serve; the log says so once.
+        engine: auto takes fast, checked on two records against plain autograd when it meets a model; for a model that fast
+            cannot serve it takes the reference, and the log says so once.
 
     Formal guarantees:
         - ‖contribution of one record‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and ∞ included (such a record
@@ -59,11 +60,15 @@ def clipped_sum(
     """
     if engine == "reference" or (engine == "auto" and model in _for_the_reference):
         return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
-    if model not in _met:
-        _met.add(model)
-        if lacking := fast.without_rule(model):
-            log.info("no book-keeping rule for %s: their gradients come from torch.func", ", ".join(f"'{n}'" for n in lacking))
     try:
+        if model not in _met and len(batch[0]) > 1:
+            _met.add(model)
+            if lacking := fast.without_rule(model):
+                log.info(
+                    "no book-keeping rule for %s: their gradients come from torch.func", ", ".join(f"'{n}'" for n in lacking)
+                )
+            if engine == "auto" and not cross_check.agrees(model, loss, batch):
+                raise NoRule("a model in which a record's gradient depends on the records beside it, or on where it stands")
         return fast.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
     except NoRule as error:
         if engine == "fast":

@@ -1,0 +1,153 @@
+"""Timing by turns, and peak memory by a process of its own.
+
+A shared machine is never twice the same, so the sides of a comparison run one after the other, round after round, a few
+repetitions each. A side's time is its best round, a ratio that of two best rounds; the quartiles of the round-by-round ratio say
+how far to trust it. Timing is torch.utils.benchmark's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.benchmark import Timer
+
+from zdp_bench.errors import UserError
+
+ROUND_SECONDS = 0.05  # a side repeats for about this long before the next has its turn
+
+
+@dataclass(frozen=True)
+class Step:
+    """One side of a comparison, ready to run.
+
+    Attributes:
+        run: what is timed.
+        answer: what it computes, before any noise: sides that claim to compute the same are held to it.
+    """
+
+    run: Callable[[], object]
+    answer: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of the best round, and the quartiles of the round-by-round ratio to the baseline's time."""
+
+    milliseconds: float
+    low: float
+    high: float
+
+
+def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-3) -> dict[str, float]:
+    """Largest deviation of every side from the first side that computes the same, relative to its norm.
+
+    Raises:
+        UserError: one deviates by more than `tolerance`: then their times cannot be compared.
+    """
+    firsts: dict[str, Tensor] = {}
+    deviations = {}
+    for name, step in steps.items():
+        answer = step.answer().detach()
+        first = firsts.setdefault(computes[name], answer)
+        deviations[name] = float((answer - first).norm() / first.norm())
+        if not deviations[name] <= tolerance:
+            raise UserError(f"bench: '{name}' is off by {deviations[name]:.1e} from what it is compared with; nothing was timed.")
+    return deviations
+
+
+def by_turns(runs: Mapping[str, Callable[[], object]], baseline: Callable[[str], bool], seconds: float) -> dict[str, Timing]:
+    """Time every side by turns for about `seconds` in all, three rounds at least.
+
+    Args:
+        baseline: which sides may be the baseline; it is the fastest of them.
+    """
+    timers = {name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads()) for name, run in runs.items()}
+    repeats = {}
+    for name, timer in timers.items():
+        timer.timeit(1)  # the first call builds what later ones reuse
+        repeats[name] = max(1, int(ROUND_SECONDS / timer.timeit(1).median))
+    rounds: list[dict[str, float]] = []
+    until = time.perf_counter() + seconds
+    while len(rounds) < 3 or time.perf_counter() < until:
+        rounds.append({name: 1e3 * timer.timeit(repeats[name]).median for name, timer in timers.items()})
+    best = {name: min(one[name] for one in rounds) for name in runs}
+    base = min((name for name in runs if baseline(name)), key=best.__getitem__)
+
+    def timing(name: str) -> Timing:
+        quartiles = statistics.quantiles([one[name] / one[base] for one in rounds], n=4)
+        return Timing(best[name], quartiles[0], quartiles[2])
+
+    return {name: timing(name) for name in runs}
+
+
+def hold_memory() -> bool:
+    """Let freed memory stay with this process, where the C library is glibc; says whether it is.
+
+    glibc hands blocks above 32 MiB back to the system at once, so that every step of every side would pay for fresh pages: seen,
+    a real convolution's 4 ms becoming 19.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    no_mmap, no_trim = (-4, 0), (-1, 2**31 - 1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+    return bool(mallopt(*no_mmap) and mallopt(*no_trim))
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
+    """Peak memory of a side's step in MiB, weights, batch and noise included, without the interpreter and its libraries.
+
+    A fresh process runs three steps, so that no other side's leavings count. None where the system does not say (Linux does).
+    """
+    if torch.cuda.is_available():
+        return _peak_of(workload, side)
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    asked = json.dumps({"workload": workload, "side": side, "threads": threads})
+    child = subprocess.run([sys.executable, "-m", "zdp_bench.bench.measure", asked], capture_output=True, text=True, check=False)
+    if child.returncode:
+        raise UserError(f"bench: '{side}' failed while its memory was measured: {child.stderr.strip().splitlines()[-1]}")
+    return float(child.stdout.strip().splitlines()[-1])
+
+
+def _peak_of(workload: dict[str, Any], side: str) -> float:
+    from zdp_bench.bench.steps import SIDES, Workload
+
+    cuda = torch.cuda.is_available()
+    _resident("VmRSS")
+    SIDES["warm"](Workload(**workload))  # libraries that load when first used
+    before = 0.0 if cuda else _resident("VmRSS")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+    step = SIDES[side](Workload(**workload))
+    for _ in range(3):
+        step.run()
+    return torch.cuda.max_memory_allocated() / 2**20 if cuda else _resident("VmHWM") - before
+
+
+def _resident(field: str) -> float:
+    """A memory field of this process, MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+if __name__ == "__main__":
+    question = json.loads(sys.argv[1])
+    torch.set_num_threads(question["threads"])
+    print(_peak_of(question["workload"], question["side"]))

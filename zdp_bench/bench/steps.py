@@ -1,0 +1,271 @@
+"""The sides of a comparison: one training step of one model, done in different ways. Every side builds its own model from the
+same seed, and takes a whole step: forward, backward, clipping, noise, update.
+
+The private sides of ours are `engine.private_step` itself; only the ledger is left out, which other frameworks do not keep.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.bench.measure import Step
+from zdp_bench.engine import Training, private_step
+from zdp_bench.gradients import Batch, Engine, clipped_sum
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
+from zdp_bench.nn.layout import channels_last
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.registry import lookup
+
+BOUND, RATE = 1.0, 1e-3
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model on one batch of random records. `loss`: squares (of [B, 1] outputs), classes, or map (mean square of a map)."""
+
+    model: str
+    input_shape: tuple[int, ...]
+    outputs: int
+    batch: int
+    loss: Literal["squares", "classes", "map"]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_complex(self) -> bool:
+        return self.model.startswith("complex")
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        model: nn.Module = lookup("model", self.model)(tuple(self.input_shape), self.outputs, **self.options)
+        return model.to(device())
+
+    def records(self, last: bool) -> Batch:
+        """Inputs and targets; `last`: maps channels-last in memory, the layout that suits convolutions best."""
+        torch.manual_seed(1)
+        dtype = torch.complex64 if self.is_complex else torch.float32
+        inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
+        inputs = channels_last(inputs) if last and inputs.dim() == 4 else inputs
+        if self.loss == "classes":
+            return inputs, torch.randint(0, self.outputs, (self.batch,), device=device())
+        return inputs, torch.randn(self.batch, self.outputs, device=device())
+
+    def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[B]."""
+        if self.loss == "classes":
+            return F.cross_entropy(outputs, targets, reduction="none")
+        if self.loss == "map":
+            return outputs.square().flatten(1).mean(dim=1)
+        return (outputs - targets).square().flatten(1).sum(dim=1)
+
+
+def device() -> torch.device:
+    """CUDA where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    """All tensors in one real vector."""
+    return torch.cat(
+        [torch.view_as_real(t.resolve_conj()).flatten() if t.is_complex() else t.flatten() for t in tensors.values()]
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- non-private
+
+
+def non_private(workload: Workload, last: bool = True, micro_batch: int | None = None, native: bool = False) -> Step:
+    """Forward, backward, SGD. native: with torch's own complex convolutions."""
+    model = workload.build()
+    if native:
+        as_native(model)
+    inputs, targets = workload.records(last)
+    size = micro_batch or workload.batch
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def backward() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+            (workload.loss_of(model(x), y).sum() / workload.batch).backward()
+
+    def run() -> None:
+        backward()
+        optimizer.step()
+
+    def answer() -> Tensor:
+        backward()
+        return flat({name: p.grad * workload.batch for name, p in model.named_parameters() if p.grad is not None})
+
+    return Step(run, answer)
+
+
+def as_native(module: nn.Module) -> None:
+    """Put torch's own complex convolutions in the place of ours, weights and all."""
+    twins: dict[type[nn.Module], type[nn.Module]] = {ComplexConv2d: nn.Conv2d, ComplexConvTranspose2d: nn.ConvTranspose2d}
+    for name, child in module.named_children():
+        if type(child) in twins:
+            bias = child.bias is not None
+            made = (child.in_channels, child.out_channels, child.kernel_size, child.stride)
+            twin = twins[type(child)](*made, padding=child.padding, groups=child.groups, bias=bias, dtype=torch.complex64)
+            twin.to(device()).load_state_dict(child.state_dict())
+            setattr(module, name, twin)
+        as_native(child)
+
+
+# ------------------------------------------------------------------------------------------------------------ private
+
+
+class _NoLedger(Ledger):
+    """Counts nothing: the other frameworks keep no ledger either."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def releases(self) -> int:
+        return 0
+
+    def append(self, step: int) -> None:
+        pass
+
+
+def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None) -> Step:
+    """Our engine, noise and all."""
+    model = workload.build()
+    inputs, targets = workload.records(last)
+    size = micro_batch or workload.batch
+    sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
+    problem = Problem(model, workload.loss_of, sampling)
+    algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=BOUND, gradients=engine)
+    optimizer = torch.optim.SGD(trainable(model).values(), lr=RATE)
+    training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
+
+    def batches() -> Iterator[Batch]:
+        return zip(inputs.split(size), targets.split(size), strict=True)
+
+    def run() -> None:
+        private_step(training, 0, batches(), workload.batch)
+
+    def answer() -> Tensor:
+        return flat(clipped_sum(model, workload.loss_of, (inputs, targets), BOUND, engine=engine).sums)
+
+    return Step(run, answer)
+
+
+def loop(workload: Workload) -> Step:
+    """One record after the other, forward, backward, clip: what can be done without any per-sample machinery."""
+    model = workload.build()
+    inputs, targets = workload.records(last=False)
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def summed() -> dict[str, Tensor]:
+        total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+        for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+            gradients = torch.autograd.grad(workload.loss_of(model(x), y).sum(), list(parameters.values()))
+            norm = flat(dict(zip(parameters, gradients, strict=True))).norm()
+            for value, gradient in zip(total.values(), gradients, strict=True):
+                value += gradient * (BOUND / norm).clamp(max=1)
+        return total
+
+    def run() -> None:
+        for name, value in summed().items():
+            noise = torch.view_as_real(value) if value.is_complex() else value
+            noise += BOUND * torch.randn_like(noise)
+            parameters[name].grad = value / workload.batch
+        optimizer.step()
+
+    return Step(run, lambda: flat(summed()))
+
+
+def opacus(workload: Workload, ghost: bool) -> Step:
+    """Opacus's own step. Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too small)."""
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus's own hooks, on a first layer
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model = workload.build()
+    inputs, targets = workload.records(last=False)
+    sgd = torch.optim.SGD(model.parameters(), lr=RATE)
+    common: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "expected_batch_size": workload.batch}
+    if not ghost:
+        module: Any = GradSampleModule(model, loss_reduction="sum")
+        optimizer: Any = DPOptimizer(sgd, **common, loss_reduction="sum")
+
+        def backward() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            workload.loss_of(module(inputs), targets).sum().backward()
+    else:
+        module = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=BOUND)
+        optimizer = DPOptimizerFastGradientClipping(sgd, **common, loss_reduction="sum")
+        criterion = nn.CrossEntropyLoss(reduction="sum") if workload.loss == "classes" else nn.MSELoss(reduction="sum")
+        criterion = DPLossFastGradientClipping(module, optimizer, criterion, loss_reduction="sum")
+
+        def backward() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            outputs = module(inputs)
+            if workload.loss == "squares":  # Opacus weighs losses of shape [B, 1] by factors [B]: every record by every factor
+                outputs, aim = outputs.squeeze(1), targets.squeeze(1)
+            else:
+                aim = targets
+            criterion(outputs, aim).backward()
+
+    def run() -> None:
+        backward()
+        optimizer.step()
+
+    def answer() -> Tensor:
+        backward()
+        if not ghost:
+            optimizer.clip_and_accumulate()
+            return flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
+        return flat({str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None})
+
+    return Step(run, answer)
+
+
+def _warm(workload: Workload) -> Step:
+    """Every kernel once, on the smallest batch, so that a library's own memory is not taken for a step's."""
+    tiny = Workload("complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]})
+    step = private(tiny, "fast")
+    step.run()
+    return step
+
+
+# What a side is called in the tables -> how it is built. The first word says what it computes.
+SIDES: dict[str, Callable[[Workload], Step]] = {
+    "warm": _warm,
+    "non-private": non_private,
+    "non-private, channels first": lambda w: non_private(w, last=False),
+    "non-private, one record at a time": lambda w: non_private(w, micro_batch=1),
+    "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
+    "private, fast": lambda w: private(w, "fast"),
+    "private, fast, channels first": lambda w: private(w, "fast", last=False),
+    "private, fast, one record at a time": lambda w: private(w, "fast", micro_batch=1),
+    "private, vmap": lambda w: private(w, "reference", last=False),
+    "private, loop over records": loop,
+    "private, Opacus hooks": lambda w: opacus(w, ghost=False),
+    "private, Opacus ghost": lambda w: opacus(w, ghost=True),
+}
+
+
+def computes(side: str) -> str:
+    """'gradient' or 'clipped sum': sides that compute the same must agree."""
+    return "gradient" if side.startswith("non-private") else "clipped sum"
+
+
+def may_be_baseline(side: str) -> bool:
+    """Our own non-private step, in any layout and micro-batch; never torch's slow one."""
+    return side.startswith("non-private") and "torch's" not in side
