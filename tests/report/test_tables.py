@@ -64,6 +64,11 @@ def test_unknown_tables_are_refused_with_the_nearest() -> None:
         tables.recipes_of("zeta_dp_2021/11")
 
 
+def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="measured by `zdp-bench bench zeta_dp_2021/7`"):
+        tables.build("zeta_dp_2021/7", tmp_path, {})
+
+
 def test_every_claim_names_a_row_of_its_table() -> None:
     for name, path in assets.group(assets.RECIPES).items():
         claim = assets.read_yaml(path).get("claims")

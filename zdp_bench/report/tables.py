@@ -16,7 +16,7 @@ from statistics import mean
 from rich.table import Table as RichTable
 
 from zdp_bench import assets, records
-from zdp_bench.errors import unknown
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.records import Record
 from zdp_bench.report.numbers import epsilon, mean_and_deviation
 
@@ -97,9 +97,11 @@ def build(table: str, results: Path, expected: dict[str, str]) -> Table:
         expected: recipe -> the experiment digest its runs must have (see `config.experiment_digest`).
 
     Raises:
-        UserError: no such table.
+        UserError: no such table, or one that no recipe fills.
     """
     numbers = reference(table)
+    if not recipes_of(table):
+        raise UserError(f"table '{table}' is filled by no recipe; its numbers are measured by `zdp-bench bench {table}`.")
     found = [r for r in records.read_all(results) if expected.get(r["recipe"]) == r["experiment"]]
     rows = []
     for recipe in recipes_of(table):
