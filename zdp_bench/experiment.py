@@ -269,8 +269,10 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     """torch's optimiser over the trainable parameters.
 
     Raises:
-        UserError: it refuses one of its values.
+        UserError: it refuses one of its values, or would refuse the model at the first step.
     """
+    if config.optimizer.options.get("fused") and any(parameter.is_complex() for parameter in trainable(model).values()):
+        raise UserError("optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out.")
     try:
         return optimizer_class(config.optimizer.name)(trainable(model).values(), **config.optimizer.options)
     except (ValueError, TypeError) as error:

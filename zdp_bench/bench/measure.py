@@ -49,11 +49,12 @@ class Timing:
     high: float
 
 
-def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-3) -> dict[str, float]:
+def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2) -> dict[str, float]:
     """Largest deviation of every side from the first side that computes the same, relative to its norm.
 
     Raises:
-        UserError: one deviates by more than `tolerance`: then their times cannot be compared.
+        UserError: one deviates by more than `tolerance`: then their times cannot be compared. (float32 alone makes 7e-3 on
+            VGG-11, where kernels of different layouts round differently before a max-pooling; a wrong gradient is off by its size.)
     """
     firsts: dict[str, Tensor] = {}
     deviations = {}

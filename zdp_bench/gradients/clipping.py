@@ -59,6 +59,8 @@ def flat(rows: Tensor) -> Tensor:
     """[B, ...] -> real [B, n], the entries of each row in the order they lie in memory: a view wherever there is one."""
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
+    if rows.is_contiguous():
+        return rows.view(len(rows), math.prod(rows.shape[1:]))
     by_stride = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)
     return rows.permute(0, *by_stride).reshape(rows.shape[0], math.prod(rows.shape[1:]))
 

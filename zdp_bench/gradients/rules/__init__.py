@@ -66,6 +66,9 @@ def kept(rows: Tensor) -> Share:
 def contract(rows: Tensor, factors: Tensor) -> Tensor:
     """Σᵢ cᵢ rowᵢ: [B, *shape], real [B] -> [*shape]. One pass over the rows, in whatever order they lie in memory."""
     real = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
+    if real.is_contiguous():
+        summed = torch.mv(real.view(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(real.shape[1:])
+        return torch.view_as_complex(summed) if rows.is_complex() else summed
     by_stride = sorted(range(1, real.dim()), key=real.stride, reverse=True)
     ordered = real.permute(0, *by_stride)
     summed = torch.mv(ordered.reshape(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(ordered.shape[1:])
