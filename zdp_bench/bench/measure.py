@@ -54,7 +54,7 @@ def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], to
 
     Raises:
         UserError: one deviates by more than `tolerance`: then their times cannot be compared. (float32 alone makes 7e-3 on
-            VGG-11, where kernels of different layouts round differently before a max-pooling; a wrong gradient is off by its size.)
+            VGG-11, where kernels of different layouts round differently before a max-pooling; a wrong one is off by its size.)
     """
     firsts: dict[str, Tensor] = {}
     deviations = {}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,3 +143,19 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
                 f"folder with paths.data=..., or try `zdp-bench data fetch {of.name}` again."
             )
     return done
+
+
+@contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill beside `folder`, which takes its place at the end: nobody ever sees it half full.
+
+    Where another process was first, what it made stands.
+    """
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    try:
+        os.replace(partial, folder)
+    except OSError:
+        shutil.rmtree(partial)

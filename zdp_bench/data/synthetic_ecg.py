@@ -7,8 +7,6 @@ and muscle noise vary from recording to recording.
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from scipy.io import savemat
 
 from zdp_bench.data import Splits
 from zdp_bench.data.cpsc2018 import LEADS, RATE, Norm, load
+from zdp_bench.data.files import made_whole
 from zdp_bench.registry import register
 
 NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -62,18 +61,12 @@ def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> No
 
 
 def write_set(folder: Path, count: int, seconds: float, seed: int) -> None:
-    """`count` recordings, half of them blocked, under `folder/cinc2020_wfdb`; whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "cinc2020_wfdb").mkdir(parents=True)
-    for number in range(count):
-        rng = np.random.default_rng([seed, number])
-        leads = recording(number % 2 == 1, seconds, rng)
-        write_wfdb(partial / "cinc2020_wfdb", f"S{number:04d}", leads, "LBBB" if number % 2 else "Normal")
-    try:
-        os.replace(partial, folder)
-    except OSError:  # another process was first
-        shutil.rmtree(partial)
+    """`count` recordings, every other one blocked, under `folder/cinc2020_wfdb`; whole or not at all."""
+    with made_whole(folder) as partial:
+        (partial / "cinc2020_wfdb").mkdir()
+        for number in range(count):
+            leads = recording(number % 2 == 1, seconds, np.random.default_rng([seed, number]))
+            write_wfdb(partial / "cinc2020_wfdb", f"S{number:04d}", leads, "LBBB" if number % 2 else "Normal")
 
 
 @register("dataset", "cpsc2018_synthetic")

@@ -5,14 +5,13 @@ A word is two gliding formants with a contour of its own; a speaker shifts pitch
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 from scipy.signal import chirp
 
 from zdp_bench.data import Splits
+from zdp_bench.data.files import made_whole
 from zdp_bench.data.speech_commands import CLIP, RATE, load
 from zdp_bench.registry import register
 
@@ -34,22 +33,16 @@ def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) ->
     """`clips_per_word` wav files of each word, by a fifth as many speakers; whole or not at all."""
     import soundfile
 
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
     people = max(2, clips_per_word // 5)
-    for label, word in enumerate(words):
-        (partial / word).mkdir(parents=True)
-        for number in range(clips_per_word):
-            person = number % people
-            sound = utterance(
-                label, len(words), np.random.default_rng([seed, person]), np.random.default_rng([seed, label, number, 1])
-            )
-            name = f"{person:08x}_nohash_{number // people}.wav"
-            soundfile.write(str(partial / word / name), sound.astype(np.float32), RATE, subtype="PCM_16")
-    try:
-        os.replace(partial, folder)
-    except OSError:  # another process was first
-        shutil.rmtree(partial)
+    with made_whole(folder) as partial:
+        for label, word in enumerate(words):
+            (partial / word).mkdir()
+            for number in range(clips_per_word):
+                person = number % people
+                voice, clip = np.random.default_rng([seed, person]), np.random.default_rng([seed, label, number, 1])
+                sound = utterance(label, len(words), voice, clip)
+                name = f"{person:08x}_nohash_{number // people}.wav"
+                soundfile.write(str(partial / word / name), sound.astype(np.float32), RATE, subtype="PCM_16")
 
 
 @register("dataset", "speech_commands_synthetic")
