@@ -211,7 +211,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
     "transposed_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
-    "vgg11": ((3, 32, 32), 3, {"norm": "group", "groups": 8, "width": 16, "hidden": 6}, "real"),
+    "vgg11": ((3, 32, 32), 3, {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6}, "real"),
     "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
 }
 
