@@ -131,7 +131,7 @@ def _results(of: argparse.ArgumentParser) -> None:
     of.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="the results folder (default: results)")
 
 
-LISTS = ("algorithms", "models", "datasets", "tasks", "optimizers", "accountants", "recipes", "tables", "keys")
+LISTS = ("algorithms", "models", "datasets", "tasks", "optimizers", "schedulers", "accountants", "recipes", "tables", "keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -320,7 +320,7 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
         from zdp_bench.config import known_keys
 
         return [(key, "") for key in known_keys([])]
-    folder = assets.CONF / {"optimizers": "optimizer", "accountants": "accountant"}.get(kind, kind.rstrip("s"))
+    folder = assets.CONF / kind.removesuffix("s")
     return [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
 
 
