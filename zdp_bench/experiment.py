@@ -94,7 +94,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
     algorithm: Algorithm = lookup("algorithm", config.algorithm.name)(
-        Problem(model, task.loss, plan.sampling), **config.algorithm.options
+        Problem(model, task.loss, plan.sampling, config.seed), **config.algorithm.options
     )
     optimizer = build_optimizer(config, model)
     fixed = check_model(model, algorithm, task, data)
