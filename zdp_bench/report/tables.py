@@ -35,6 +35,12 @@ class Reference:
     value: str
     unit: str
     where: str
+    deviation: str = ""  # printed behind ±, where the paper prints one
+
+    @property
+    def printed(self) -> str:
+        """The number as the paper prints it: '93.4 ± 0.01 %'."""
+        return " ".join(part for part in (self.value, self.deviation and f"± {self.deviation}", self.unit) if part)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ def _row(recipe: str, claim: dict[str, str], printed: dict[str, Reference], runs
     variant = claim.get("variant")
     label = metric.label + (f" ({variant}, ours)" if variant else "")
     cells = dict.fromkeys(COLUMNS, "")
-    cells |= {"row": label, "metric": metric.column.replace("_", " "), "paper": f"{metric.value} {metric.unit}".rstrip()}
+    cells |= {"row": label, "metric": metric.column.replace("_", " "), "paper": metric.printed}
     if "epsilon" in printed:
         cells["ε printed"] = printed["epsilon"].value.replace("inf", "∞")
     plain: dict[str, object] = {"recipe": recipe, "variant": variant, "metric": metric.column, "unit": metric.unit}
