@@ -227,10 +227,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     from zdp_bench.report import tables
-    from zdp_bench.sweep import expected_digests
+    from zdp_bench.sweep import fillings
     from zdp_bench.terminal import console
 
-    made = tables.build(options.table, options.results, expected_digests(options.table))
+    made = tables.build(options.table, options.results, fillings(options.table, options.results))
     console().print(tables.as_rich(made))
     for path in tables.write(made, options.results):
         print(f"written: {path}")
@@ -247,18 +247,18 @@ def _figure(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from zdp_bench.report import tables
-    from zdp_bench.sweep import run_one
+    from zdp_bench.sweep import fillings, run_one
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     failed = []
-    for recipe in tables.recipes_of(options.table):
+    for filling in (f for f in fillings(options.table, options.results) if not f.on):
+        job = [f"recipe={filling.recipe}", *filling.overrides]
         for seed in range(1, options.seeds + 1):
             try:
-                run_one([f"recipe={recipe}", f"seed={seed}", f"paths.results={options.results}", *options.overrides])
+                run_one([*job, f"seed={seed}", f"paths.results={options.results}", *options.overrides])
             except UserError as error:
-                failed.append(f"recipe={recipe} seed={seed}: {error}")
+                failed.append(f"{' '.join(job)} seed={seed}: {error}")
                 print(f"zdp-bench: {failed[-1]}", file=sys.stderr)
     _table(options)
     return 2 if failed else 0
