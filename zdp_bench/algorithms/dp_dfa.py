@@ -16,14 +16,14 @@ clipped JOINTLY at C/√L:
                   dfa       its own matrix B carries e to its output, as the next layer sees it (ours: the paper leaves the
                             details to a supplement)
 
-What is ours beyond that: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 breaks the bound 3.6-fold); δ is clipped at
-γβτ_e, which changes nothing where γ is right and keeps the bound where it is not; complex networks, with complex B, ⊙ φ′ read as
-the derivative's adjoint and complex noise on each part.
+Also ours: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 breaks the bound 3.6-fold); δ is clipped at γβτ_e, which
+changes nothing where γ is right and keeps the bound where it is not; complex networks: complex B, the adjoint of the derivative
+for ⊙ φ′, noise on each part.
 
-What C means. The paper sets 'the sensitivity of each iteration' to C and its ε follow from z = σ·m/C, with σ the noise on the MEAN
-of m records. Its section 4.2 would have C bound what a REPLACED record moves, 2·share; but it also sets C to the clipping bound of
-DP-BP 'following [1]', which is one record's share. Here `sensitivity` is the bound of one record's share, as `max_grad_norm` is
-in DP-SGD, so both cost the same; noise_multiplier = σ·m/C; and the tight ε counts 2C where the batches have a fixed size.
+What C means. The paper sets 'the sensitivity of each iteration' to C, and its ε follow from z = σ·m/C with σ the noise on the
+MEAN of m records. Its section 4.2 would have C bound what a REPLACED record moves, 2·share; but it also sets C to the clipping
+bound of DP-BP 'following [1]', which is one record's share. Here C is `max_grad_norm` and bounds one record's share, as
+in DP-SGD, so both cost the same; noise_multiplier is σ·m/C; the tight ε counts a shift of 2C where batches have a fixed size.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Seen:
 class DPDFA:
     """DP-DFA on a chain of layers that ends in fully connected ones, real or complex.
 
-    Formal guarantees: a record's share is at most `sensitivity`, whatever inputs, weights and targets are, NaN and ∞ included
+    Formal guarantees: a record's share is at most `max_grad_norm`, whatever inputs, weights and targets are, NaN and ∞ included
     (such a record contributes nothing); z = noise_multiplier under Poisson sampling.
 
     Raises:
@@ -86,19 +86,19 @@ class DPDFA:
         problem: Problem,
         *,
         noise_multiplier: float,
-        sensitivity: float,
+        max_grad_norm: float,
         error_clip: float = 0.1,
         feedback_norm: float = 0.9,
         slope: float = 0.25,
         convolutions: Literal["hybrid", "dfa"] = "hybrid",
     ) -> None:
         require(0 <= noise_multiplier < math.inf, "algorithm.noise_multiplier", noise_multiplier, "must be 0 or more, and finite")
-        positive = {"sensitivity": sensitivity, "error_clip": error_clip, "feedback_norm": feedback_norm, "slope": slope}
+        positive = {"max_grad_norm": max_grad_norm, "error_clip": error_clip, "feedback_norm": feedback_norm, "slope": slope}
         for name, value in positive.items():
             require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
         self.problem = problem
         self.noise_multiplier = noise_multiplier
-        self.sensitivity = sensitivity
+        self.max_grad_norm = max_grad_norm
         self.error_clip = error_clip
         self.feedback_norm = feedback_norm
         self.convolutions = convolutions
@@ -119,20 +119,23 @@ class DPDFA:
         biases = [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
         squares = [signal**2 for signal in self.signals]
         if self.front:
-            share = self.sensitivity**2 / len(layers(self.problem.model))
+            share = self.max_grad_norm**2 / len(layers(self.problem.model))
             solved = [share / square - bias for square, bias in zip(squares, biases, strict=True)]
         else:
             fixed = sum(square * bias for square, bias in zip(squares, biases, strict=True))
-            solved = [(self.sensitivity**2 - fixed) / sum(squares)] * len(squares)
+            solved = [(self.max_grad_norm**2 - fixed) / sum(squares)] * len(squares)
         require(
-            min(solved) > 0, "algorithm.sensitivity", self.sensitivity, "is too small for this error_clip: biases alone exceed it"
+            min(solved) > 0,
+            "algorithm.max_grad_norm",
+            self.max_grad_norm,
+            "is too small for this error_clip: biases alone exceed it",
         )
         return [math.sqrt(square) for square in solved]
 
     def _released(self) -> Mechanism:
-        std = self.noise_multiplier * self.sensitivity
+        std = self.noise_multiplier * self.max_grad_norm
         blocks = (
-            parameter_block(name, parameter, self.sensitivity, std, "circular" if parameter.is_complex() else "real")
+            parameter_block(name, parameter, self.max_grad_norm, std, "circular" if parameter.is_complex() else "real")
             for name, parameter in trainable(self.problem.model).items()
         )
         return Mechanism(tuple(blocks), self.problem.sampling)
@@ -178,7 +181,7 @@ class DPDFA:
 
         with self._cut() as seen:
             ours = len(layers(model))  # the fully connected ones are frozen here
-            bound = self.sensitivity * math.sqrt(ours / (ours + len(self.connected)))  # each layer: C/√L
+            bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))  # each layer: C/√L
             clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
         return clipped.sums | of_connected
 
@@ -195,20 +198,19 @@ class DPDFA:
             norms.append(squared_norms(delta).sqrt())
             deltas.append(weigh(delta, clip_factors(norms[-1], bound)))
         deltas.append(error)
-        heights = [squared_norms(seen.arrived[name]).sqrt() for name in names]
+        activations = [seen.arrived[name].detach() for name in names]
+        heights = [squared_norms(activation).sqrt() for activation in activations]
         whole = torch.isfinite(torch.stack([*norms, *heights])).all(dim=0)  # [B]
         sums = {}
-        for (name, layer), delta, height, bound in zip(
-            self.connected.items(), deltas, heights, self.activation_clips, strict=True
-        ):
-            activation, factors = seen.arrived[name].detach(), clip_factors(height, bound)
+        for name, delta, h, height, bound in zip(names, deltas, activations, heights, self.activation_clips, strict=True):
+            layer, factors = self.connected[name], clip_factors(height, bound)
             if not whole.all():  # 0 · NaN is NaN: a broken record is left out
-                delta, activation, factors = delta[whole], activation[whole], factors[whole]
-            sums[f"{name}.weight"] = matrix_sum(weigh(delta, factors), activation).resolve_conj().to(layer.weight.dtype)
+                delta, h, factors = delta[whole], h[whole], factors[whole]
+            sums[f"{name}.weight"] = matrix_sum(weigh(delta, factors), h).resolve_conj().to(layer.weight.dtype)
             if layer.bias is not None:
                 sums[f"{name}.bias"] = delta.sum(dim=0).to(layer.bias.dtype)
-        of_whole = (torch.where(whole.unsqueeze(1), value, 0) for value in (deltas[0], error))
-        return {name: value for name, value in sums.items() if name in self.parameters}, *of_whole
+        own = {name: value for name, value in sums.items() if name in self.parameters}
+        return own, torch.where(whole.unsqueeze(1), deltas[0], 0), torch.where(whole.unsqueeze(1), error, 0)
 
     def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
         """What the layers in front descend, one number a record [B]: what arrives behind them against where it should go.
@@ -223,7 +225,7 @@ class DPDFA:
         return torch.stack([_inner(arrived, self._carried(name, error, arrived)) for arrived, name in pairs]).sum(dim=0)
 
     def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
-        """B e, in the shape [B, *] and dtype of what a layer sends on. B is drawn once, Gaussian, ‖B‖ = β; real is its real part."""
+        """B e, in the shape [B, *] and dtype of what a layer sends on; B is Gaussian, ‖B‖ = β, drawn when first asked for."""
         rows = math.prod(like.shape[1:])
         if name not in self._feedback:
             wide = torch.complex128 if like.is_complex() or error.is_complex() else torch.float64
@@ -291,8 +293,8 @@ def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
     for name in owners[first:]:
         if not isinstance(kinds[name], nn.Linear):
             raise UserError(
-                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) stands behind a fully connected layer, and has no "
-                "feedback of its own. Take a network that ends in linear layers with activations that train nothing."
+                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) stands behind a fully connected layer, and "
+                "feedback has no rule for it. Take a network that ends in linear layers, with activations that train nothing."
             )
     if first == len(owners):
         raise UserError("algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to carry the error to.")
