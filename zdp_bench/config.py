@@ -307,6 +307,7 @@ SCHEDULERS = {
     "exponential_lr": "ExponentialLR",
     "cosine_annealing_lr": "CosineAnnealingLR",
     "linear_lr": "LinearLR",
+    "reduce_on_plateau": "ReduceLROnPlateau",
 }
 
 

@@ -44,6 +44,7 @@ class Card:
     uses: str = ""  # the card whose files this one reads
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
+    windows: dict[str, list[float]] = field(default_factory=dict)  # task -> intensities that are shown as black and white
 
 
 def card(name: str) -> Card:
