@@ -26,6 +26,7 @@ HOMES = {
     "dataset": "zdp_bench.data",
     "outline": "zdp_bench.data",  # of a dataset of that name; see data.Outline
     "task": "zdp_bench.tasks",
+    "figure": "zdp_bench.report.figures",
 }
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in HOMES}
