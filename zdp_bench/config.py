@@ -327,6 +327,7 @@ SCHEDULERS = {
     "exponential_lr": "ExponentialLR",
     "cosine_annealing_lr": "CosineAnnealingLR",
     "linear_lr": "LinearLR",
+    "reduce_on_plateau": "ReduceLROnPlateau",
 }
 
 

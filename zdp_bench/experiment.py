@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
@@ -36,10 +36,11 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
+from zdp_bench.tasks import Condensing, Task
 
 MICRO_BATCH = 2048
 EVALUATION_BATCH = 1000
+EVALUATION_NUMBERS = 2**21  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
 
 
 class Watcher(Protocol):
@@ -96,7 +97,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     plan = Plan.of(config, len(data.train))
     config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
     optimizer = build_optimizer(config, model)
-    scheduler = build_scheduler(config, optimizer)
+    scheduler = build_scheduler(config, optimizer, data)
     fixed = check_model(model, algorithm, task, data)
     mechanism = algorithm.mechanism()
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
@@ -125,10 +126,11 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     while step < plan.steps and stopped_by == "epochs":
         try:
             indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
-            private_step(training, step, micro_batches(data.train, indices, config, device, step, data.augment), divisor)
+            batch = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
+            private_step(training, step, batch, divisor)
             step += 1
             if scheduler and plan.epoch_ending_at(step) is not None:
-                scheduler.step()
+                advance(scheduler, model, task, data, device)
             watcher.stepped(step)
         except BudgetExceeded:
             stopped_by = "budget"
@@ -161,6 +163,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "notes": data.notes,
             "train": len(data.train),
             "test": len(data.test),
+            "validation": len(data.validation) if data.validation else 0,
         },
         "model": {
             "parameters_real": sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values()),
@@ -296,7 +299,7 @@ def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits
     """
     if not getattr(algorithm, "private", True):
         return []
-    like = data.train.inputs[:0], data.train.targets[:0]
+    like = data.train.batch(torch.arange(0))
     return checks.check(model, algorithm, task.loss, like, data.outputs)
 
 
@@ -314,14 +317,30 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
 
 
-def build_scheduler(config: Run, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+def advance(
+    scheduler: torch.optim.lr_scheduler.LRScheduler, model: nn.Module, task: Task, data: Splits, device: torch.device
+) -> None:
+    """One step of the schedule; `reduce_on_plateau` watches the loss over the validation records, which are public."""
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        assert data.validation is not None
+        scheduler.step(evaluate(model, task, data.validation, device)["loss"])
+    else:
+        scheduler.step()
+
+
+def build_scheduler(config: Run, optimizer: torch.optim.Optimizer, data: Splits) -> torch.optim.lr_scheduler.LRScheduler | None:
     """torch's schedule of the learning rate, one step an epoch; None where the recipe has none.
 
     Raises:
-        UserError: it refuses one of its values.
+        UserError: it refuses one of its values, or watches a validation set that the data does not have.
     """
     if config.scheduler is None:
         return None
+    if config.scheduler.name == "reduce_on_plateau" and data.validation is None:
+        raise UserError(
+            f"scheduler=reduce_on_plateau watches validation records, and dataset={config.dataset.name} has none: use another "
+            "scheduler, or set dataset.validation_share."
+        )
     try:
         schedule: torch.optim.lr_scheduler.LRScheduler = scheduler_class(config.scheduler.name)(
             optimizer, **config.scheduler.options
@@ -332,7 +351,13 @@ def build_scheduler(config: Run, optimizer: torch.optim.Optimizer) -> torch.opti
 
 
 def micro_batches(
-    records_: Records, indices: np.ndarray, config: Run, device: torch.device, step: int = 0, augment: Augment | None = None
+    records_: Records,
+    indices: np.ndarray,
+    config: Run,
+    device: torch.device,
+    step: int = 0,
+    augment: Augment | None = None,
+    augment_targets: Augment | None = None,
 ) -> Iterator[Batch]:
     """The sampled records in pieces of `trainer.micro_batch`, on the device.
 
@@ -340,21 +365,32 @@ def micro_batches(
         step: names the chance by which `augment` changes the inputs: a resumed step meets the same changes.
     """
     size = config.trainer.micro_batch or MICRO_BATCH
-    if augment:
+    if augment or augment_targets:
         chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
     for start in range(0, len(indices), size):
         inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
         inputs = augment(inputs, chance[start : start + size]) if augment else inputs
+        targets = augment_targets(targets, chance[start : start + size]) if augment_targets else targets
         yield inputs.to(device), targets.to(device)
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) -> dict[str, float]:
     """The task's metrics over a whole set."""
+    return task.metrics(predict(model, task, test, device), test.targets, test.groups)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, task: Task, test: Records, device: torch.device) -> Tensor:
+    """The model's outputs over a whole set, [n, ...]; a task with maps condenses them batch by batch, so none piles up."""
     model.eval()
-    outputs = [model(test.batch(part)[0].to(device)).cpu() for part in torch.arange(len(test)).split(EVALUATION_BATCH)]
+    at_once = max(1, min(EVALUATION_BATCH, EVALUATION_NUMBERS // max(1, test.inputs[:1].numel())))
+    outputs = []
+    for part in torch.arange(len(test)).split(at_once):
+        inputs, targets = test.batch(part)
+        answer = model(inputs.to(device))
+        outputs.append((task.condense(answer, targets.to(device)) if isinstance(task, Condensing) else answer).cpu())
     model.train()
-    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1], test.groups)
+    return torch.cat(outputs)
 
 
 def pick_device(name: str) -> torch.device:

@@ -24,6 +24,7 @@ HOMES = {
     "model": "zdp_bench.models",
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
+    "outline": "zdp_bench.data",  # of a dataset of that name; see data.Outline
     "task": "zdp_bench.tasks",
     "figure": "zdp_bench.report.figures",
 }

@@ -76,6 +76,7 @@ def test_the_set_is_repeatable_cached_and_bounds_a_speaker(root: Path) -> None:
     assert first.digest == again.digest
     assert first.records_per_patient == 10  # two speakers, five clips of each word
     assert (first.outputs, first.input_shape, first.provenance) == (2, (1, 124, 129), "derived")
+    kept.unlink()  # not in place: it is mapped
     kept.write_bytes(b"damaged")
     assert torch.equal(speech_commands(root, words=WORDS, test_share=0.3).train.inputs, first.train.inputs)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Provenance = Literal["official", "derived", "synthetic"]
@@ -25,18 +26,25 @@ class Records:
 
     Attributes:
         groups: the volume or patient of each record [n], for metrics that are defined on whole volumes; None where none is.
+        pixels: (mean, deviation) of pixels in [0, 1], public constants. Then `inputs` are bytes, perhaps mapped from a file, and
+            `batch` answers with (byte / 255 − mean) / deviation: a set larger than memory streams.
     """
 
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None = None
+    pixels: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The records at `indices` [B], in that order: inputs [B, ...], targets [B, ...]."""
-        return self.inputs[indices], self.targets[indices]
+        inputs = self.inputs[indices]
+        if self.pixels:
+            mean, deviation = self.pixels
+            inputs = (inputs.to(torch.float32) / 255 - mean) / deviation
+        return inputs, self.targets[indices]
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,9 @@ class Splits:
         notes: what differs from the official release, shown wherever a number from it is.
         augment: changes training inputs at random each time they are drawn, one record at a time in effect: it must not let
             one record's values reach another's.
+        augment_targets: changes the targets along with their inputs, by the same chance; None where they stay what they are.
+        validation: records that steer training (`scheduler=reduce_on_plateau`) and are held to be PUBLIC, as the test set is: no
+            ε covers them. None where the set has none.
         records_per_patient: the most training records that any one patient owns; an adapter that knows patients bounds it.
     """
 
@@ -62,3 +73,32 @@ class Splits:
     notes: str = ""
     records_per_patient: int = 1
     augment: Augment | None = None
+    augment_targets: Augment | None = None
+    validation: Records | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What an adapter knows of its records before it reads any: from names and headers, or from the release's own numbers.
+
+    An adapter enters a function for it under `@register("outline", NAME)`, with the adapter's own root and options; it is what
+    `zdp-bench validate` builds its report from.
+
+    Attributes:
+        train, test: how many records there are; an upper bound where only reading them tells which are used.
+        input_shape, dtype: of one record, as the model will get it.
+        outputs: how many numbers a model must answer with.
+        target_shape, target_dtype: of one record's target.
+        records_per_patient: the most training records of any one patient.
+        found: whether the files are there; if not, the numbers are the release's.
+    """
+
+    train: int
+    test: int
+    input_shape: tuple[int, ...]
+    outputs: int
+    dtype: torch.dtype = torch.float32
+    target_shape: tuple[int, ...] = ()
+    target_dtype: torch.dtype = torch.int64
+    records_per_patient: int = 1
+    found: bool = True

@@ -45,6 +45,7 @@ class Card:
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
     releases: dict[str, dict[str, str]] = field(default_factory=dict)  # release -> file name -> "md5:...", "sha1:..."
+    windows: dict[str, list[float]] = field(default_factory=dict)  # task -> intensities that are shown as black and white
 
 
 def card(name: str) -> Card:

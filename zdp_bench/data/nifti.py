@@ -83,11 +83,13 @@ def read_labels(path: Path) -> Volume:
     return Volume(whole.astype(np.uint8), _spacing(image))
 
 
-def write(path: Path, data: np.ndarray, spacing: tuple[float, float, float]) -> None:
-    """Write a volume on RAS+ axes; what the synthetic sets are made with."""
+def write(path: Path, data: np.ndarray, spacing: tuple[float, float, float], axes: str = "RAS") -> None:
+    """Write a volume given on RAS+ axes, stored along `axes` such as LPS; what the synthetic sets are made with."""
     import nibabel
+    from nibabel.orientations import axcodes2ornt, ornt_transform
 
-    nibabel.save(nibabel.Nifti1Image(data, np.diag([*spacing, 1.0])), path)
+    image = nibabel.Nifti1Image(data, np.diag([*spacing, 1.0]))
+    nibabel.save(image.as_reoriented(ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(axes))), path)
 
 
 def _open(path: Path) -> Any:

@@ -11,8 +11,6 @@ words and the clips per word are keys, and the network has one output a word.
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Literal
@@ -22,11 +20,10 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data import Provenance, Records, Splits
+from zdp_bench.data.cache import kept
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, suggestion
 from zdp_bench.registry import register
-
-log = logging.getLogger(__name__)
 
 RATE = 16_000  # Hz; a clip is one second
 CLIP = 16_000  # samples
@@ -129,30 +126,13 @@ def split_by_speaker(speakers: list[str], test_share: float, seed: int) -> np.nd
 
 def spectrograms(paths: list[Path], digest: str) -> Tensor:
     """complex64 [n, 124, 129] of all clips; kept under the user's cache folder by the digest of the clips."""
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "zdp-bench" / "spectrograms" / f"{digest[:32]}.npy"
-    )
-    shape = (len(paths), FRAMES, BINS)
-    if cache.is_file():
-        try:
-            kept = np.load(cache, allow_pickle=False)
-            if kept.shape == shape and kept.dtype == np.complex64:
-                return torch.from_numpy(kept)
-        except (ValueError, EOFError, OSError):
-            pass
-        log.warning("%s is damaged and made anew", cache)
-    whole = np.empty(shape, dtype=np.complex64)
-    for start in range(0, len(paths), 256):
-        part = np.stack([read_clip(path) for path in paths[start : start + 256]])  # [b, 16000]
-        whole[start : start + len(part)] = stft(torch.from_numpy(part)).numpy()
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_name(f".{cache.name}.{os.getpid()}.npy")
-        np.save(partial, whole)
-        os.replace(partial, cache)
-    except OSError as error:  # a full or read-only disk costs time, not the run
-        log.warning("%s could not be written (%s)", cache, error.strerror)
-    return torch.from_numpy(whole)
+
+    def fill(whole: np.ndarray) -> None:
+        for start in range(0, len(paths), 256):
+            part = np.stack([read_clip(path) for path in paths[start : start + 256]])  # [b, 16000]
+            whole[start : start + len(part)] = stft(torch.from_numpy(part)).numpy()
+
+    return torch.from_numpy(kept("spectrograms", digest, (len(paths), FRAMES, BINS), np.complex64, fill))
 
 
 def load(

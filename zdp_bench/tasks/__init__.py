@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -21,3 +21,11 @@ class Task(Protocol):
         Args:
             groups: the volume or patient of each record [n], where the data has them; a task of single records ignores it.
         """
+
+
+@runtime_checkable
+class Condensing(Protocol):
+    """A task that needs little of each output: its `metrics` takes what `condense` made of the batches, put together."""
+
+    def condense(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """[B, ...] -> [B, few], on the outputs' device."""

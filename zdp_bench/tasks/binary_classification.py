@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import Tensor
 
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
@@ -17,12 +20,30 @@ class BinaryClassification:
 
     A magnitude as the logit (|z| before the sigmoid, as in Ziller et al. 2021, A.2.2) never says less than one half; the ROC
     curve does not mind, accuracy at one half does.
+
+    Args:
+        weights: of the loss of class 0 and of class 1; null: 1 and 1. Taken from training records they would be private, so they
+            are constants of the recipe.
+
+    Raises:
+        UserError: the weights are not two positive numbers.
     """
 
     headline = "roc_auc"
 
+    def __init__(self, *, weights: list[float] | None = None) -> None:
+        require(
+            weights is None or (len(weights) == 2 and min(weights) > 0), "task.weights", weights, "must be two positive numbers"
+        )
+        self.weights = torch.tensor(weights or [1.0, 1.0])
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none")  # [B]
+        loss = F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none")  # [B]
+        return loss * self.weights.to(loss)[targets.long()]
+
+    def scores(self, outputs: Tensor) -> np.ndarray:
+        """One number a record [n], higher for class 1: what ROC curves are drawn and compared from."""
+        return outputs.squeeze(-1).cpu().numpy()
 
     def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
         scores, truth = outputs.squeeze(-1).cpu().numpy(), targets.cpu().numpy()

@@ -1,0 +1,258 @@
+"""Decathlon volumes: slices in their right place, patients that never cross, masks that move along, broken sets named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from zdp_bench.data import nifti
+from zdp_bench.data.msd import AUGMENT, Geometry, cases, load, msd, outline, shape_on_grid, slices
+from zdp_bench.data.synthetic_volumes import GRID, SPACING, abdomen, msd_synthetic, write_set
+from zdp_bench.errors import UserError
+
+FOLDER = "Task03_Liver"
+NATIVE = Geometry(size=80, fit="pad", spacing=None, window=(-150, 250), channel=0)
+SHARES: dict[str, Any] = {"validation_share": 0.2, "test_share": 0.4}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data root with five phantoms in the liver's folder, two of them stored with turned axes."""
+    write_set(tmp_path / FOLDER, 5, seed=0)
+    return tmp_path
+
+
+def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
+    """Number 1 is stored as LPS; the slices must be those of the phantom as it was drawn."""
+    for number in (0, 1):
+        case = cases(root / FOLDER)[number]
+        volume, labels = abdomen(np.random.default_rng([0, number]))
+        square = Geometry(64, "resize", None, (-150, 250), 0)
+        made = slices(case, np.array([3, 8]), square)
+        assert made.shape == (2, 2, 64, 64)
+        mask = labels[:, ::-1, [3, 8]].transpose(2, 1, 0) > 0  # tumour and organ are one
+        np.testing.assert_array_equal(made[:, 1], mask)
+        windowed = ((volume[:, ::-1, [3, 8]].transpose(2, 1, 0) + 150) / 400).clip(0, 1) * 255
+        assert abs(made[:, 0] - windowed).max() <= 0.5
+
+
+def test_pixels_are_made_square_and_a_spacing_is_kept() -> None:
+    header = nifti.Header((64, 60, 16), (5.0, 4.0, 8.0))
+    assert shape_on_grid(header, NATIVE) == (60, 80)  # 64 columns of 5 mm at 4 mm
+    assert shape_on_grid(header, Geometry(80, "pad", 8.0, None, 0)) == (30, 40)
+    assert shape_on_grid(header, Geometry(32, "resize", 8.0, None, 0)) == (32, 32)
+    assert shape_on_grid(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0)), NATIVE) == (51, 35)
+
+
+def test_padding_keeps_area_in_mm(root: Path) -> None:
+    case = cases(root / FOLDER)[0]
+    made = slices(case, np.arange(GRID[2]), NATIVE)
+    _, labels = abdomen(np.random.default_rng([0, 0]))
+    drawn = (labels > 0).sum() * SPACING[0] * SPACING[1]
+    assert made[:, 1].sum() * min(SPACING[:2]) ** 2 == pytest.approx(drawn, rel=0.03)
+
+
+def test_mr_slices_are_scaled_each_by_itself() -> None:
+    from zdp_bench.data.msd import _bytes
+
+    image = torch.rand(3, 20, 20) * torch.tensor([1.0, 50.0, 0.0]).view(3, 1, 1)
+    scaled = _bytes(image, None)
+    torch.testing.assert_close(_bytes(image[1:2], None), scaled[1:2])  # no matter which others there are
+    assert scaled[0].max() == scaled[1].max() == 255
+    assert torch.isfinite(scaled).all()
+
+
+def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
+    splits = msd(root, size=32, max_per_patient=4, **SHARES)
+    assert (len(splits.train), len(splits.test)) == (2 * 4, 2 * GRID[2])
+    assert splits.validation is not None
+    assert len(splits.validation) == 4
+    people = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
+    assert sum(map(len, people)) == len(set.union(*people)) == 5
+    assert splits.records_per_patient == 4
+    assert splits.provenance == "derived"
+    files = list((root / "cache" / "zdp-bench" / "slices").iterdir())
+    before = files[0].stat().st_mtime_ns
+    again = msd(root, size=32, max_per_patient=4, **SHARES)
+    assert (files[0].stat().st_mtime_ns, again.digest) == (before, splits.digest)
+    inputs, masks = again.train.batch(torch.arange(4))
+    assert (inputs.shape, inputs.dtype, masks.shape, masks.dtype) == ((4, 1, 32, 32), torch.float32, (4, 32, 32), torch.uint8)
+    files[0].unlink()  # not in place: it is mapped
+    files[0].write_bytes(b"damaged")
+    assert torch.equal(msd(root, size=32, max_per_patient=4, **SHARES).train.inputs, splits.train.inputs)
+
+
+def test_what_is_mapped_is_never_copied_whole(root: Path) -> None:
+    splits = msd(root, size=32, max_per_patient=4, **SHARES)
+    storages = {part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}
+    assert len(storages) == 1  # both are stretches of the one mapped file
+
+
+def test_without_dataset_json_volumes_are_paired_by_name(root: Path) -> None:
+    by_list = [case.name for case in cases(root / FOLDER)]
+    (root / FOLDER / "dataset.json").unlink()
+    assert [case.name for case in cases(root / FOLDER)] == by_list
+
+
+def test_the_outline_is_that_of_the_set(root: Path) -> None:
+    options: dict[str, Any] = {
+        "task": "liver",
+        "size": 32,
+        "max_per_patient": 5,
+        "split_seed": 0,
+        "test_per_patient": 7,
+        **SHARES,
+    }
+    said, splits = outline(root, **options), msd(root, **options)
+    assert (said.train, said.test, said.input_shape) == (len(splits.train), len(splits.test), splits.input_shape)
+    assert said.records_per_patient == splits.records_per_patient
+    missing = outline(root, **options | {"task": "brain", "validation_share": 0.0})
+    assert (missing.found, missing.train) == (False, 290 * 5)
+
+
+def test_the_papers_counts_are_81_10_and_40_volumes_of_64_slices(tmp_path: Path) -> None:
+    shares: dict[str, Any] = {"validation_share": 0.076, "test_share": 0.305, "split_seed": 0}
+    said = outline(tmp_path, task="liver", size=256, max_per_patient=64, test_per_patient=64, **shares)
+    assert (said.train, said.test, said.records_per_patient) == (5184, 2560, 64)
+
+
+def test_masks_move_as_their_images_do() -> None:
+    mask = torch.zeros(5, 32, 32, dtype=torch.uint8)
+    mask[:, 8:20, 10:16] = 1
+    chance = torch.rand(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    moved, images = AUGMENT.masks(mask, chance), AUGMENT.images(4 * mask[:, None].float() - 2, chance)
+    agree = ((images[:, 0] > 0) == (moved > 0)).float().mean()
+    assert agree > 0.97
+    assert set(moved.unique().tolist()) == {0, 1}
+    assert not torch.equal(moved, mask)
+
+
+def test_the_synthetic_liver_is_brighter_than_what_is_round_it(tmp_path: Path) -> None:
+    splits = msd_synthetic(tmp_path, volumes=4, size=32, test_share=0.25, validation_share=0.0)
+    inputs, masks = splits.train.batch(torch.arange(len(splits.train)))
+    body = (inputs[:, 0] > -1.5) & (masks == 0)
+    assert inputs[:, 0][masks > 0].mean() > inputs[:, 0][body].mean() + 0.3
+    assert splits.validation is None
+
+
+@pytest.mark.real_data
+def test_the_real_hippocampus_headers(data_root: Path) -> None:
+    found = cases(data_root / "Task04_Hippocampus")
+    assert len(found) == 260
+    assert sum(case.header.shape[2] for case in found) == 9270
+
+
+# ----------------------------------------------------------------------------------------------------- broken volumes
+
+
+def first(root: Path, kind: str = "imagesTr") -> Path:
+    return nifti.paths_of(root / FOLDER / kind)[0]
+
+
+def other_shape(root: Path) -> None:
+    nifti.write(first(root, "labelsTr"), np.zeros((4, 4, 4), np.uint8), SPACING)
+
+
+def other_spacing(root: Path) -> None:
+    nifti.write(first(root, "labelsTr"), np.zeros(GRID, np.uint8), (1.0, 1.0, 1.0))
+
+
+def no_labels(root: Path) -> None:
+    nifti.write(first(root, "labelsTr"), np.full(GRID, 0.5, np.float32), SPACING)
+
+
+def listed(entries: Any) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        (root / FOLDER / "dataset.json").write_text(json.dumps({"training": entries}))
+
+    return write
+
+
+def unlisted(change: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        (root / FOLDER / "dataset.json").unlink()
+        change(root)
+
+    return spoil
+
+
+def leave_two(root: Path) -> None:
+    for kind in ("imagesTr", "labelsTr"):
+        for path in nifti.paths_of(root / FOLDER / kind)[2:]:
+            path.unlink()
+
+
+def outside(root: Path) -> None:
+    path = first(root)
+    shutil.move(path, root / "elsewhere.nii.gz")
+    os.symlink(root / "elsewhere.nii.gz", path)
+
+
+PAIR = {"image": "imagesTr/liver_0.nii.gz", "label": "labelsTr/liver_0.nii.gz"}
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "an empty volume": (lambda root: first(root).write_bytes(b""), "no readable NIfTI"),
+    "a cut off volume": (lambda root: first(root).write_bytes(first(root).read_bytes()[:5000]), "cut off"),
+    "a mask of another shape": (other_shape, r"\[4, 4, 4\] voxels, but its image"),
+    "a mask of another spacing": (other_spacing, r"voxels measure \(1\.0, 1\.0, 1\.0\) mm"),
+    "a mask of halves": (no_labels, "whole numbers"),
+    "dataset.json is no JSON": (lambda root: (root / FOLDER / "dataset.json").write_text("{"), "does not list"),
+    "dataset.json lists nothing": (listed([]), "at least 3"),
+    "dataset.json without labels": (listed([{"image": "./imagesTr/liver_0.nii.gz"}]), "does not list"),
+    "dataset.json leads out": (listed([{"image": "../a.nii.gz", "label": "../a.nii.gz"}]), "leads out of"),
+    "dataset.json names a missing file": (listed([{"image": "imagesTr/no.nii.gz", "label": "labelsTr/no.nii.gz"}]), "is missing"),
+    "a volume twice": (listed([PAIR] * 3), "stands there twice"),
+    "a link out of the folder": (outside, "leads out of"),
+    "an image without a mask": (unlisted(lambda root: first(root, "labelsTr").unlink()), "lacks the volume 'liver_0'"),
+    "no images": (unlisted(lambda root: shutil.rmtree(root / FOLDER / "imagesTr")), "holds no NIfTI"),
+    "two volumes": (unlisted(leave_two), "at least 3"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_set_is_refused_by_name(root: Path, how: str) -> None:
+    spoil, message = BROKEN[how]
+    spoil(root)
+    with pytest.raises(UserError, match=message) as error:
+        msd(root, size=32, **SHARES)
+    assert FOLDER in str(error.value)
+
+
+def test_wrong_options_are_refused(root: Path) -> None:
+    for options, message in (
+        ({"task": "livr"}, "Did you mean 'liver'"),
+        ({"size": 4}, r"dataset\.size=4"),
+        ({"window": [3.0, 1.0]}, "low < high"),
+        ({"window": [3.0]}, r"\[low, high\]"),
+        ({"spacing": 0.0}, r"dataset\.spacing"),
+        ({"max_per_patient": 0}, r"dataset\.max_per_patient"),
+        ({"test_share": 0.0}, "none of 5 volumes to test"),
+        ({"test_share": 1.0, "validation_share": 0.0}, "none of 5 volumes to train"),
+        ({"size": 40, "fit": "pad"}, "do not fit"),
+        ({"task": "spleen"}, "msd_synthetic"),
+    ):
+        with pytest.raises(UserError, match=message):
+            msd(root, **{"size": 32, **SHARES, **options})
+
+
+def test_a_channel_that_is_not_there(root: Path) -> None:
+    for path in nifti.paths_of(root / FOLDER / "imagesTr"):
+        nifti.write(path, np.zeros((*GRID, 2), np.int16), SPACING)
+    geometry = Geometry(32, "resize", None, (0, 1), 1)
+    options: dict[str, Any] = {"max_per_patient": 2, "test_per_patient": 2, "split_seed": 0, "augment": False} | SHARES
+    made = load(root / FOLDER, "derived", geometry, **options)
+    assert len(made.train) == 4
+    with pytest.raises(UserError, match=r"dataset\.channel=2"):
+        msd(root, size=32, channel=2, **SHARES)

@@ -1,0 +1,50 @@
+"""Dice per volume against the definition by hand, the losses, and condensing that changes no number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zdp_bench.tasks import Condensing
+from zdp_bench.tasks.segmentation import Segmentation
+
+MASKS = torch.zeros(4, 2, 2, dtype=torch.uint8)
+MASKS[0, 0, 0] = MASKS[0, 0, 1] = MASKS[1, 1, 1] = 1
+LOGITS = torch.full((4, 1, 2, 2), -3.0)
+LOGITS[0, 0, 0, 0] = LOGITS[1, 0, 0, 0] = 2.0
+VOLUMES = torch.tensor([7, 7, 9, 9])
+
+
+def test_dice_is_that_of_volumes_not_of_slices() -> None:
+    """Volume 7: one voxel right of two found and three true, 2·1/(2 + 3). Volume 9: empty and found empty, 1."""
+    found = Segmentation().metrics(LOGITS, MASKS, VOLUMES)
+    assert found["dice"] == pytest.approx((0.4 + 1) / 2)
+    assert found["dice_worst"] == pytest.approx(0.4)
+    alone = Segmentation().metrics(LOGITS, MASKS)  # each slice its own volume: 2/3, 0, 1, 1
+    assert alone["dice"] == pytest.approx((2 / 3 + 0 + 1 + 1) / 4)
+
+
+def test_condensed_batches_give_the_same_numbers() -> None:
+    task = Segmentation()
+    assert isinstance(task, Condensing)
+    parts = [task.condense(LOGITS[i : i + 2], MASKS[i : i + 2]) for i in (0, 2)]
+    assert task.metrics(torch.cat(parts), MASKS, VOLUMES) == task.metrics(LOGITS, MASKS, VOLUMES)
+
+
+@pytest.mark.parametrize("loss", ["bce", "dice", "bce_dice"])
+def test_a_records_loss_is_its_own(loss: str) -> None:
+    task = Segmentation(loss=loss)  # type: ignore[arg-type]
+    logits = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    masks = (logits[:, 0] > 0.5).to(torch.uint8)
+    together = task.loss(logits, masks)
+    assert together.shape == (3,)
+    for index in range(3):
+        torch.testing.assert_close(task.loss(logits[index : index + 1], masks[index : index + 1])[0], together[index])
+    perfect = task.loss(torch.where(masks.unsqueeze(1) > 0, 40.0, -40.0), masks)
+    torch.testing.assert_close(perfect, torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def test_the_sum_is_both_parts() -> None:
+    both, bce, dice = (Segmentation(loss=name).loss(LOGITS, MASKS) for name in ("bce_dice", "bce", "dice"))  # type: ignore[arg-type]
+    torch.testing.assert_close(both, bce + dice)
+    torch.testing.assert_close(bce[2], torch.tensor(0.0485874), atol=1e-6, rtol=0)  # log(1 + e⁻³)
