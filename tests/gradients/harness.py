@@ -207,7 +207,7 @@ LAYERS: list[Case] = [
 
 def _activation(name: str) -> Case:
     # Real activations are nn's own subclasses; any other is complex.
-    if isinstance(activation(name, 5), nn.ReLU):
+    if isinstance(activation(name, 5), nn.ReLU | nn.Mish):
         return Case(f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)), (4,))
     build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), activation(name, 5), _c(nn.Linear, 5, 3))  # noqa: E731
     return Case(f"activation {name}", build, (4,), "complex")
@@ -223,6 +223,8 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "complex_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
+    "real_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
     "vgg11": ((3, 32, 32), 3, {"groups": 8, "hidden": 6}, "real"),
 }
 
