@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.registry import lookup, names
 
 Kind = Literal["real", "complex", "index"]
@@ -174,6 +175,18 @@ LAYERS: list[Case] = [
     Case("ComplexConvTranspose2d k = s", lambda: ComplexConvTranspose2d(4, 3, 2, 2), (4, 5, 6), "complex"),
     Case("Embedding", lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)), (6,), "index"),
     Case("GroupNorm", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6, 7)),
+    Case(
+        "ComplexGroupNorm",
+        lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexGroupNorm(2, 6), Cardioid(), ComplexConv2d(6, 2, 3)),
+        (4, 6, 7),
+        "complex",
+    ),
+    Case(
+        "ComplexGroupNorm without positions", lambda: nn.Sequential(ComplexGroupNorm(2, 6), _c(nn.Linear, 6, 2)), (6,), "complex"
+    ),
+    Case("ComplexGroupNorm over three dimensions", lambda: ComplexGroupNorm(2, 4), (4, 3, 4, 2), "complex"),
+    Case("ComplexInstanceNorm", lambda: nn.Sequential(ComplexConv1d(4, 6, 3), ComplexInstanceNorm(6)), (4, 9), "complex"),
+    Case("ComplexLayerNorm", lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexLayerNorm(6)), (4, 6, 7), "complex"),
     Case("InstanceNorm1d", lambda: nn.InstanceNorm1d(4, affine=True), (4, 9)),
     Case("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), (4, 6, 7)),
     Case("InstanceNorm3d", lambda: nn.InstanceNorm3d(4, affine=True), (4, 3, 4, 5)),
@@ -194,7 +207,7 @@ LAYERS: list[Case] = [
 
 def _activation(name: str) -> Case:
     # Real activations are nn's own subclasses; any other is complex.
-    if isinstance(activation(name, 5), nn.ReLU | nn.Sigmoid | nn.Tanh):
+    if isinstance(activation(name, 5), nn.ReLU | nn.Mish | nn.Sigmoid | nn.Tanh):
         return Case(f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)), (4,))
     build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), activation(name, 5), _c(nn.Linear, 5, 3))  # noqa: E731
     return Case(f"activation {name}", build, (4,), "complex")
@@ -215,16 +228,20 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "transposed_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
     "vgg11": ((3, 32, 32), 3, {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6}, "real"),
     "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
+    "complex_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
+    "real_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
 }
 
 
-def _model(name: str) -> Case:
+def _model(name: str, **more: object) -> Case:
     shape, outputs, options, kind = ZOO[name]
-    return Case(f"model {name}", lambda: lookup("model", name)(shape, outputs, **options), shape, kind)
+    words = "".join(f", {key}={value}" for key, value in more.items())
+    return Case(f"model {name}{words}", lambda: lookup("model", name)(shape, outputs, **{**options, **more}), shape, kind)
 
 
 CASES: list[Case] = [
     *LAYERS,
     *(_activation(name) for name in names("activation")),
     *(_model(name) for name in ZOO),
+    *(_model(name, normalisation="group", depth=1) for name in ("complex_unet", "real_unet")),
 ]

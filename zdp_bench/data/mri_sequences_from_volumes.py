@@ -1,4 +1,4 @@
-"""Four simulated contrasts of real anatomy, for who does not have the Decathlon's brains: any folder of T1-weighted NIfTI volumes.
+"""Four simulated contrasts of real anatomy, for who has not the Decathlon's brains: any folder of T1-weighted NIfTI volumes.
 
 A voxel's intensity u in [0, 1] (0 liquid, 1 fat and white matter, as in a T1-weighted image) is read as tissue, and each
 sequence's textbook signal is computed from that tissue's relaxation (Bernstein, King and Zhou 2004, ch. 14):
