@@ -14,16 +14,22 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients.spectra import Spectrum
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What an algorithm is asked to train: a model, a per-record loss, and how records are sampled."""
+    """What an algorithm is asked to train: a model, a per-record loss, and how records are sampled.
+
+    Attributes:
+        like: inputs [n, ...] of the shape and dtype to come, for what depends on them; n may be 0, no value is read.
+    """
 
     model: nn.Module
     loss: Loss
     sampling: Sampling
+    like: Tensor | None = None
 
 
 class Algorithm(Protocol):
@@ -60,3 +66,9 @@ def require_gaussian(noise_multiplier: float, max_grad_norm: float) -> None:
 def parameter_block(name: str, parameter: nn.Parameter, bound: float, std: float, noise: NoiseKind) -> Block:
     """The block that releases one parameter's gradient sum."""
     return Block(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), bound, std, noise)
+
+
+def spectrum_block(name: str, parameter: nn.Parameter, spectrum: Spectrum, bound: float, noise: NoiseKind, std: float) -> Block:
+    """The block that releases the spectrum of one parameter's gradient sum."""
+    dtype = str(parameter.dtype.to_complex()).removeprefix("torch.")
+    return Block(name, spectrum.shape, dtype, bound, std, noise, fft_dims=spectrum.dims if noise == "hermitian" else ())
