@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     ledger: Position
     epochs: list[dict[str, Any]]
+    scheduler: dict[str, Any] = field(default_factory=dict)  # empty where there is none
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

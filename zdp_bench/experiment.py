@@ -23,8 +23,8 @@ from torch import nn
 from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import Plugin, Run, experiment_digest, optimizer_class, run_digest
-from zdp_bench.data import Records, Splits, sampling
+from zdp_bench.config import Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
+from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
@@ -96,6 +96,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     plan = Plan.of(config, len(data.train))
     config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, data.train.inputs[:0]), plan)
     optimizer = build_optimizer(config, model)
+    scheduler = build_scheduler(config, optimizer)
     fixed = check_model(model, algorithm, task, data)
     mechanism = algorithm.mechanism()
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
@@ -105,6 +106,8 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     if saved:
         model.load_state_dict(saved.model)
         optimizer.load_state_dict(saved.optimizer)
+        if scheduler:
+            scheduler.load_state_dict(saved.scheduler)
         step, epochs = saved.step, saved.epochs
     try:
         ledger = Ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None)
@@ -122,8 +125,10 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     while step < plan.steps and stopped_by == "epochs":
         try:
             indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
-            private_step(training, step, micro_batches(data.train, indices, config, device), divisor)
+            private_step(training, step, micro_batches(data.train, indices, config, device, step, data.augment), divisor)
             step += 1
+            if scheduler and plan.epoch_ending_at(step) is not None:
+                scheduler.step()
             watcher.stepped(step)
         except BudgetExceeded:
             stopped_by = "budget"
@@ -134,7 +139,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
             watcher.evaluated(epoch or 0, step, metrics, epsilon)
             if epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps:
-                state = checkpoint.Checkpoint(digest, step, model.state_dict(), optimizer.state_dict(), ledger.position, epochs)
+                rates = scheduler.state_dict() if scheduler else {}
+                weights, moments = model.state_dict(), optimizer.state_dict()
+                state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
                 checkpoint.save(home / "checkpoint.pt", state)
     ledger.close()
     metrics = evaluate(model, task, data.test, device)
@@ -307,11 +314,37 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
 
 
-def micro_batches(records_: Records, indices: np.ndarray, config: Run, device: torch.device) -> Iterator[Batch]:
-    """The sampled records in pieces of `trainer.micro_batch`, on the device."""
+def build_scheduler(config: Run, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """torch's schedule of the learning rate, one step an epoch; None where the recipe has none.
+
+    Raises:
+        UserError: it refuses one of its values.
+    """
+    if config.scheduler is None:
+        return None
+    try:
+        schedule: torch.optim.lr_scheduler.LRScheduler = scheduler_class(config.scheduler.name)(
+            optimizer, **config.scheduler.options
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None
+    return schedule
+
+
+def micro_batches(
+    records_: Records, indices: np.ndarray, config: Run, device: torch.device, step: int = 0, augment: Augment | None = None
+) -> Iterator[Batch]:
+    """The sampled records in pieces of `trainer.micro_batch`, on the device.
+
+    Args:
+        step: names the chance by which `augment` changes the inputs: a resumed step meets the same changes.
+    """
     size = config.trainer.micro_batch or MICRO_BATCH
+    if augment:
+        chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
     for start in range(0, len(indices), size):
         inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
+        inputs = augment(inputs, chance[start : start + size]) if augment else inputs
         yield inputs.to(device), targets.to(device)
 
 
@@ -321,7 +354,7 @@ def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) 
     model.eval()
     outputs = [model(test.batch(part)[0].to(device)).cpu() for part in torch.arange(len(test)).split(EVALUATION_BATCH)]
     model.train()
-    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1])
+    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1], test.groups)
 
 
 def pick_device(name: str) -> torch.device:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -214,7 +215,8 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         if any(step > 1 for step in layer.stride):
             every = tuple((size - 1) * step + 1 for size, step in zip(g.shape[2:], layer.stride, strict=True))
             spread = g.new_zeros((*g.shape[:2], *every))
-            spread[(..., *[slice(None, None, step) for step in layer.stride])] = g
+            at: list[Any] = [..., *(slice(None, None, step) for step in layer.stride)]
+            spread[tuple(at)] = g
         if tuple(a + b - 1 for a, b in zip(x.shape[2:], spread.shape[2:], strict=True)) != spectrum.sizes:
             raise UserError(f"a record's map of {list(x.shape[2:])} is not of the size that this run was set up for.")
         return {"weight": _share(Correlation(x, spread, spectrum.sizes)), "bias": kept(g.flatten(2).sum(dim=2))}
