@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
+from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.registry import lookup, names
@@ -166,6 +167,9 @@ LAYERS: list[Case] = [
     Case("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (6, 4), "complex"),
     Case("complex Linear by ghost norm", lambda: _c(nn.Linear, 96, 80), (2, 96), "complex"),
     *_convolutions(),
+    Case("CirculantLinear", lambda: nn.Sequential(CirculantLinear(12, 8, 4), nn.Tanh(), CirculantLinear(8, 4, 4)), (12,)),
+    Case("CirculantLinear of widths its block does not divide", lambda: CirculantLinear(10, 7, 5, bias=False), (10,)),
+    Case("CirculantLinear over positions", lambda: CirculantLinear(5, 4, 3), (2, 3, 5)),
     Case("Conv2d padded to the same size", lambda: nn.Conv2d(4, 3, (3, 5), padding="same", dilation=(1, 2)), (4, 7, 8)),
     Case("Conv2d padded circularly", lambda: nn.Conv2d(4, 3, 3, padding=(2, 1), padding_mode="circular"), (4, 7, 8)),
     Case("Conv2d padded by reflection", lambda: nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"), (4, 7, 8)),

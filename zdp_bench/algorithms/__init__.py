@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients.spectra import Spectrum
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 
 
@@ -23,12 +24,14 @@ class Problem:
 
     Attributes:
         seed: the run's; what an algorithm draws once, before it has seen a record (feedback matrices), follows from it.
+        like: inputs [n, ...] of the shape and dtype to come, for what depends on them; n may be 0, no value is read.
     """
 
     model: nn.Module
     loss: Loss
     sampling: Sampling
     seed: int = 0
+    like: Tensor | None = None
 
 
 class Algorithm(Protocol):
@@ -65,3 +68,9 @@ def require_gaussian(noise_multiplier: float, max_grad_norm: float) -> None:
 def parameter_block(name: str, parameter: nn.Parameter, bound: float, std: float, noise: NoiseKind) -> Block:
     """The block that releases one parameter's gradient sum."""
     return Block(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), bound, std, noise)
+
+
+def spectrum_block(name: str, parameter: nn.Parameter, spectrum: Spectrum, bound: float, noise: NoiseKind, std: float) -> Block:
+    """The block that releases the spectrum of one parameter's gradient sum."""
+    dtype = str(parameter.dtype.to_complex()).removeprefix("torch.")
+    return Block(name, spectrum.shape, dtype, bound, std, noise, fft_dims=spectrum.dims if noise == "hermitian" else ())

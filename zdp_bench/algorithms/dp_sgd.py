@@ -14,7 +14,7 @@ from zdp_bench.registry import register
 
 @register("algorithm", "dp_sgd")
 class DPSGD:
-    """DP-SGD on real parameters.
+    """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at C/√L.
 
     Formal guarantees: a record's share is at most `max_grad_norm`; z = noise_multiplier under Poisson sampling.
 
@@ -24,11 +24,20 @@ class DPSGD:
 
     private = True
 
-    def __init__(self, problem: Problem, *, noise_multiplier: float, max_grad_norm: float, gradients: Engine = "auto") -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        per_layer: bool = False,
+        gradients: Engine = "auto",
+    ) -> None:
         require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
+        self.per_layer = per_layer
         self.gradients: Engine = gradients
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex():
@@ -44,13 +53,15 @@ class DPSGD:
         )
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        clipped = clipped_sum(self.problem.model, self.problem.loss, batch, self.max_grad_norm, engine=self.gradients)
+        clipped = clipped_sum(
+            self.problem.model, self.problem.loss, batch, self.max_grad_norm, per_layer=self.per_layer, engine=self.gradients
+        )
         for name, value in clipped.sums.items():
             total[name] += value
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
-        return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, per_layer=False))[0]
+        return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, self.per_layer))[0]
 
     def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
         return mean(noisy, expected_batch_size)

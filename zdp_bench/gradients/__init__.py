@@ -7,6 +7,8 @@ ordinary backward pass. `clipped_sum` takes fast wherever it can serve the model
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 from weakref import WeakSet
 
@@ -15,7 +17,7 @@ from torch import nn
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import cross_check, fast, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss
-from zdp_bench.gradients.rules import NoRule
+from zdp_bench.gradients.rules import NoRule, Rule
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ def clipped_sum(
     per_layer: bool = False,
     complex_scale: float = 1.0,
     engine: Engine = "auto",
+    rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ) over the records of a batch, and the norms before clipping.
 
@@ -49,6 +52,7 @@ def clipped_sum(
             Wirtinger derivative ∂L/∂θ̄.
         engine: auto takes fast, checked on two records against plain autograd when it meets a model; for a model that fast
             cannot serve it takes the reference, and the log says so once.
+        rules: layers whose share is another one than their gradient (`spectra.padded_domain`): only fast can serve them.
 
     Formal guarantees:
         - ‖contribution of one record‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and ∞ included (such a record
@@ -56,9 +60,11 @@ def clipped_sum(
         - the sum is linear in the batch: cut it anyhow and the parts add up to the whole.
 
     Raises:
-        UserError: engine is fast and fast cannot serve the model.
+        UserError: engine is fast, or there are rules, and fast cannot serve the model.
     """
-    if engine == "reference" or (engine == "auto" and model in _for_the_reference):
+    if rules:
+        engine = "auto" if engine == "reference" else engine
+    elif engine == "reference" or (engine == "auto" and model in _for_the_reference):
         return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
     try:
         if model not in _met and len(batch[0]) > 1:
@@ -69,10 +75,12 @@ def clipped_sum(
                 )
             if engine == "auto" and not cross_check.agrees(model, loss, batch):
                 raise NoRule("a model in which a record's gradient depends on the records beside it, or on where it stands")
-        return fast.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
+        return fast.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules)
     except NoRule as error:
         if engine == "fast":
             raise UserError(f"algorithm.gradients=fast: book-keeping cannot serve {error}. Use auto or reference.") from None
+        if rules:
+            raise UserError(f"this algorithm's shares are made by book-keeping, which cannot serve {error}.") from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
         _for_the_reference.add(model)
     return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)

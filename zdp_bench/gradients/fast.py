@@ -12,8 +12,9 @@ Which, is a matter of time and memory alone: no number depends on it but by roun
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +42,31 @@ class _Parameter:
 
 
 def clipped_sum(
-    model: nn.Module, loss: Loss, batch: Batch, bound: float, *, per_layer: bool = False, complex_scale: float = 1.0
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    bound: float,
+    *,
+    per_layer: bool = False,
+    complex_scale: float = 1.0,
+    rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ); see `gradients.clipped_sum`.
+
+    Args:
+        rules: for some layers, a rule in place of their own. What it says of their weight need not be the gradient, nor have
+            its shape: a spectrum. Such sums come as they are, and none where no record influences the loss.
 
     Raises:
         NoRule: a layer, or the way it is called, is beyond this engine.
     """
     inputs, _ = batch
     parameters = trainable(model)
+    elsewhere = {id(p) for layer in rules for p in (getattr(layer, "weight", None),) if p is not None}
     if len(inputs) == 0:
-        return no_records(model, bound, per_layer, inputs.device)
-    found = _differentiate(model, loss, batch, parameters)
+        none = no_records(model, bound, per_layer, inputs.device)
+        return replace(none, sums={name: value for name, value in none.sums.items() if id(parameters[name]) not in elsewhere})
+    found = _differentiate(model, loss, batch, parameters, rules)
 
     with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         scale = {name: complex_scale if p.is_complex() else 1.0 for name, p in parameters.items()}
@@ -70,7 +84,9 @@ def clipped_sum(
             for name in names:
                 weighted_sum = found.pop(name).weighted_sum
                 parameter = parameters[name]
-                if weighted_sum is None:
+                if id(parameter) in elsewhere:
+                    sums |= {} if weighted_sum is None else {name: weighted_sum(factors)}
+                elif weighted_sum is None:
                     sums[name] = torch.zeros_like(parameter, requires_grad=False)
                 else:
                     sums[name] = weighted_sum(factors * scale[name]).resolve_conj().to(parameter.dtype).view_as(parameter)
@@ -78,7 +94,7 @@ def clipped_sum(
     if not torch.isfinite(every_norm).all():  # 0 · NaN is NaN: leave such records out and sum again
         whole = torch.isfinite(every_norm).all(dim=1)  # [B]
         rest = (part[whole] for part in batch)
-        sums = clipped_sum(model, loss, tuple(rest), bound, per_layer=per_layer, complex_scale=complex_scale).sums  # type: ignore[arg-type]
+        sums = clipped_sum(model, loss, tuple(rest), bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules).sums  # type: ignore[arg-type]
     return ClippedSum(sums, every_norm if per_layer else every_norm[:, 0])
 
 
@@ -93,7 +109,9 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in modules if any(p.requires_grad for p in module.parameters(recurse=False))}
 
 
-def _differentiate(model: nn.Module, loss: Loss, batch: Batch, parameters: dict[str, nn.Parameter]) -> dict[str, _Parameter]:
+def _differentiate(
+    model: nn.Module, loss: Loss, batch: Batch, parameters: dict[str, nn.Parameter], rules: Mapping[nn.Module, Rule]
+) -> dict[str, _Parameter]:
     """Forward and backward; every parameter's squared norms, and how to sum its gradients weighted."""
     tape = record(model, _layers(model), loss, batch)
     name_of = {id(parameter): name for name, parameter in parameters.items()}
@@ -109,7 +127,7 @@ def _differentiate(model: nn.Module, loss: Loss, batch: Batch, parameters: dict[
             own = _own(call.module)
             x, g = _promoted(call, g, own[0][1])
             replaced = _bytes(x) + _bytes(g)
-            shares = _shares(call, x, g)
+            shares = _shares(call, x, g, rules)
             for own_name, parameter in own:
                 if own_name not in shares:
                     raise NoRule(f"layer '{call.layer}', whose parameter '{own_name}' its rule does not know")
@@ -176,8 +194,8 @@ def _sum_of(shares: list[Share]) -> Callable[[Tensor], Tensor]:
     return weighted_sum
 
 
-def _shares(call: Call, x: Tensor, g: Tensor) -> dict[str, Share]:
-    rule: Rule = rule_of(call.module) or any_layer
+def _shares(call: Call, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule]) -> dict[str, Share]:
+    rule: Rule = rules.get(call.module) or rule_of(call.module) or any_layer
     try:
         return rule(call.module, x, g)
     except NoRule as error:

@@ -53,7 +53,7 @@ def rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 def rule_of(layer: nn.Module) -> Rule | None:
     """The rule entered for exactly this type of layer."""
-    from zdp_bench.gradients.rules import activation, convolution, embedding, linear, normalisation  # noqa: F401
+    from zdp_bench.gradients.rules import activation, circulant, convolution, embedding, linear, normalisation  # noqa: F401
 
     return _rules.get(type(layer))
 

@@ -1,0 +1,121 @@
+"""Padded spectra against torch.func on the same convolution with a kernel of EVERY lag, and half spectra against whole ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.correlation import Correlation, signal, unitary_spectrum
+from zdp_bench.gradients.spectra import kernel_domain, padded_domain
+
+B = 5
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1).sin() * targets.unsqueeze(1)).sum(dim=1)
+
+
+def network(**options: object) -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(2, 3, (3, 2), **options), nn.Tanh(), nn.Conv2d(3, 2, 2)).double()  # type: ignore[arg-type]
+    return model, (torch.randn(B, 2, 7, 8, dtype=torch.float64), torch.randn(B, dtype=torch.float64))
+
+
+def every_lag(layer: nn.Conv2d, sizes: tuple[int, ...], rest: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Per-sample gradients of a kernel of M×M lags, −(Ho' − 1) … Hp − 1 in each dimension, in which the layer's own is embedded.
+
+    The lags before 0 come first; rolled by Ho' − 1, entry 0 is lag 0, as in a circular correlation.
+    """
+    inputs, targets = batch
+    reversed_padding = layer._reversed_padding_repeated_twice
+    stride, dilation = layer.stride, layer.dilation
+    map_sizes = F.pad(inputs, reversed_padding).shape[2:]
+    before = [m - h for m, h in zip(sizes, map_sizes, strict=True)]  # Ho' − 1
+
+    def of_one(kernel: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        x = F.pad(x.unsqueeze(0), reversed_padding)
+        x = F.pad(x, (before[1], before[1], before[0], before[0]))
+        return loss(rest(F.conv2d(x, kernel, layer.bias, stride)), y.unsqueeze(0)).sum()
+
+    kernel = torch.zeros(*layer.weight.shape[:2], *sizes, dtype=torch.float64)
+    taps = [slice(b, b + d * (k - 1) + 1, d) for b, d, k in zip(before, dilation, layer.kernel_size, strict=True)]
+    kernel[(..., *taps)] = layer.weight.detach()
+    gradients = vmap(grad(of_one), in_dims=(None, 0, 0))(kernel, inputs, targets)
+    return gradients.detach().roll([-b for b in before], dims=(-2, -1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"padding": (1, 2)}, {"stride": (2, 1)}, {"stride": 2, "padding": 1}, {"dilation": (2, 3), "padding": 1}],
+    ids=str,
+)
+def test_padded_shares_are_the_whole_correlation(options: dict[str, object]) -> None:
+    model, batch = network(**options)
+    domain = padded_domain(model, loss, batch[0][:0])
+    spectrum = domain.spectra["0.weight"]
+    expected = every_lag(model[0], spectrum.sizes, model[1:], batch)  # type: ignore[arg-type]
+    shares = domain.contributions(batch, 1e9)["0.weight"]  # a bound that clips nothing
+    torch.testing.assert_close(shares, torch.fft.fftn(expected, dim=(-2, -1), norm="ortho").to(shares.dtype))
+
+    bound = 0.3 * float(torch.linalg.vector_norm(expected.flatten(1), dim=1).min())
+    formed = {name: value.sum(dim=0) for name, value in domain.contributions(batch, bound).items()}
+    for name, value in domain.clipped_sum(batch, bound).items():
+        torch.testing.assert_close(value, formed[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_way_back_is_the_gradient(padded: bool) -> None:
+    model, batch = network(stride=2, padding=1)
+    domain = padded_domain(model, loss, batch[0][:0]) if padded else kernel_domain(model, loss)
+    back = domain.gradients(domain.clipped_sum(batch, 1e9))
+    ordinary = torch.autograd.grad(loss(model(batch[0]), batch[1]).sum(), list(trainable(model).values()))
+    for (name, value), expected in zip(back.items(), ordinary, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5)])
+def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, g = (torch.randn(B, channels, *(max(1, s // 2) for s in sizes), dtype=torch.float64) for channels in (2, 3))
+    of = Correlation(x, g, sizes)
+    formed = signal(of.rows(0, B), sizes)  # [B, O, I, *sizes]
+    torch.testing.assert_close(of.squared_norms(), formed.square().flatten(1).sum(dim=1))
+    factors = torch.rand(B, dtype=torch.float64)
+    summed = of.weighted_sum(factors)
+    torch.testing.assert_close(signal(summed, sizes), torch.einsum("b,b...->...", factors, formed))
+    whole = torch.fft.fftn(signal(summed, sizes), dim=tuple(range(-len(sizes), 0)), norm="ortho")
+    torch.testing.assert_close(unitary_spectrum(summed, sizes), whole)
+
+
+def test_many_records_are_transformed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, g = torch.randn(9, 2, 3, 3), torch.randn(9, 1, 2, 2)
+    of, factors = Correlation(x, g, (4, 4)), torch.rand(9, dtype=torch.float64)
+    at_once = of.squared_norms(), of.weighted_sum(factors)
+    monkeypatch.setattr("zdp_bench.gradients.correlation.SPECTRA_BYTES", 1000)
+    torch.testing.assert_close(of.squared_norms(), at_once[0])
+    torch.testing.assert_close(of.weighted_sum(factors), at_once[1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (nn.Conv2d(2, 4, 2, groups=2), r"layer '0' is a grouped or transposed convolution.*algorithm=gredp"),
+        (nn.ConvTranspose2d(2, 4, 2), r"layer '0' is a grouped or transposed convolution"),
+        (nn.Linear(8, 3, dtype=torch.complex64), r"parameter '0\.weight' is complex: use algorithm=zeta_dp_sgd"),
+    ],
+)
+def test_what_has_no_padded_spectrum_is_refused(layer: nn.Module, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        padded_domain(nn.Sequential(layer), loss, torch.empty(0, 2, 7, 8))
+
+
+def test_a_map_of_another_size_is_refused() -> None:
+    model, batch = network()
+    domain = padded_domain(model, loss, batch[0][:0])
+    with pytest.raises(UserError, match=r"map of \[7, 8\] is not of the size"):
+        domain.clipped_sum((torch.randn(B, 2, 9, 9, dtype=torch.float64), batch[1]), 1.0)

@@ -1,0 +1,104 @@
+"""Spectral-DP (Feng et al., S&P 2023): clip and noise the padded spectrum, keep its low frequencies, go back and crop.
+
+    Σᵢ clip(F(gᵢ ⋆ xᵢ), C/√L)  + ξ  →  low-pass filter  →  F⁻¹  →  crop to the kernel
+
+Each of the L layers is clipped at C/√L, so a record's whole share is at most C, and every coordinate gets the noise of C.
+
+    noise: hermitian      ξ = F(white noise): the spectrum of a real signal, N(0, σ²C²) in each of its real dimensions, and a
+                          symmetric filter. The release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, bias −(I − P)g.
+           as_published   N(0, σ²C²/2) on each part of each frequency and the one-sided filter `[K:-1] = 0` of its public code
+                          over the last dimension, which leaves the last frequency in: z = σ/√2.
+
+Not followed: that the public code clips the gradient of the MEAN loss and noises every sample, at z ≈ σ/(2√N).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.errors import require
+from zdp_bench.gradients import Batch
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.spectra import padded_domain
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.registry import register
+
+
+@register("algorithm", "spectral_dp")
+class SpectralDP:
+    """DP-SGD in the padded Fourier domain, with a low-pass filter behind it.
+
+    Formal guarantees: a record's share is at most `max_grad_norm`, over all layers; z = noise_multiplier with hermitian noise,
+    noise_multiplier/√2 as published (under Poisson sampling). Filter, inverse and crop see the noisy sum alone.
+
+    Raises:
+        UserError: the model is complex, or has a grouped or transposed convolution.
+    """
+
+    private = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        filter_ratio: float = 0.5,
+        noise: Literal["hermitian", "as_published"] = "hermitian",
+    ) -> None:
+        require_gaussian(noise_multiplier, max_grad_norm)
+        require(0 <= filter_ratio < 1, "algorithm.filter_ratio", filter_ratio, "must lie in [0, 1)")
+        self.problem = problem
+        self.noise_multiplier = noise_multiplier
+        self.max_grad_norm = max_grad_norm
+        self.noise = noise
+        self.domain = padded_domain(problem.model, problem.loss, problem.like)
+        keep = low_pass if noise == "hermitian" else one_sided
+        self.filters = {name: keep(spectrum.sizes, filter_ratio) for name, spectrum in self.domain.spectra.items()}
+
+    def mechanism(self) -> Mechanism:
+        bound = self.max_grad_norm
+        std = self.noise_multiplier * bound
+        of_spectra = ("hermitian", std) if self.noise == "hermitian" else ("circular", std / math.sqrt(2))
+        blocks = [
+            spectrum_block(name, p, self.domain.spectra[name], bound, *of_spectra)  # type: ignore[arg-type]
+            if name in self.domain.spectra
+            else parameter_block(name, p, bound, std, "real")
+            for name, p in trainable(self.problem.model).items()
+        ]
+        return Mechanism(tuple(blocks), self.problem.sampling)
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        for name, value in self.domain.clipped_sum(batch, self.max_grad_norm).items():
+            total[name] += value
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        return self.domain.contributions(batch, self.max_grad_norm)
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        kept = {
+            name: value * self.filters[name].to(value.device) if name in self.filters else value for name, value in noisy.items()
+        }
+        return mean(self.domain.gradients(kept), expected_batch_size)
+
+
+def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
+    """True for the (1 − ratio) lowest frequencies of a spectrum, all of one distance from 0 or none: k and −k go together."""
+    distance = torch.zeros(sizes)
+    for dim, size in enumerate(sizes):
+        squares = (torch.fft.fftfreq(size) * size).square()  # whole numbers, so that equal distances are equal
+        distance = distance + squares.view(-1, *[1] * (len(sizes) - 1 - dim)) / size**2
+    kept = max(1, math.ceil((1 - ratio) * distance.numel()))
+    return distance <= distance.flatten().kthvalue(kept).values * (1 + 1e-6)
+
+
+def one_sided(sizes: tuple[int, ...], ratio: float) -> Tensor:
+    """True for what `[K:-1] = 0` leaves of the last dimension: its first (1 − ratio) frequencies, and the last one."""
+    kept = torch.ones(sizes, dtype=torch.bool)
+    kept[..., max(1, round((1 - ratio) * sizes[-1])) : -1] = False
+    return kept
