@@ -71,7 +71,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """‖row‖₂² of each row, [B, ...] -> [B] in float64.
 
     Blocks of `NORM_BLOCK` entries are summed in the rows' own precision, the blocks in float64: as fast as float32 and right to
-    1e-6, where float32 throughout comes out 1 % too small at 1e8 entries. What overflows, or comes near underflow, is measured again
+    1e-6, where float32 throughout comes out 1 % too small at 1e8 entries. What overflows, or nears underflow, is measured again
     in float64.
     """
     rows = flat(rows)

@@ -24,7 +24,7 @@ from typing import Any
 from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
-# Raised whenever a seed's noise comes out in other bits: a step drawn again would be a second release, so no run goes on across it.
+# Raised whenever a seed's noise comes out in other bits: a step drawn again would then be a second release, and no run goes on.
 _FORMAT = 2
 
 
