@@ -732,7 +732,7 @@ class _WithCanaries:
         if batch is not self.drawn:
             self.inner.accumulate(total, batch)
             return
-        self.rest = {name: value.clone() for name, value in total.items()}
+        self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
         numbers, amounts = batch
         vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
         vector[self.indices[numbers].flatten()] = (self.values[numbers] * amounts.unsqueeze(1)).flatten()

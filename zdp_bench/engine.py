@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -57,55 +53,30 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
     algorithm, mechanism = training.algorithm, training.algorithm.mechanism()
     device = next(training.model.parameters()).device
     training.ledger.append(step)  # before the release exists, and before any of its noise is drawn
-    with drawn_aside(mechanism, training.noise, step, device) as noise:
-        total = zeros(mechanism, device)  # S, one tensor a block
-        for batch in micro_batches:
-            algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
-        release = noise(total)
+    total = Total(mechanism, device)  # S, one tensor a block
+    for batch in micro_batches:
+        algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+    release = add_noise(total.whole(), mechanism, training.noise, step)
     descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
 
 
-@contextmanager
-def drawn_aside(
-    mechanism: Mechanism, source: NoiseSource, step: int, device: torch.device
-) -> Iterator[Callable[[dict[str, Tensor]], dict[str, Tensor]]]:
-    """The step's noise, drawn by another thread while this one computes: on a CPU drawing takes as long as a small step.
+class Total(dict[str, Tensor]):
+    """S before and while records are added: a block is zero until something is. What is added first may become the block itself
+    (`algorithms.add_up`), which spares a large model two passes over its memory."""
 
-    Yields what turns S into the release S + ξ, the very bits `add_noise` gives: a step's noise is a function of (seed, step,
-    block) alone, whoever draws it. On a GPU, where drawing is cheap and streams would have to meet, nothing is done aside.
-    """
-    if device.type != "cpu" or all(block.noise == "none" for block in mechanism.blocks):
-        yield lambda total: add_noise(total, mechanism, source, step)
-        return
-    drawn = _drawer(os.getpid()).submit(add_noise, zeros(mechanism, device), mechanism, source, step)
+    def __init__(self, mechanism: Mechanism, device: torch.device) -> None:
+        super().__init__()
+        self.blocks = {block.name: block for block in mechanism.blocks}
+        self.device = device
 
-    def release(total: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name, value in drawn.result().items():
-            total[name].add_(value)
-        return total
+    def __missing__(self, name: str) -> Tensor:
+        block = self.blocks[name]
+        self[name] = torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=self.device)
+        return self[name]
 
-    try:
-        yield release
-    finally:
-        drawn.cancel()
-
-
-@cache
-def _drawer(process: int) -> ThreadPoolExecutor:
-    """The thread that draws, one a process: a fork takes no threads along.
-
-    It must not bring OpenMP threads of its own: they would wait for the step's, and it for them.
-    """
-    threads = torch.get_num_threads()
-    drawer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise", initializer=torch.set_num_threads, initargs=(1,))
-    drawer.submit(torch.get_num_threads).result()
-    torch.set_num_threads(threads)  # torch's number for threads yet to come, which the drawer has just changed
-    return drawer
-
-
-def zeros(mechanism: Mechanism, device: torch.device) -> dict[str, Tensor]:
-    """S before the first record: one zero tensor a block."""
-    return {block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=device) for block in mechanism.blocks}
+    def whole(self) -> dict[str, Tensor]:
+        """Every block, in the mechanism's order; those nothing was added to are zero."""
+        return {name: self[name] for name in self.blocks}
 
 
 def descend(model: torch.nn.Module, optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.engine import Training, descend, private_step, zeros
+from zdp_bench.engine import Total, Training, descend, private_step
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.circulant import CirculantLinear
@@ -117,10 +117,10 @@ def test_every_private_algorithm_takes_some_network() -> None:
 
 
 def summed(algorithm: Algorithm, *batches: Batch) -> dict[str, Tensor]:
-    total = zeros(algorithm.mechanism(), torch.device("cpu"))
+    total = Total(algorithm.mechanism(), torch.device("cpu"))
     for batch in batches:
         algorithm.accumulate(total, batch)
-    return total
+    return total.whole()
 
 
 def norm(blocks: dict[str, Tensor]) -> float:
@@ -244,13 +244,13 @@ def test_the_step_stands_in_the_ledger_before_the_noise_is_drawn(
 ) -> None:
     with training(case, tmp_path) as (run, _, kind):
         seen = []
-        real = SeededNoise.standard_normal
+        real = SeededNoise.add_white
 
-        def spy(self: SeededNoise, *arguments: Any) -> Tensor:
+        def spy(self: SeededNoise, *arguments: Any) -> None:
             seen.append(run.ledger.releases)
-            return real(self, *arguments)
+            real(self, *arguments)
 
-        monkeypatch.setattr(SeededNoise, "standard_normal", spy)
+        monkeypatch.setattr(SeededNoise, "add_white", spy)
         private_step(run, 0, iter([records(4, kind)]), expected_batch_size=8.0)
         assert seen
         assert all(count == 1 for count in seen)

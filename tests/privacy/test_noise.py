@@ -36,6 +36,13 @@ def block(kind: NoiseKind, shape: tuple[int, ...], std: float = 2.5, wide: bool 
     return Block("layer.weight", shape, dtype, 1.0, std, kind, **more)  # type: ignore[arg-type]
 
 
+def white(source: NoiseSource, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`count` standard normal numbers."""
+    numbers = torch.zeros(count, dtype=dtype)
+    source.add_white(numbers, 1.0, 0, "w")
+    return numbers
+
+
 def coordinates(drawn: Tensor) -> Tensor:
     """[n, ...] -> [n, real coordinates], float64."""
     if drawn.is_complex():
@@ -137,7 +144,7 @@ def test_seeds_are_independent() -> None:
 
 def test_neighbouring_entries_are_independent(source: NoiseSource) -> None:
     """A lag of one entry, and of one chunk of the secure source."""
-    drawn = source.standard_normal(2**20, torch.float64, CPU, 0, "w")
+    drawn = white(source, 2**20, torch.float64)
     for lag in (1, 2, 2**17, 2**18, 2**19):
         assert_independent([drawn[: 2**19], drawn[lag : lag + 2**19]])
 
@@ -171,6 +178,49 @@ def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None
     assert torch.equal(draw(one, SeededNoise(1), 4, CPU), first)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 200_001, 1_300_001])
+def test_seeded_noise_is_the_same_for_any_number_of_threads(count: int) -> None:
+    def with_threads(threads: int) -> Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return white(SeededNoise(3), count)
+        finally:
+            torch.set_num_threads(before)
+
+    alone = with_threads(1)
+    assert all(torch.equal(with_threads(threads), alone) for threads in (2, 3))
+
+
+def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
+    """None is left out, none comes twice, however the stream is cut: 3 threads over more than one piece each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        numbers = white(source, 2**20 + 3)
+    finally:
+        torch.set_num_threads(before)
+    assert (numbers != 0).all()
+    assert len(numbers.unique()) > 0.9 * len(numbers)  # float32 has equal numbers by chance: one in twenty here
+
+
+def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
+    """Counts beyond 3, 4 and 4.5 standard deviations, on either side, against their exact binomial tails."""
+    drawn = white(source, 2_000_000).numpy()
+    for far in (3.0, 4.0, 4.5):
+        for count in (int((drawn > far).sum()), int((drawn < -far).sum())):
+            law = stats.binom(len(drawn), stats.norm.sf(far))
+            assert min(law.cdf(count), law.sf(count - 1)) > P
+
+
+def test_the_two_numbers_of_a_pair_are_independent() -> None:
+    """Box and Muller's cosine and sine: neither they, nor their squares, nor their signs know of each other."""
+    cosine, sine = white(SeededNoise(5), 2 * SAMPLES).chunk(2)
+    assert_independent([cosine, sine])
+    assert_independent([cosine.square() - 1, sine.square() - 1])
+    assert_independent([cosine.sign(), sine.sign()])
+
+
 # --------------------------------------------------------------------------------------------------------- a whole release
 
 MECHANISM = Mechanism(
@@ -187,6 +237,15 @@ def test_the_release_is_the_sum_plus_the_noise_of_each_block() -> None:
     release = add_noise({"w": torch.full((3, 4), 2 + 1j), "b": torch.ones(4)}, MECHANISM, SeededNoise(3), 5)
     for one, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
         torch.testing.assert_close(release[one.name], draw(one, SeededNoise(3), 5, CPU) + sum_)
+
+
+def test_a_sum_in_any_memory_order_gets_the_same_noise() -> None:
+    turned = {"w": torch.zeros(4, 3, dtype=torch.complex64).T, "b": torch.zeros(8)[::2]}
+    lazy = {"w": torch.zeros(3, 4, dtype=torch.complex64).conj(), "b": torch.zeros(4)}
+    expected = add_noise(zero(), MECHANISM, SeededNoise(3), 5)
+    for total in (turned, lazy):
+        found = add_noise(total, MECHANISM, SeededNoise(3), 5)
+        assert all(torch.equal(found[name].resolve_conj(), expected[name]) for name in expected)
 
 
 def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
@@ -223,7 +282,7 @@ def test_secure_noise_takes_four_draws_from_the_operating_system(monkeypatch: py
         return real(count)
 
     monkeypatch.setattr(noise.os, "urandom", spy)
-    SecureNoise().standard_normal(1000, torch.float32, CPU)
+    white(SecureNoise(), 1000)
     assert sum(taken) == 4 * 8 * 1000
 
 
@@ -235,7 +294,7 @@ def test_secure_noise_needs_no_generator_of_torch_or_numpy(monkeypatch: pytest.M
         monkeypatch.setattr(torch, name, forbidden)
     monkeypatch.setattr(np.random, "Generator", forbidden)
     monkeypatch.setattr(np.random, "default_rng", forbidden)
-    SecureNoise().standard_normal(10, torch.float32, CPU)
+    white(SecureNoise(), 10)
     SecureRandom().random(10)
 
 
@@ -245,7 +304,7 @@ def test_the_extreme_random_words_stay_inside_the_open_interval(monkeypatch: pyt
     uniform = SecureRandom().random(4)
     assert (uniform > 0).all()
     assert (uniform < 1).all()
-    assert torch.isfinite(SecureNoise().standard_normal(4, torch.float64, CPU)).all()
+    assert torch.isfinite(white(SecureNoise(), 4, torch.float64)).all()
 
 
 def test_secure_uniform_numbers_are_uniform() -> None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
@@ -31,8 +31,7 @@ class SGD:
         inputs, targets = batch
         parameters = trainable(self.problem.model)
         loss = self.problem.loss(self.problem.model(inputs), targets).sum()
-        for name, gradient in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
-            total[name] += gradient
+        add_up(total, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)

@@ -16,6 +16,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> [B]
 SAFETY = 1.0 - 1e-5
 # Numbers summed in their own precision before float64 takes over: vector_norm in float32 under-measures long rows.
 NORM_BLOCK = 1024
+UNDERFLOW = 1e-30  # squares this small may have lost entries whose own square is below float32
+SHORT = 2 * NORM_BLOCK  # rows that are no longer are summed in one go
 FEW = 200_000  # below, one slow pass in float64 is done sooner than five fast ones are called
 
 
@@ -69,22 +71,24 @@ def squared_norms(rows: Tensor) -> Tensor:
     """‖row‖₂² of each row, [B, ...] -> [B] in float64.
 
     Blocks of `NORM_BLOCK` entries are summed in the rows' own precision, the blocks in float64: as fast as float32 and right to
-    1e-6, where float32 throughout comes out 1 % too small at 1e8 entries. A block that overflows is measured again in float64.
+    1e-6, where float32 throughout comes out 1 % too small at 1e8 entries. What overflows, or nears underflow, is measured again
+    in float64.
     """
     rows = flat(rows)
     count, length = rows.shape
     if length == 0:
         return rows.new_zeros(count, dtype=torch.float64)
-    if rows.is_cuda or rows.dtype != torch.float32 or rows.numel() < FEW or rows.stride(1) != 1:
+    if rows.dtype == torch.float32 and length <= SHORT:
+        squares = torch.linalg.vector_norm(rows, dim=1).double().square_()
+    elif rows.is_cuda or rows.dtype != torch.float32 or rows.numel() < FEW or rows.stride(1) != 1:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-    whole = length - length % NORM_BLOCK
-    squares = rows.new_zeros(count, dtype=torch.float64)
-    if whole:
+    else:
+        whole = length - length % NORM_BLOCK
         blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK))  # [B, blocks, NORM_BLOCK]
         squares = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
-    if whole < length:
-        squares += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
-    if not torch.isfinite(squares).all():
+        if whole < length:
+            squares += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
+    if not ((squares > UNDERFLOW) & torch.isfinite(squares)).all():
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
     return squares
 

@@ -24,6 +24,8 @@ from typing import Any
 from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
+# Raised whenever a seed's noise comes out in other bits: a step drawn again would then be a second release, and no run goes on.
+_FORMAT = 2
 
 
 class LedgerError(ValueError):
@@ -68,7 +70,7 @@ class Ledger:
         """
         self.path = path
         self.repeatable = repeatable
-        self._head: dict[str, Any] = {"ledger": 1, "mechanism": mechanism.digest(), "repeatable": repeatable}
+        self._head: dict[str, Any] = {"ledger": _FORMAT, "mechanism": mechanism.digest(), "repeatable": repeatable}
         self._steps: list[int] = []
         self._digest = _START
         if path.exists():

@@ -1,4 +1,4 @@
-"""Noise drawn by another thread is the same noise, and is not begun before the ledger has the step."""
+"""One private step: the ledger first, then the noise; what a step adds up, and that it is all there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from zdp_bench import engine
-from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms import Problem, add_up, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.engine import Training, drawn_aside, private_step, zeros
+from zdp_bench.engine import Total, Training, private_step
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 
@@ -22,16 +22,6 @@ def problem() -> tuple[nn.Module, ZetaDPSGD]:
     loss = lambda outputs, targets: outputs.abs().square().sum(dim=1)  # noqa: E731
     algorithm = ZetaDPSGD(Problem(model, loss, Sampling("poisson", 0.1, 2, 20)), noise_multiplier=1.0, max_grad_norm=1.0)
     return model, algorithm
-
-
-def test_the_same_bits_as_noise_drawn_in_turn() -> None:
-    _, algorithm = problem()
-    mechanism = algorithm.mechanism()
-    total = {name: torch.randn_like(value) for name, value in zeros(mechanism, CPU).items()}
-    expected = add_noise({name: value.clone() for name, value in total.items()}, mechanism, SeededNoise(3), 7)
-    with drawn_aside(mechanism, SeededNoise(3), 7, CPU) as release:
-        found = release(total)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,20 +47,28 @@ def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.M
     assert not torch.equal(model[0].weight, before)  # an empty batch is a step like any other
 
 
-def test_a_step_that_fails_is_followed_by_a_sound_one() -> None:
+def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None:
     _, algorithm = problem()
     mechanism = algorithm.mechanism()
-    with pytest.raises(RuntimeError, match="lost"), drawn_aside(mechanism, SeededNoise(0), 0, CPU):
-        raise RuntimeError("lost")
-    with drawn_aside(mechanism, SeededNoise(0), 1, CPU) as release:
-        found = release(zeros(mechanism, CPU))
-    expected = add_noise(zeros(mechanism, CPU), mechanism, SeededNoise(0), 1)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    total = Total(mechanism, CPU)
+    value = torch.full((4, 3), 1 + 2j)
+    add_up(total, {"0.weight": value})
+    assert total["0.weight"] is value  # taken as it is
+    add_up(total, {"0.weight": torch.ones(4, 3, dtype=torch.complex64)})
+    total["1.bias"] += 1
+    whole = total.whole()
+    assert list(whole) == [block.name for block in mechanism.blocks]
+    assert (whole["0.weight"] == 2 + 2j).all()
+    assert (whole["1.bias"] == 1).all()
+    assert not whole["0.bias"].any()
+    assert all(
+        (whole[block.name].shape, str(whole[block.name].dtype)) == (block.shape, f"torch.{block.dtype}")
+        for block in mechanism.blocks
+    )
 
 
-def test_drawing_aside_leaves_the_number_of_threads_alone() -> None:
-    _, algorithm = problem()
-    before = torch.get_num_threads()
-    with drawn_aside(algorithm.mechanism(), SeededNoise(0), 0, CPU) as release:
-        release(zeros(algorithm.mechanism(), CPU))
-    assert torch.get_num_threads() == before
+def test_the_mean_of_complex_and_conjugated_sums() -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    found = mean({"a": z.clone(), "b": z.clone().conj(), "c": z.real.clone()}, 4.0)
+    for name, expected in (("a", z / 4), ("b", z.conj() / 4), ("c", z.real / 4)):
+        torch.testing.assert_close(found[name], expected)
