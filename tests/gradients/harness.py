@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
 from zdp_bench.registry import lookup, names
 
 Kind = Literal["real", "complex", "index"]
@@ -172,6 +173,18 @@ LAYERS: list[Case] = [
     Case("Conv2d of large records", lambda: nn.Conv2d(16, 64, 3, padding=1), (16, 44, 44)),
     Case("ConvTranspose2d with output padding", lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1), (4, 5, 6)),
     Case("ComplexConvTranspose2d k = s", lambda: ComplexConvTranspose2d(4, 3, 2, 2), (4, 5, 6), "complex"),
+    Case(
+        "MagnitudeMaxPool2d",
+        lambda: nn.Sequential(ComplexConv2d(2, 4, 2), MagnitudeMaxPool2d(2), ComplexConv2d(4, 1, 1)),
+        (2, 7, 8),
+        "complex",
+    ),
+    Case(
+        "AdaptiveMagnitudeMaxPool2d",
+        lambda: nn.Sequential(ComplexConv2d(2, 4, 2), AdaptiveMagnitudeMaxPool2d(2)),
+        (2, 6, 8),
+        "complex",
+    ),
     Case("Embedding", lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)), (6,), "index"),
     Case("GroupNorm", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6, 7)),
     Case("InstanceNorm1d", lambda: nn.InstanceNorm1d(4, affine=True), (4, 9)),
@@ -210,6 +223,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "speech_cnn": ((1, 14, 16), 3, {"activation": "igaussian"}, "complex"),
     "vgg11": ((3, 32, 32), 3, {"groups": 8, "hidden": 6}, "real"),
 }
 
