@@ -51,7 +51,7 @@ class SpeechCNN(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.dim() > 1:  # no biases
-                    parameter *= gain
+                    parameter.mul_(gain)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x).flatten(1)).abs()
