@@ -55,6 +55,28 @@ def test_written_down_values_of_the_transform() -> None:
     assert spectrum[:, 40:].abs().max() < 0.05
 
 
+def test_other_steps_frame_as_tensorflow_does() -> None:
+    """Frames begin every `step` samples and none passes the end of the clip: 1 + (16000 − 255) // step of them."""
+    wave = torch.randn(2, CLIP, generator=torch.Generator().manual_seed(1))
+    dense = stft(wave)
+    for step, count in ((256, 62), (512, 31), (5249, 3), (5248, 4)):  # 3 · 5248 + 255 = 15999, 3 · 5249 + 255 = 16002
+        assert stft(wave, step).shape == (2, count, 129)
+    torch.testing.assert_close(stft(wave, 512), dense[:, ::4])
+
+
+def test_a_smaller_and_an_easier_task(root: Path) -> None:
+    whole = speech_commands(root, words=WORDS, test_share=0.3)
+    small = speech_commands(root, words=WORDS, test_share=0.3, frame_step=512, bins=65)
+    assert small.input_shape == (1, 31, 65)
+    torch.testing.assert_close(small.train.inputs, whole.train.inputs[:, :, ::4, :65])
+    loud = speech_commands(root, words=WORDS, test_share=0.3, scale="log")
+    z, w = whole.train.inputs.to(torch.complex128), loud.train.inputs.to(torch.complex128)
+    torch.testing.assert_close(w.abs(), torch.log(1 + 100 * z.abs()) / math.log(101), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(w * z.abs(), z * w.abs(), rtol=1e-4, atol=1e-5)
+    assert len({one.digest for one in (whole, small, loud)}) == 3
+    assert len(list((root / "cache" / "zdp-bench" / "spectrograms").iterdir())) == 2
+
+
 def test_speakers_are_read_from_names_and_never_cross() -> None:
     assert speaker(Path("yes/022cd682_nohash_0.wav")) == "022cd682"
     assert speaker(Path("_unknown_/backward_0c540988_nohash_0.wav.wav")) == "0c540988"
@@ -163,6 +185,8 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
         ({"words": ["yes", "nope"]}, "no folder for the word 'nope'. Did you mean 'no'"),
         ({"words": ["yes"]}, "at least two different words"),
         ({"words": ["yes", "yes"]}, "at least two different words"),
+        ({"words": WORDS, "bins": 130}, r"dataset\.bins=130: must lie between 1 and 129"),
+        ({"words": WORDS, "frame_step": 0}, r"dataset\.frame_step=0"),
         ({"words": WORDS, "test_share": 0.0}, "leaves 20 clips to train and 0 to test"),
     ],
 )

@@ -18,6 +18,7 @@ from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
+from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
 from zdp_bench.registry import lookup, names
 
 Kind = Literal["real", "complex", "index"]
@@ -177,6 +178,18 @@ LAYERS: list[Case] = [
     Case("Conv2d of large records", lambda: nn.Conv2d(16, 64, 3, padding=1), (16, 44, 44)),
     Case("ConvTranspose2d with output padding", lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1), (4, 5, 6)),
     Case("ComplexConvTranspose2d k = s", lambda: ComplexConvTranspose2d(4, 3, 2, 2), (4, 5, 6), "complex"),
+    Case(
+        "MagnitudeMaxPool2d",
+        lambda: nn.Sequential(ComplexConv2d(2, 4, 2), MagnitudeMaxPool2d(2), ComplexConv2d(4, 1, 1)),
+        (2, 7, 8),
+        "complex",
+    ),
+    Case(
+        "AdaptiveMagnitudeMaxPool2d",
+        lambda: nn.Sequential(ComplexConv2d(2, 4, 2), AdaptiveMagnitudeMaxPool2d(2)),
+        (2, 6, 8),
+        "complex",
+    ),
     Case("Embedding", lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)), (6,), "index"),
     Case("GroupNorm", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6, 7)),
     Case(
@@ -234,6 +247,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
     "complex_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
     "real_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
+    "speech_cnn": ((1, 14, 16), 3, {"activation": "igaussian"}, "complex"),
 }
 
 

@@ -12,7 +12,7 @@ from scipy.signal import chirp
 
 from zdp_bench.data import Splits
 from zdp_bench.data.files import made_whole
-from zdp_bench.data.speech_commands import CLIP, RATE, load
+from zdp_bench.data.speech_commands import BINS, CLIP, RATE, STEP, Scale, load
 from zdp_bench.registry import register
 
 
@@ -47,11 +47,30 @@ def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) ->
 
 @register("dataset", "speech_commands_synthetic")
 def speech_commands_synthetic(
-    root: Path, *, words: list[str], clips_per_word: int = 60, seed: int = 0, test_share: float = 0.1
+    root: Path,
+    *,
+    words: list[str],
+    clips_per_word: int = 60,
+    seed: int = 0,
+    test_share: float = 0.1,
+    frame_step: int = STEP,
+    bins: int = BINS,
+    scale: Scale = "linear",
 ) -> Splits:
-    """Synthetic words, written once under `synthetic/` and read as SpeechCommands is: complex64 [1, 124, 129]."""
+    """Synthetic words, written once under `synthetic/` and read as SpeechCommands is: complex64 [1, 124, 129] as published."""
     folder = root / "synthetic" / f"speech-{len(words)}-{clips_per_word}-{seed}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, words, clips_per_word, seed)
-    return load(folder, "synthetic", words=words, clips_per_word=None, split="speaker", test_share=test_share, split_seed=seed)
+    return load(
+        folder,
+        "synthetic",
+        words=words,
+        clips_per_word=None,
+        split="speaker",
+        test_share=test_share,
+        split_seed=seed,
+        frame_step=frame_step,
+        bins=bins,
+        scale=scale,
+    )

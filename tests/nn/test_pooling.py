@@ -1,0 +1,85 @@
+"""Pooling of complex maps: the mean of the parts, the entry of the largest modulus; its gradient; nothing crosses records."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, ComplexAvgPool2d, MagnitudeMaxPool2d
+
+POOLS = [
+    ComplexAvgPool2d(2),
+    MagnitudeMaxPool2d(2),
+    MagnitudeMaxPool2d(3),
+    AdaptiveMagnitudeMaxPool2d(1),
+    AdaptiveMagnitudeMaxPool2d(3),
+]
+every_pool = pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{type(pool).__name__}({pool.size})")
+
+
+def maps(records: int = 2, seed: int = 0) -> Tensor:
+    return torch.randn(records, 3, 7, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_mean_is_that_of_the_parts() -> None:
+    x = maps()
+    expected = torch.stack([x[:, :, i : i + 6 : 2, j::2] for i in (0, 1) for j in (0, 1)]).mean(dim=0)
+    torch.testing.assert_close(ComplexAvgPool2d(2)(x), expected)
+
+
+def test_the_largest_modulus_goes_on_whole() -> None:
+    x = maps()
+    pooled = MagnitudeMaxPool2d(2)(x)
+    assert pooled.shape == (2, 3, 3, 4)
+    for i in range(3):
+        for j in range(4):
+            window = x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].flatten(2)  # [B, C, 4]
+            best = window.gather(2, window.abs().argmax(dim=2, keepdim=True)).squeeze(2)
+            assert torch.equal(pooled[:, :, i, j], best)
+    hand = torch.tensor([[[[3 + 0j, -4j], [1 + 1j, -3 - 3j]]]])
+    assert MagnitudeMaxPool2d(2)(hand).item() == -3 - 3j  # by the larger real part it would be 3
+
+
+def test_the_adaptive_windows_are_pytorchs() -> None:
+    x = maps()
+    torch.testing.assert_close(AdaptiveMagnitudeMaxPool2d(3)(x).abs(), nn.AdaptiveMaxPool2d(3)(x.abs()))
+    torch.testing.assert_close(AdaptiveMagnitudeMaxPool2d(1)(x).abs().flatten(1), x.abs().flatten(2).amax(dim=2))
+
+
+def test_only_the_chosen_entry_has_a_gradient_and_of_equal_ones_the_first() -> None:
+    x = torch.tensor([[[[1j, 1 + 0j], [-1 + 0j, 0.5 + 0j]]]], requires_grad=True)
+    out = MagnitudeMaxPool2d(2)(x)
+    out.backward(torch.full_like(out, 2 - 3j))
+    assert out.item() == 1j
+    assert x.grad is not None
+    assert x.grad.flatten().tolist() == [2 - 3j, 0, 0, 0]
+    zeros = torch.zeros(1, 1, 2, 2, dtype=torch.complex64, requires_grad=True)
+    MagnitudeMaxPool2d(2)(zeros).abs().sum().backward()
+    assert zeros.grad is not None
+    assert torch.isfinite(torch.view_as_real(zeros.grad)).all()
+
+
+@every_pool
+def test_the_gradient_is_the_finite_difference(pool: nn.Module) -> None:
+    assert torch.autograd.gradcheck(pool, (maps(1).requires_grad_(),))
+
+
+@every_pool
+def test_no_record_sees_another(pool: nn.Module) -> None:
+    x, others = maps(3), maps(3, seed=1)
+    others[1] = x[1]
+    assert torch.equal(pool(x)[1], pool(others)[1])
+    assert torch.equal(pool(x)[1:2], pool(x[1:2]))
+    x.requires_grad_()
+    pool(x)[1].abs().sum().backward()
+    assert x.grad is not None
+    assert not x.grad[0].any()
+    assert not x.grad[2].any()
+    assert x.grad[1].any()
+
+
+@every_pool
+def test_memory_order_changes_nothing(pool: nn.Module) -> None:
+    x = maps()
+    assert torch.equal(pool(x.contiguous(memory_format=torch.channels_last)), pool(x))
