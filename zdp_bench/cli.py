@@ -226,14 +226,20 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    from zdp_bench.report import tables
+    from zdp_bench.report import curves, tables
     from zdp_bench.sweep import fillings
     from zdp_bench.terminal import console
 
-    made = tables.build(options.table, options.results, fillings(options.table, options.results))
-    console().print(tables.as_rich(made))
-    for path in tables.write(made, options.results):
-        print(f"written: {path}")
+    fills = fillings(options.table, options.results)
+    if curves.is_figure(options.table):
+        drawn = curves.build(options.table, options.results, fills)
+        console().print(*curves.as_rich(drawn))
+        paths = curves.write(drawn, options.results)
+    else:
+        made = tables.build(options.table, options.results, fills)
+        console().print(tables.as_rich(made))
+        paths = tables.write(made, options.results)
+    print("\n".join(f"written: {path}" for path in paths))
     return 0
 
 
