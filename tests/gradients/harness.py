@@ -210,9 +210,11 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
-    "real_dfa_cnn": ((16, 17), 3, {"channels": [4, 5], "hidden": [6, 7], "fc_activation": "sigmoid"}, "real"),
     "complex_dfa_cnn": ((2, 16, 17), 3, {"channels": [4, 5], "hidden": [6, 7]}, "complex"),
-    "vgg11": ((3, 32, 32), 3, {"groups": 8, "hidden": 6}, "real"),
+    "real_dfa_cnn": ((16, 17), 3, {"channels": [4, 5], "hidden": [6, 7], "fc_activation": "sigmoid"}, "real"),
+    "transposed_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "vgg11": ((3, 32, 32), 3, {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6}, "real"),
+    "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
 }
 
 
