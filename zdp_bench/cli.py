@@ -92,7 +92,10 @@ def parser() -> Parser:
         "bench", help="measure what private and complex training cost", description="Measure, as ratios in one run."
     )
     bench.add_argument(
-        "tables", nargs="*", metavar="TABLE", help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3 (default: all)"
+        "tables",
+        nargs="*",
+        metavar="TABLE",
+        help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3, algorithms (default: all)",
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in under two minutes on two cores")
     bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
