@@ -191,7 +191,7 @@ class DPDFA:
         (error,) = torch.autograd.grad(losses.sum(), seen.outputs[names[-1]])
         height = squared_norms(error).sqrt()  # [B], in float64
         error = weigh(error, clip_factors(height, self.error_clip))
-        deltas = []
+        deltas: list[Tensor] = []
         for name, following in pairwise(names):
             arrived = seen.arrived[following]
             deltas += torch.autograd.grad(arrived, seen.outputs[name], self._carried(name, error, arrived))  # ⊙ φ′

@@ -143,7 +143,7 @@ class _NoLedger(Ledger):
 
 def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None) -> Step:
     """Our engine, noise and all, with DP-SGD."""
-    options = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
     return _engine_step(workload, lambda problem: ZetaDPSGD(problem, **options), last, micro_batch)
 
 
