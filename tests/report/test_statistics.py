@@ -13,16 +13,16 @@ from zdp_bench.report.statistics import bonferroni, delong, students_t
 
 # Albumin, total protein, K-G score and outcome of 43 patients with ovarian cancer: DeLong et al. 1988, as the SAS/STAT manual
 # prints them (PROC LOGISTIC, example "Comparing Receiver Operating Characteristic Curves").
-PATIENTS = np.array(
-    """3.0 5.8 10 0   3.2 6.3  5 1   3.9 6.8  3 1   2.8 4.8  6 0   3.2 5.8  3 1   0.9 4.0  5 0   2.5 5.7  8 0   1.6 5.6  5 1
-    3.8 5.7  5 1   3.7 6.7  6 1   3.2 5.4  4 1   3.8 6.6  6 1   4.1 6.6  5 1   3.6 5.7  5 1   4.3 7.0  4 1   3.6 6.7  4 0
-    2.3 4.4  6 1   4.2 7.6  4 0   4.0 6.6  6 0   3.5 5.8  6 1   3.8 6.8  7 1   3.0 4.7  8 0   4.5 7.4  5 1   3.7 7.4  5 1
-    3.1 6.6  6 1   4.1 8.2  6 1   4.3 7.0  5 1   4.3 6.5  4 1   3.2 5.1  5 1   2.6 4.7  6 1   3.3 6.8  6 0   1.7 4.0  7 0
-    3.7 6.1  5 1   3.3 6.3  7 1   4.2 7.7  6 1   3.5 6.2  5 1   2.9 5.7  9 0   2.1 4.8  7 1   2.8 6.2  8 0   4.0 7.0  7 1
-    3.3 5.7  6 1   3.7 6.9  5 1   3.6 6.6  5 1""".split(),
-    dtype=float,
-).reshape(43, 4)
-ALBUMIN, PROTEIN, SCORE, GOOD = PATIENTS.T
+TABLE = """\
+3.0 5.8 10 0   3.2 6.3 5 1   3.9 6.8 3 1   2.8 4.8 6 0   3.2 5.8 3 1   0.9 4.0 5 0   2.5 5.7 8 0
+1.6 5.6 5 1   3.8 5.7 5 1   3.7 6.7 6 1   3.2 5.4 4 1   3.8 6.6 6 1   4.1 6.6 5 1   3.6 5.7 5 1
+4.3 7.0 4 1   3.6 6.7 4 0   2.3 4.4 6 1   4.2 7.6 4 0   4.0 6.6 6 0   3.5 5.8 6 1   3.8 6.8 7 1
+3.0 4.7 8 0   4.5 7.4 5 1   3.7 7.4 5 1   3.1 6.6 6 1   4.1 8.2 6 1   4.3 7.0 5 1   4.3 6.5 4 1
+3.2 5.1 5 1   2.6 4.7 6 1   3.3 6.8 6 0   1.7 4.0 7 0   3.7 6.1 5 1   3.3 6.3 7 1   4.2 7.7 6 1
+3.5 6.2 5 1   2.9 5.7 9 0   2.1 4.8 7 1   2.8 6.2 8 0   4.0 7.0 7 1   3.3 5.7 6 1   3.7 6.9 5 1
+3.6 6.6 5 1
+"""
+ALBUMIN, PROTEIN, SCORE, GOOD = np.fromstring(TABLE, sep=" ").reshape(43, 4).T
 SCORE = 10 - SCORE
 
 
@@ -77,7 +77,7 @@ def test_the_same_and_the_perfect_do_not_differ() -> None:
     assert delong(truth, truth * 1.0, truth * 2.0).p == 1.0
     with pytest.raises(UserError, match="two records of each class"):
         delong(np.array([0, 0, 1]), scores[:3], scores[:3])
-    with pytest.raises(UserError, match="a score for each record"):
+    with pytest.raises(UserError, match="a score for each of"):
         delong(truth, scores, scores[:3])
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from zdp_bench.data import Outline, Provenance, Records, Splits
-from zdp_bench.data.augmentation import Affine
+from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, require

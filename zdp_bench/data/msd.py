@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
-from zdp_bench.data.augmentation import Affine
+from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import card, sha256
 from zdp_bench.errors import UserError, require, unknown
