@@ -36,7 +36,7 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
-from zdp_bench.tasks import Condensing, Task
+from zdp_bench.tasks import Condensing, Scoring, Task
 
 MICRO_BATCH = 2048
 EVALUATION_BATCH = 1000
@@ -148,6 +148,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 checkpoint.save(home / "checkpoint.pt", state)
     ledger.close()
     metrics = evaluate(model, task, data.test, device)
+    if isinstance(task, Scoring):
+        scores = task.scores(predict(model, task, data.test, device))
+        records.write_scores(home / "scores.csv", data.test.targets.numpy(), scores)
 
     return {
         "format": 1,

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 Record = dict[str, Any]
@@ -88,6 +89,20 @@ def read(path: Path) -> Record | None:
         return _from_json(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):
         return None
+
+
+def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
+    """Write the test set's classes and scores [n], in its order: small, and all that a DeLong test needs."""
+    lines = [f"{int(label)},{score:.7g}" for label, score in zip(truth, scores, strict=True)]
+    write_text(path, "\n".join(["truth,score", *lines]) + "\n")
+
+
+def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """(truth [n], scores [n]), or None where a run left none."""
+    if not path.is_file():
+        return None
+    table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+    return table[:, 0], table[:, 1]
 
 
 def read_all(results: Path) -> list[Record]:

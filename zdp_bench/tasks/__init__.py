@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 
@@ -21,6 +22,14 @@ class Task(Protocol):
         Args:
             groups: the volume or patient of each record [n], where the data has them; a task of single records ignores it.
         """
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """A task of two classes whose ROC curves can be compared record by record."""
+
+    def scores(self, outputs: Tensor) -> np.ndarray:
+        """One number a record [n], higher for class 1."""
 
 
 @runtime_checkable
