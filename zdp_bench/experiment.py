@@ -24,7 +24,7 @@ from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
 from zdp_bench.config import Run, experiment_digest, optimizer_class, run_digest, scheduler_class
-from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
+from zdp_bench.data import CHANCES, Augment, Source, Splits, sampling
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
@@ -135,7 +135,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             stopped_by = "budget"
         epoch = plan.epoch_ending_at(step)
         if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
-            metrics = evaluate(model, task, data.test, device)
+            metrics = evaluate(model, task, data.test, device, config.trainer.micro_batch)
             epsilon = tight_epsilon(mechanism, ledger.releases_before(step), delta)
             epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
             watcher.evaluated(epoch or 0, step, metrics, epsilon)
@@ -145,7 +145,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
                 checkpoint.save(home / "checkpoint.pt", state)
     ledger.close()
-    metrics = evaluate(model, task, data.test, device)
+    metrics = evaluate(model, task, data.test, device, config.trainer.micro_batch)
 
     return {
         "format": 1,
@@ -224,8 +224,9 @@ class Plan:
         """The plan for `size` training records."""
         trainer = config.trainer
         if trainer.sampling == "poisson":
-            rate = trainer.sample_rate
-            assert rate is not None
+            expected = trainer.batch_size or 1
+            require(expected <= size, "trainer.batch_size", expected, f"the training set has only {size:,} records")
+            rate = trainer.sample_rate or expected / size
             return Plan(Sampling("poisson", rate, rate * size, size), trainer.epochs, max(1, round(trainer.epochs / rate)))
         batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
         require(batch <= size, "trainer.batch_size", batch, f"the training set has only {size:,} records")
@@ -268,7 +269,7 @@ def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits
     """
     if not getattr(algorithm, "private", True):
         return []
-    like = data.train.inputs[:0], data.train.targets[:0]
+    like = data.train.batch(torch.arange(0))
     return checks.check(model, algorithm, task.loss, like, data.outputs)
 
 
@@ -304,29 +305,35 @@ def build_scheduler(config: Run, optimizer: torch.optim.Optimizer) -> torch.opti
 
 
 def micro_batches(
-    records_: Records, indices: np.ndarray, config: Run, device: torch.device, step: int = 0, augment: Augment | None = None
+    records_: Source, indices: np.ndarray, config: Run, device: torch.device, step: int = 0, augment: Augment | None = None
 ) -> Iterator[Batch]:
     """The sampled records in pieces of `trainer.micro_batch`, on the device.
 
     Args:
-        step: names the chance by which `augment` changes the inputs: a resumed step meets the same changes.
+        step: names the chance by which records are made or `augment` changes their inputs: a resumed step meets the same.
     """
     size = config.trainer.micro_batch or MICRO_BATCH
-    if augment:
+    chance = torch.empty(0)
+    if augment or records_.by_chance:
         chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
     for start in range(0, len(indices), size):
-        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
-        inputs = augment(inputs, chance[start : start + size]) if augment else inputs
+        own = chance[start : start + size]
+        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]), own if records_.by_chance else None)
+        inputs = augment(inputs, own) if augment else inputs
         yield inputs.to(device), targets.to(device)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) -> dict[str, float]:
-    """The task's metrics over a whole set."""
+def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
+    """The task's metrics over a whole set, `size` records at a time."""
     model.eval()
-    outputs = [model(test.batch(part)[0].to(device)).cpu() for part in torch.arange(len(test)).split(EVALUATION_BATCH)]
+    outputs, targets = [], []
+    for part in torch.arange(len(test)).split(size or EVALUATION_BATCH):
+        inputs, wanted = test.batch(part)
+        outputs.append(model(inputs.to(device)).cpu())
+        targets.append(wanted)
     model.train()
-    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1], test.groups)
+    return task.metrics(torch.cat(outputs), torch.cat(targets), test.groups)
 
 
 def pick_device(name: str) -> torch.device:

@@ -46,6 +46,6 @@ def test_unet_answers_with_a_map(name: str) -> None:
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match=r"model\.depth=4"):
-        lookup("model", "complex_unet")((1, 100, 100), 1)
+        lookup("model", "complex_unet")((1, 12, 100), 1)
     with pytest.raises(UserError, match=r"model\.channels"):
         lookup("model", "complex_cnn")((1, 3, 3), 1, channels=[4, 4])
