@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.registry import lookup, names
 
 Kind = Literal["real", "complex", "index"]
@@ -174,6 +175,18 @@ LAYERS: list[Case] = [
     Case("ComplexConvTranspose2d k = s", lambda: ComplexConvTranspose2d(4, 3, 2, 2), (4, 5, 6), "complex"),
     Case("Embedding", lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)), (6,), "index"),
     Case("GroupNorm", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6, 7)),
+    Case(
+        "ComplexGroupNorm",
+        lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexGroupNorm(2, 6), Cardioid(), ComplexConv2d(6, 2, 3)),
+        (4, 6, 7),
+        "complex",
+    ),
+    Case(
+        "ComplexGroupNorm without positions", lambda: nn.Sequential(ComplexGroupNorm(2, 6), _c(nn.Linear, 6, 2)), (6,), "complex"
+    ),
+    Case("ComplexGroupNorm over three dimensions", lambda: ComplexGroupNorm(2, 4), (4, 3, 4, 2), "complex"),
+    Case("ComplexInstanceNorm", lambda: nn.Sequential(ComplexConv1d(4, 6, 3), ComplexInstanceNorm(6)), (4, 9), "complex"),
+    Case("ComplexLayerNorm", lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexLayerNorm(6)), (4, 6, 7), "complex"),
     Case("InstanceNorm1d", lambda: nn.InstanceNorm1d(4, affine=True), (4, 9)),
     Case("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), (4, 6, 7)),
     Case("InstanceNorm3d", lambda: nn.InstanceNorm3d(4, affine=True), (4, 3, 4, 5)),
@@ -214,13 +227,15 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
 }
 
 
-def _model(name: str) -> Case:
+def _model(name: str, **more: object) -> Case:
     shape, outputs, options, kind = ZOO[name]
-    return Case(f"model {name}", lambda: lookup("model", name)(shape, outputs, **options), shape, kind)
+    words = "".join(f", {key}={value}" for key, value in more.items())
+    return Case(f"model {name}{words}", lambda: lookup("model", name)(shape, outputs, **{**options, **more}), shape, kind)
 
 
 CASES: list[Case] = [
     *LAYERS,
     *(_activation(name) for name in names("activation")),
     *(_model(name) for name in ZOO),
+    *(_model(name, normalisation="group", depth=1) for name in ("complex_unet", "real_unet")),
 ]

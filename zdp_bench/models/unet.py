@@ -1,7 +1,9 @@
-"""U-Net (Ronneberger et al. 2015), complex or real, without norms: fastMRI's widths (doubling from `width`), 2×2 average pooling,
-2×2 transposed convolutions, a skip connection at every level."""
+"""U-Net (Ronneberger et al. 2015), complex or real: fastMRI's widths (doubling from `width`), 2×2 average pooling,
+2×2 transposed convolutions, a skip connection at every level; behind each convolution a per-sample norm, or none."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,11 @@ from torch import Tensor, nn
 from zdp_bench.errors import require
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
+from zdp_bench.nn.normalisation import per_sample_norm
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
+
+Norm = Literal["none", "group", "instance"]
 
 
 class UNet(nn.Module):
@@ -29,6 +34,7 @@ class UNet(nn.Module):
         width: int,
         depth: int,
         activation: str,
+        normalisation: Norm,
         dtype: torch.dtype,
         residual: bool = False,
     ) -> None:
@@ -41,7 +47,8 @@ class UNet(nn.Module):
         def block(inside: int, out: int) -> nn.Sequential:
             layers: list[nn.Module] = []
             for channels in (inside, out):
-                layers += [conv(channels, out, 3, padding=1, dtype=dtype), make_activation(activation, out)]
+                norm = per_sample_norm(normalisation, out, dtype)
+                layers += [conv(channels, out, 3, padding=1, dtype=dtype), *norm, make_activation(activation, out)]
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]
@@ -84,13 +91,22 @@ def complex_unet(
     width: int = 32,
     depth: int = 4,
     activation: str = "crelu",
+    normalisation: Norm = "none",
     residual: bool = False,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(input_shape, outputs, width, depth, activation, torch.complex64, residual)
+    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64, residual)
 
 
 @register("model", "real_unet")
-def real_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 32, depth: int = 4, activation: str = "relu") -> UNet:
+def real_unet(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    width: int = 32,
+    depth: int = 4,
+    activation: str = "relu",
+    normalisation: Norm = "none",
+) -> UNet:
     """The same U-Net with real weights."""
-    return UNet(input_shape, outputs, width, depth, activation, torch.float32)
+    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.float32)

@@ -1,4 +1,4 @@
-"""Normalisation with a trained scale and shift: y = w·x̂ + b, so a record's gradients are Σ g·x̂ and Σ g over its positions."""
+"""Normalisation with a trained scale and shift: y = w·x̂ + b, so a record's gradients are Σ g·x̂ (x̂ conjugated) and Σ g."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients.rules import NoRule, Share, kept, rule
+from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm, normalise
 
 
 @rule(nn.GroupNorm)
@@ -13,6 +14,13 @@ def group_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """x, g [B, C, *]."""
     assert isinstance(layer, nn.GroupNorm)
     return _by_channel(F.group_norm(x, layer.num_groups, eps=layer.eps), g)
+
+
+@rule(ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm)
+def complex_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+    """Complex x, g [B, C, *]; the whitened input is computed again rather than kept."""
+    assert isinstance(layer, ComplexGroupNorm)
+    return _by_channel(normalise(x, layer.groups, eps=layer.eps), g)
 
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -42,7 +50,7 @@ def rms_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
 def _by_channel(normalised: Tensor, g: Tensor) -> dict[str, Share]:
     """Scale and shift [C] of x̂, g [B, C, *]."""
     positions = tuple(range(2, g.dim()))
-    weight = (g * normalised).sum(dim=positions) if positions else g * normalised
+    weight = (g * normalised.conj()).sum(dim=positions) if positions else g * normalised.conj()
     return {"weight": kept(weight), "bias": kept(g.sum(dim=positions) if positions else g)}
 
 

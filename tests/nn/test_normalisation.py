@@ -1,0 +1,156 @@
+"""Complex norms: the paper's listing by SVD, gradients by finite differences, degenerate groups, and no record sees another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zdp_bench import checks
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.layout import channels_last
+from zdp_bench.nn.normalisation import (
+    EPS,
+    ComplexGroupNorm,
+    ComplexInstanceNorm,
+    ComplexLayerNorm,
+    normalise,
+    per_sample_norm,
+)
+from zdp_bench.privacy.mechanism import Sampling
+
+SHAPES = [(3, 6, 5, 4), (2, 6, 7), (2, 6, 3, 2, 4)]
+
+
+def whitened_by_svd(x: Tensor, groups: int, eps: float = EPS) -> Tensor:
+    """The paper's listing, one group after another (Riess et al. 2024, section 4)."""
+    flat = x.reshape(len(x) * groups, -1)
+    rows = []
+    for group in flat:
+        centred = group - group.mean()
+        pairs = torch.stack([centred.real, centred.imag])
+        u, eigenvalues, _ = torch.linalg.svd(torch.cov(pairs))
+        whitened = u @ torch.diag(1 / torch.sqrt(eigenvalues + eps)) @ u.T @ pairs
+        rows.append(torch.complex(whitened[0], whitened[1]))
+    return torch.stack(rows).reshape(x.shape)
+
+
+def correlated(shape: tuple[int, ...], dtype: torch.dtype = torch.complex128) -> Tensor:
+    """Numbers whose parts are correlated and of unequal size, off the origin."""
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.complex128)
+    return (x * (3 + 1j) + 2 * x.roll(1).real + (0.5 - 4j)).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.complex128, 1e-12), (torch.complex64, 1e-5)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_equals_the_papers_listing(shape, groups, dtype, tolerance) -> None:
+    x = correlated(shape, dtype)
+    torch.testing.assert_close(normalise(x, groups), whitened_by_svd(x, groups), rtol=0, atol=tolerance, check_stride=False)
+    last = normalise(channels_last(x), groups)
+    torch.testing.assert_close(last, normalise(x, groups), rtol=0, atol=tolerance)
+
+
+def test_every_group_comes_out_white() -> None:
+    y = normalise(correlated((2, 8, 6, 5)), 4, eps=1e-12).reshape(2, 4, -1)
+    for group in y.flatten(0, 1):
+        torch.testing.assert_close(torch.cov(torch.view_as_real(group).T), torch.eye(2, dtype=torch.float64))
+        assert group.mean().abs() < 1e-12
+
+
+def test_affine_parameters_start_as_in_the_paper_and_multiply_as_complex_numbers() -> None:
+    norm, x = ComplexGroupNorm(2, 4, dtype=torch.complex128), correlated((2, 4, 5, 5))
+    torch.testing.assert_close(norm.weight.detach(), torch.full((4,), (1 + 1j) / 2**0.5, dtype=torch.complex128))
+    assert not norm.bias.any()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1j, 2, 0.5 - 1j, -1]))
+        norm.bias.copy_(torch.tensor([0, 1 + 1j, 2, -1j]))
+    y = norm.weight.view(-1, 1, 1) * whitened_by_svd(x, 2) + norm.bias.view(-1, 1, 1)
+    torch.testing.assert_close(norm(x), y, check_stride=False)
+    assert [p.shape for p in ComplexGroupNorm(2, 4, affine=False).parameters()] == []
+
+
+def test_instance_and_layer_norm_are_its_ends() -> None:
+    x = correlated((2, 4, 5, 3), torch.complex64)
+    torch.testing.assert_close(ComplexInstanceNorm(4)(x), ComplexGroupNorm(4, 4)(x))
+    torch.testing.assert_close(ComplexLayerNorm(4)(x), ComplexGroupNorm(1, 4)(x))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 6)], ids=str)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_backward_is_the_finite_difference(shape, groups) -> None:
+    x = correlated(shape).requires_grad_()
+    weight, bias = (torch.randn(6, dtype=torch.complex128, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda x, w, b: normalise(x, groups, w, b), (x, weight, bias), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda x: normalise(x, groups), (x,), fast_mode=True)
+
+
+def test_backward_near_a_singular_group_is_the_finite_difference() -> None:
+    torch.manual_seed(0)
+    along_a_line = torch.randn(2, 4, 6, dtype=torch.float64) * (2 - 1j)
+    x = (along_a_line + 1e-3 * torch.randn(2, 4, 6, dtype=torch.complex128)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: normalise(x, 2, eps=1e-4), (x,), fast_mode=True)
+
+
+DEGENERATE = {
+    "zeros": lambda z: 0 * z,
+    "one number": lambda z: torch.full_like(z, 3 + 4j),
+    "a line": lambda z: z.real * (1 + 2j),
+    "the real axis": lambda z: z.real + 0j,
+    "a long line": lambda z: 1e6 * z.real * (1 + 2j),
+    "far from the origin": lambda z: z + 1e6,
+    "tiny": lambda z: 1e-25 * z,
+    "large": lambda z: 1e15 * z,
+}
+
+
+@pytest.mark.parametrize("what", DEGENERATE)
+def test_degenerate_groups_are_finite_and_so_are_their_gradients(what) -> None:
+    torch.manual_seed(0)
+    x = DEGENERATE[what](torch.randn(2, 4, 6, 6, dtype=torch.complex64)).requires_grad_()
+    y = normalise(x, 2)
+    (gradient,) = torch.autograd.grad(torch.view_as_real(y * y.detach().roll(1)).sum(), x)
+    assert torch.isfinite(torch.view_as_real(y)).all()
+    assert torch.isfinite(torch.view_as_real(gradient)).all()
+    # white numbers have Σ|ŷ|² = 2(n − 1), and eps only takes from it
+    assert float(y.detach().reshape(2, 2, -1).abs().square().sum(dim=2).max()) <= 2 * 71 * (1 + 1e-3)
+
+
+def test_a_record_alone_comes_out_as_among_others() -> None:
+    x = correlated((4, 6, 5, 4), torch.complex64)
+    whole = normalise(x, 3)
+    torch.testing.assert_close(normalise(x[2:3], 3), whole[2:3], rtol=0, atol=0)
+    assert normalise(x[:0], 3).shape == (0, 6, 5, 4)
+
+
+@pytest.mark.parametrize("how", ["group", "instance"])
+def test_the_checks_before_private_training_pass_it(how) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(ComplexConv2d(1, 4, 3), *per_sample_norm(how, 4, torch.complex64), nn.Flatten())
+    problem = Problem(model, lambda y, t: (y.abs().sum(dim=1) - t).square(), Sampling("poisson", 0.1, 10, 100))
+    algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=1.0)
+    like = torch.zeros(0, 1, 6, 6, dtype=torch.complex64), torch.zeros(0)
+    assert checks.check(model, algorithm, problem.loss, like, 1) == []
+
+
+def test_norms_by_name() -> None:
+    assert per_sample_norm("none", 8, torch.complex64) == []
+    (norm,) = per_sample_norm("group", 24, torch.complex64)
+    assert (norm.groups, norm.channels) == (12, 24)  # type: ignore[union-attr]
+    (norm,) = per_sample_norm("instance", 24, torch.complex64)
+    assert norm.groups == 24
+    (norm,) = per_sample_norm("group", 32, torch.float32)
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == 16
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="is complex"):
+        ComplexGroupNorm(2, 4, dtype=torch.float32)
+    with pytest.raises(ValueError, match="groups"):
+        ComplexGroupNorm(3, 4)
+    with pytest.raises(ValueError, match="positive"):
+        ComplexGroupNorm(2, 4, eps=0)

@@ -1,0 +1,233 @@
+"""Complex norms that see one record at a time: GroupNorm, InstanceNorm and LayerNorm (Riess et al. 2024, section 4).
+
+A group of complex numbers is centred, then whitened: as pairs (Re, Im), multiplied by the inverse square root of its covariance.
+A symmetric 2×2 matrix has one in closed form, so no SVD is taken. In complex terms, with h = E|c|²/2 and p = E c² of the centred
+numbers c, whose covariance has the eigenvalues h ± |p|/2:
+
+    ŷ = A·c + B·c̄        A = t/(2s),  B = −p/(2st)        s² = (h + eps)² − |p|²/4,  t² = 2(h + eps + s)
+
+The affine step γ·ŷ + β folds into the same two coefficients, and the backward pass has their form again. So either is a few
+elementwise passes over channels-last memory, and what is kept between them is x and four numbers a group.
+"""
+
+from __future__ import annotations
+
+import math
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.nn.layout import channels_last
+
+EPS = 1e-5  # added to both eigenvalues of a group's covariance, as in the paper's listing
+ROUNDING = 4  # and so many units of rounding of their mean: below that an eigenvalue is not measured, but made up
+GROUPS = 16  # the paper's
+
+
+class ComplexGroupNorm(nn.Module):
+    """γ·ŷ + β, ŷ the numbers of each of `groups` groups of channels, centred and whitened within one record.
+
+    Shapes: complex [B, C, *] -> the same, channels-last in memory; * is any number of spatial dimensions, or none. `weight` is γ
+    and `bias` is β, complex [C]: γ starts at (1 + i)/√2, which turns by 45° and has modulus 1, β at 0. So E|ŷ|² starts at 2.
+
+    The paper's listing, but for the closed form. Like it, covariances divide by one less than there are numbers (torch.cov), and
+    `eps` is added to their eigenvalues; so is 5e-7 of their mean in float32 (1e-15 in float64), or rounding would be blown up to
+    numbers wherever a group lies on a line far from 0. Whatever a group is, values and gradients are finite, Σ|ŷ|² at most 2n.
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int,
+        eps: float = EPS,
+        affine: bool = True,
+        *,
+        dtype: torch.dtype = torch.complex64,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if not dtype.is_complex:
+            raise ValueError(f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real numbers")
+        if channels % groups:
+            raise ValueError(f"{channels} channels do not divide into {groups} groups")
+        if not eps > 0:
+            raise ValueError(f"eps={eps}: must be positive, or groups on a line have no inverse square root")
+        self.groups, self.channels, self.eps = groups, channels, eps
+        self.weight = nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
+        self.bias = nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """γ = (1 + i)/√2, β = 0."""
+        if self.weight is not None and self.bias is not None:
+            nn.init.constant_(self.weight, complex(math.sqrt(0.5), math.sqrt(0.5)))
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalise(x, self.groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.groups}, {self.channels}, eps={self.eps}, affine={self.weight is not None}"
+
+
+class ComplexInstanceNorm(ComplexGroupNorm):
+    """Every channel of a record is a group of its own."""
+
+    def __init__(self, channels: int, eps: float = EPS, affine: bool = True, **where: Any) -> None:
+        super().__init__(channels, channels, eps, affine, **where)
+
+
+class ComplexLayerNorm(ComplexGroupNorm):
+    """All channels and positions of a record are one group; γ and β are one a channel."""
+
+    def __init__(self, channels: int, eps: float = EPS, affine: bool = True, **where: Any) -> None:
+        super().__init__(1, channels, eps, affine, **where)
+
+
+def normalise(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
+    """γ·ŷ + β for complex x [B, C, *]; without weight and bias, ŷ. See `ComplexGroupNorm`."""
+    positions = channels_last(x).movedim(1, -1).reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])  # [B, T, C], a view
+    normalised, *_ = _Normalise.apply(positions, weight, bias, groups, eps)
+    return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
+
+
+def per_sample_norm(how: Literal["none", "group", "instance"], channels: int, dtype: torch.dtype) -> list[nn.Module]:
+    """The norm a model asks for by name, real or complex by dtype; for `none` an empty list, to be added to a block's layers.
+
+    group: 16 groups, or the most below that which divide the channels.
+    """
+    if how == "none":
+        return []
+    groups = channels if how == "instance" else max(n for n in range(1, GROUPS + 1) if channels % n == 0)
+    return [ComplexGroupNorm(groups, channels, dtype=dtype) if dtype.is_complex else nn.GroupNorm(groups, channels, dtype=dtype)]
+
+
+# ------------------------------------------------------------------------- inside: x, c, g [B, T, C]; one number a group [B, G]
+
+
+class _Normalise(torch.autograd.Function):
+    """x -> γ·ŷ + β, and the mean, h and p of its groups, which backward reads again."""
+
+    generate_vmap_rule = True  # so that torch.func's vmap(grad), the reference, goes through it
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        c, mean, h, p = _moments(x, groups)
+        root = _inverse_root(h, p, eps)
+        along, across = _to_channels(root.along, x), _to_channels(root.across, x)
+        if weight is not None:
+            along, across = along * weight, across * weight
+        constant = x.new_zeros(()) if bias is None else bias
+        return torch.addcmul(torch.addcmul(constant, c, along), _conj(c), across), mean, h, p
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, _, _, ctx.eps = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, weight, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        x, weight, mean, h, p = ctx.saved_tensors
+        to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
+        of_x = of_weight = None
+        sum_g = _over_positions(g)
+        if to_x or to_weight:
+            root = _inverse_root(h, p, ctx.eps)
+            c = x - _to_channels(mean, x)
+            c_conj = _conj(c)
+            sum_gc, sum_gc_conj = _over_positions(g * c), _over_positions(g * c_conj)
+            if to_weight:  # Σ g·conj(ŷ)
+                of_weight = _to_channels(root.along, x)[:, 0] * sum_gc_conj + _to_channels(root.across.conj(), x)[:, 0] * sum_gc
+            if to_x:
+                back = x.new_ones(()) if weight is None else weight.conj()
+                sums = [_over_channels(back * each, h.shape[1]).to(p.dtype) for each in (sum_g, sum_gc, sum_gc_conj)]
+                constant, of_h, of_p = _through_moments(h, p, root, ctx.eps, *sums, g.shape[1] * g.shape[2] // h.shape[1])
+                of_x = torch.addcmul(_to_channels(constant, x), c, _to_channels(of_h, x))
+                of_x = torch.addcmul(of_x, c_conj, _to_channels(of_p, x))
+                of_x = torch.addcmul(of_x, g, _to_channels(root.along, x) * back)
+                of_x = torch.addcmul(of_x, _conj(g), _to_channels(root.across, x) * back.conj())
+        return (
+            of_x,
+            of_weight.sum(dim=0) if of_weight is not None else None,
+            sum_g.sum(dim=0) if to_bias else None,
+            None,
+            None,
+        )
+
+
+class _Root(NamedTuple):
+    """ŷ = along·c + across·c̄, and what their derivatives need: k = 1/(2st) and s. Each [B, G], in float64."""
+
+    along: Tensor
+    across: Tensor
+    k: Tensor
+    s: Tensor
+
+
+def _inverse_root(h: Tensor, p: Tensor, eps: float) -> _Root:
+    """The inverse square root of a covariance, eps added to its eigenvalues."""
+    # (h + eps)² − |p|²/4, with |p|/2 ≤ h whatever rounding made of them
+    s = ((h.square() - (p.real.square() + p.imag.square()) / 4).clamp(min=0) + eps * (2 * h + eps)).sqrt()
+    t = (2 * (h + eps + s)).sqrt()
+    k = 1 / (2 * s * t)
+    return _Root(t.square() * k, -p * k, k, s)
+
+
+def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """c = x − mean; the mean of each group; h = E|c|²/2 and p = E c², in float64. E as torch.cov takes it."""
+    numbers = x.shape[1] * x.shape[2] // groups
+    mean = _over_channels(_over_positions(x), groups) / max(1, numbers)
+    c = x - _to_channels(mean, x)
+    parts = torch.view_as_real(c)
+    squares = _over_channels(parts.square().sum(dim=1).double(), groups) / max(1, numbers - 1)  # [B, G, (re, im)]
+    product = _over_channels((parts[..., 0] * parts[..., 1]).sum(dim=1).double(), groups) / max(1, numbers - 1)
+    re, im = squares.unbind(2)
+    return c, mean, (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im), torch.complex(re - im, 2 * product)
+
+
+def _through_moments(
+    h: Tensor, p: Tensor, root: _Root, eps: float, sum_g: Tensor, sum_gc: Tensor, sum_gc_conj: Tensor, numbers: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the mean, h and p of a group pass on to its numbers: constant + of_h·c + of_p·c̄.
+
+    Args:
+        sum_g: Σ γ̄g over a group; sum_gc: Σ γ̄g·c; sum_gc_conj: Σ γ̄g·c̄. Each [B, G].
+    """
+    along, across, k, s = root
+    # dL = α·dA + Re(conj(σ)·dB), with α = Re Σ γ̄g·c̄ and σ = Σ γ̄g·c. A = t²k and B = −pk are functions of h, s and p:
+    # dL = u·dh + w·ds − k·Re(conj(σ)·dp), and ds = ((h + eps)·dh − Re(p̄·dp)/4)/s
+    alpha, sigma = sum_gc_conj.real, sum_gc
+    by_k = along * alpha - k * (sigma.conj() * p).real  # k·dL/dk
+    u = 2 * k * alpha - by_k / (2 * (h + eps + s))
+    w = u - by_k / s
+    share = 1 / max(1, numbers - 1)
+    of_h = share * (u + w * (h + eps) / s)  # dh = E Re(c̄·dc)
+    of_p = share * (-2 * k * sigma - w * p / (2 * s))  # dp = 2·E c·dc
+    constant = -(along * sum_g + across * sum_g.conj()) / max(1, numbers)
+    return constant, of_h, of_p
+
+
+def _conj(z: Tensor) -> Tensor:
+    """z̄ as numbers in memory; `conj_physical` has no batching rule."""
+    return z.conj().resolve_conj()
+
+
+def _over_positions(z: Tensor) -> Tensor:
+    """[B, T, C] -> [B, C], summed as reals: complex sums are slow."""
+    return torch.view_as_complex(torch.view_as_real(z.resolve_conj()).sum(dim=1))
+
+
+def _over_channels(each: Tensor, groups: int) -> Tensor:
+    """[B, C, ...] -> [B, G, ...], summed over the channels of each group."""
+    return each.unflatten(1, (groups, -1)).sum(dim=2)
+
+
+def _to_channels(of_group: Tensor, x: Tensor) -> Tensor:
+    """[B, G] -> [B, 1, C] in the precision of x [B, T, C], to meet it: every channel has its group's number."""
+    each = of_group.to(x.dtype).unsqueeze(2).expand(-1, -1, x.shape[2] // of_group.shape[1])
+    return each.flatten(1).unsqueeze(1)
