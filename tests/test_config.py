@@ -43,6 +43,12 @@ MISTAKES = {
     "epochs": (["recipe=quickstart", "trainer.epochs=0"], r"trainer\.epochs=0: must be at least 1"),
     "delta": (["recipe=quickstart", "privacy.delta=1"], r"privacy\.delta=1\.0: must lie in \(0, 1\)"),
     "budget": (["recipe=quickstart", "privacy.max_epsilon=-1"], r"privacy\.max_epsilon=-1\.0: must be positive"),
+    "target": (["recipe=quickstart", "privacy.target_epsilon=0"], r"privacy\.target_epsilon=0\.0: must be positive"),
+    "two targets": (["recipe=quickstart", "privacy.target_epsilon=1", "privacy.claimed_epsilon=1"], r"give one of them"),
+    "no noise": (
+        ["recipe=quickstart", "algorithm=sgd", "privacy.target_epsilon=1"],
+        r"algorithm=sgd: it has no noise_multiplier",
+    ),
     "seed": (["recipe=quickstart", "seed=-1"], r"seed=-1: must be 0 or more"),
     "device": (["recipe=quickstart", "device=cuba"], r"device 'cuba'.*Did you mean 'cuda'"),
     "shuffled": (
