@@ -47,13 +47,13 @@ def write_set(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -
 def kspace_from_volumes(
     root: Path,
     *,
-    folder: str,
+    folder: str = "Task04_Hippocampus/imagesTr",
     axis: int = 2,
     acceleration: float = 4.0,
     center_fraction: float = 0.08,
     height: int = 32,
     width: int = 40,
-    slices: int | None = None,
+    slices: int | None = 3,
     unit: fastmri.Unit = "slice",
     test_share: float = 0.2,
     split_seed: int = 0,
@@ -63,9 +63,8 @@ def kspace_from_volumes(
     how = Undersampling(acceleration, center_fraction, height, width)
     paths = volumes(root / folder, "kspace_from_volumes")
     held = round(test_share * len(paths))
-    require(
-        0 < held < len(paths), "dataset.test_share", test_share, f"leaves {len(paths) - held} volumes to train, {held} to test"
-    )
+    left = len(paths) - held
+    require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")
     testing = np.zeros(len(paths), dtype=bool)
     testing[np.random.default_rng(split_seed).choice(len(paths), held, replace=False)] = True
     files = [(path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)]

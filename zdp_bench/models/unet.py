@@ -59,8 +59,8 @@ class UNet(nn.Module):
         self.last = conv(width, outputs, 1, dtype=dtype)
         self.dtype, self.residual = dtype, residual
         if residual:
-            nn.init.zeros_(self.last.weight)
-            nn.init.zeros_(self.last.bias)
+            for parameter in self.last.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 5:

@@ -53,6 +53,15 @@ class Reconstruction:
         return means | {"loss": float(self.loss(outputs, targets).mean())}
 
 
+    def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
+        """Reference, zero-filled and reconstructed magnitude [H, W] of the slice in the middle of the test set, for a figure."""
+        middle = len(targets) // 2
+        reference, zero_filled = targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
+        answer = (outputs[..., 0, :, :] * scale(targets))[middle].reshape(-1, *reference.shape)[-1]
+        named = {"reference": reference, "zero_filled": zero_filled, "reconstruction": answer}
+        return {name: image.numpy() for name, image in named.items()}
+
+
 def _volumes(count: int, groups: Tensor | None) -> Iterator[Tensor]:
     """The records of one volume after another, as indices."""
     of = torch.arange(count) if groups is None else groups
