@@ -94,7 +94,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     task: Task = lookup("task", config.task.name)(**config.task.options)
     model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
-    config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling), plan)
+    config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     fixed = check_model(model, algorithm, task, data)
@@ -144,7 +144,10 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
                 checkpoint.save(home / "checkpoint.pt", state)
     ledger.close()
-    metrics = evaluate(model, task, data.test, device, config.trainer.micro_batch)
+    outputs, targets = predict(model, data.test, device, config.trainer.micro_batch)
+    metrics = task.metrics(outputs, targets, data.test.groups)
+    if example := getattr(task, "example", None):  # something to look at, of the test set
+        records.write_arrays(home / "example.npz", example(outputs, targets))
 
     return {
         "format": 1,
@@ -351,9 +354,14 @@ def micro_batches(
         yield inputs.to(device), targets.to(device)
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
-    """The task's metrics over a whole set, `size` records at a time."""
+    """The task's metrics over a whole set."""
+    return task.metrics(*predict(model, test, device, size), test.groups)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, test: Source, device: torch.device, size: int | None = None) -> Batch:
+    """The model's outputs over a whole set, `size` records at a time, and the targets beside them."""
     model.eval()
     outputs, targets = [], []
     for part in torch.arange(len(test)).split(size or EVALUATION_BATCH):
@@ -361,7 +369,7 @@ def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, s
         outputs.append(model(inputs.to(device)).cpu())
         targets.append(wanted)
     model.train()
-    return task.metrics(torch.cat(outputs), torch.cat(targets), test.groups)
+    return torch.cat(outputs), torch.cat(targets)
 
 
 def pick_device(name: str) -> torch.device:

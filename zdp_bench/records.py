@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 Record = dict[str, Any]
@@ -79,6 +80,13 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Put arrays by name at `path`, compressed, whole or not at all."""
+    partial = path.with_name(f".{os.getpid()}-{path.name}")
+    np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
     os.replace(partial, path)
 
 

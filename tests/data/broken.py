@@ -15,6 +15,7 @@ def refused(load: Callable[[], object], names: str, says: str) -> None:
     with pytest.raises(UserError) as caught:
         load()
     sentence = str(caught.value)
-    assert "\n" not in sentence and sentence.endswith("."), sentence
+    assert "\n" not in sentence, sentence
+    assert sentence.endswith("."), sentence
     assert names in sentence, sentence
     assert re.search(says, sentence), sentence

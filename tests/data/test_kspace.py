@@ -73,7 +73,11 @@ def test_an_empty_slice_gives_zeros_and_no_nan() -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [((0.5, 0.08, 8, 8), r"dataset\.acceleration=0\.5"), ((4, 0.3, 8, 8), r"dataset\.center_fraction=0\.3"), ((4, 0.1, 0, 8), "height")],
+    [
+        ((0.5, 0.08, 8, 8), r"dataset\.acceleration=0\.5"),
+        ((4, 0.3, 8, 8), r"dataset\.center_fraction=0\.3"),
+        ((4, 0.1, 0, 8), "height"),
+    ],
 )
 def test_what_means_nothing_is_refused(options: tuple[float, float, int, int], says: str) -> None:
     with pytest.raises(UserError, match=says):

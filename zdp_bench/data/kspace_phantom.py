@@ -69,7 +69,7 @@ def write_set(folder: Path, patients: int, slices: int, height: int, width: int,
 def kspace_phantom(
     root: Path,
     *,
-    patients: int = 20,
+    patients: int = 10,
     seed: int = 0,
     acceleration: float = 4.0,
     center_fraction: float = 0.08,

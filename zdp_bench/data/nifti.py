@@ -1,76 +1,128 @@
-"""NIfTI volumes: checked by their headers, then read."""
+"""NIfTI volumes: read whole or header only, turned to RAS+ axes, with their spacing; everything broken is refused by name.
+
+A file says in its affine which way each axis runs. Here the first axis always runs to the patient's Right, the second to the
+Anterior, the third to the Superior side, so that `data[:, :, k]` is an axial slice whatever scanner wrote the file. Turning is
+a permutation and flips of voxels: nothing is interpolated.
+"""
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from zdp_bench.errors import UserError
 
-SUFFIXES = (".nii", ".nii.gz")
-LARGEST = 2**28  # voxels; an announced gigabyte is no brain
+MOST_VOXELS = 2**31  # a header that announces more is damaged, or an attack on the memory
+WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's scaling
 
 
-def identity(path: Path) -> str:
-    """A volume's name without its suffixes: `hippocampus_001.nii.gz` -> `hippocampus_001`."""
+@dataclass(frozen=True)
+class Header:
+    """What a file announces: shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm."""
+
+    shape: tuple[int, ...]
+    spacing: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume on RAS+ axes: data [X, Y, Z] or [X, Y, Z, channels], spacing (x, y, z) in mm."""
+
+    data: np.ndarray
+    spacing: tuple[float, float, float]
+
+
+def paths_of(folder: Path) -> list[Path]:
+    """The NIfTI files directly in a folder, by name; the `._` files that macOS leaves in archives are none."""
+    return sorted(p for p in folder.glob("*.nii*") if not p.name.startswith(".") and p.name.endswith((".nii", ".nii.gz")))
+
+
+def name_of(path: Path) -> str:
+    """'hippocampus_001.nii.gz' -> 'hippocampus_001'."""
     return path.name.removesuffix(".gz").removesuffix(".nii")
 
 
-def volumes(folder: Path, of: str) -> list[Path]:
-    """Every NIfTI file in a folder, by name; hidden files (macOS leaves `._*` in the Decathlon's archives) do not count.
-
-    Args:
-        of: the data set that wants them, for the sentence.
+def read_header(path: Path) -> Header:
+    """What a file announces; its voxels are not read.
 
     Raises:
-        UserError: there is no such folder, it holds something else, or a volume stands there twice.
+        UserError: see `read`.
     """
-    if not folder.is_dir():
-        raise UserError(f"dataset '{of}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder.")
-    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    if others := [path for path in paths if not path.name.endswith(SUFFIXES)]:
-        raise UserError(f"{others[0]}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder.")
-    if not paths:
-        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
-    first: dict[str, Path] = {}
-    for path in paths:
-        if (other := first.setdefault(identity(path), path)) != path:
-            raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
-        if not path.is_file():
-            raise UserError(f"{path}: is not a file; a NIfTI volume was expected.")
-    return paths
+    image = _open(path)
+    return Header(tuple(image.shape), _spacing(image))
 
 
-def read(path: Path) -> np.ndarray:
-    """One volume as float32 [x, y, z].
+def read(path: Path) -> Volume:
+    """A volume of intensities, float32.
 
     Raises:
-        UserError: it is no NIfTI file, is cut off, has no three dimensions or no real numbers, or announces too many of them.
+        UserError: missing, no NIfTI file, not 3 or 4 dimensions, no usable affine, cut off, or with entries that are no numbers.
     """
+    image = _open(path)
+    data = _voxels(image, path)
+    if not np.isfinite(data).all():
+        raise UserError(f"{path}: holds voxels that are no numbers.")
+    return Volume(data, _spacing(image))
+
+
+def read_labels(path: Path) -> Volume:
+    """A segmentation, uint8; every voxel must be a whole number from 0 to 255.
+
+    Raises:
+        UserError: as `read`, or the voxels are no labels.
+    """
+    image = _open(path)
+    data = _voxels(image, path)
+    whole = np.round(data)
+    if not np.isfinite(data).all() or np.abs(data - whole).max() > WHOLE or whole.min() < 0 or whole.max() > 255:
+        raise UserError(f"{path}: a segmentation holds whole numbers from 0 to 255, and this one holds others.")
+    return Volume(whole.astype(np.uint8), _spacing(image))
+
+
+def write(path: Path, data: np.ndarray, spacing: tuple[float, float, float]) -> None:
+    """Write a volume on RAS+ axes; what the synthetic sets are made with."""
     import nibabel
 
+    nibabel.save(nibabel.Nifti1Image(data, np.diag([*spacing, 1.0])), path)
+
+
+def _open(path: Path) -> Any:
+    """nibabel's image on RAS+ axes; voxels are still on disk."""
+    import nibabel
+
+    if not path.is_file():
+        raise UserError(f"{path}: is missing; a NIfTI volume was expected there.")
     try:
         image = nibabel.load(path)
-        if not isinstance(image, nibabel.Nifti1Image):
-            raise UserError(f"{path}: is a {type(image).__name__}, no NIfTI volume.")
-        shape, kind = image.shape, image.get_data_dtype()
-    except UserError:
-        raise
-    except Exception as error:  # nibabel and gzip raise whatever their parsers trip over
-        raise UserError(f"{path}: is no NIfTI file; it is cut off, damaged or something else ({type(error).__name__}).") from None
-    if len(shape) != 3 or 0 in shape:
-        raise UserError(f"{path}: has shape {shape} where three dimensions, none of them empty, were expected.")
-    if np.prod(shape, dtype=np.float64) > LARGEST:
-        raise UserError(f"{path}: announces {' x '.join(map(str, shape))} voxels; at most {LARGEST:,} are read.")
-    if kind.kind not in "uif":
-        raise UserError(f"{path}: holds {kind} where real numbers were expected.")
+    except Exception as error:  # nibabel raises whatever its parsers trip over
+        raise UserError(f"{path}: is no readable NIfTI file ({type(error).__name__}); it is damaged or something else.") from None
+    if not isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image):
+        raise UserError(f"{path}: is a {type(image).__name__}, and a NIfTI file was expected.")
+    if len(image.shape) not in (3, 4) or 0 in image.shape:
+        raise UserError(f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, were expected.")
+    if int(np.prod(image.shape, dtype=np.int64)) > MOST_VOXELS:
+        raise UserError(f"{path}: announces {list(image.shape)} voxels, more than any volume of these sets has.")
+    affine = np.asarray(image.affine)
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
+        raise UserError(f"{path}: its affine does not say how its axes lie, so left and right cannot be told.")
+    return nibabel.as_closest_canonical(image)
+
+
+def _voxels(image: Any, path: Path) -> np.ndarray:
     try:
-        volume = np.asarray(image.dataobj, dtype=np.float32)
-    except Exception as error:
-        raise UserError(f"{path}: its voxels cannot be read; it is cut off or damaged ({type(error).__name__}).") from None
-    if not np.isfinite(volume).all():
-        raise UserError(f"{path}: holds voxels that are no numbers.")
-    return volume
+        data = np.asanyarray(image.dataobj)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or damaged.") from None
+    if data.dtype.kind not in "fiub":
+        raise UserError(f"{path}: its voxels are {data.dtype}, not real numbers.")
+    return np.ascontiguousarray(data, dtype=np.float32)
+
+
+def _spacing(image: Any) -> tuple[float, float, float]:
+    """Lengths of a step along each axis, in mm, from the affine: it is what the orientation was read from."""
+    x, y, z = np.sqrt((np.asarray(image.affine)[:3, :3] ** 2).sum(axis=0))
+    return float(x), float(y), float(z)

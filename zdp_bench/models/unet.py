@@ -1,5 +1,6 @@
-"""U-Net (Ronneberger et al. 2015), complex or real: fastMRI's widths (doubling from `width`), 2×2 average pooling,
-2×2 transposed convolutions, a skip connection at every level; behind each convolution a per-sample norm, or none."""
+"""U-Net (Ronneberger et al. 2015), complex or real: widths doubling from `width`, 2×2 pooling, 2×2 transposed convolutions, a
+skip connection at every level, behind each convolution a per-sample norm or none. fastMRI's form averages where the original
+takes the maximum."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class UNet(nn.Module):
         activation: str,
         normalisation: Norm,
         dtype: torch.dtype,
+        *,
         residual: bool = False,
+        pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
         images, height, wide = input_shape[-3:]
@@ -53,7 +56,7 @@ class UNet(nn.Module):
 
         widths = [width * 2**level for level in range(depth + 1)]
         self.down = nn.ModuleList(block(a, b) for a, b in zip([images, *widths[:-1]], widths, strict=True))
-        self.pool = ComplexAvgPool2d(2) if dtype.is_complex else nn.AvgPool2d(2)
+        self.pool = ComplexAvgPool2d(2) if dtype.is_complex else pool(2)
         self.up = nn.ModuleList(transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1]))
         self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
         self.last = conv(width, outputs, 1, dtype=dtype)
@@ -95,7 +98,7 @@ def complex_unet(
     residual: bool = False,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64, residual)
+    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64, residual=residual)
 
 
 @register("model", "real_unet")
@@ -110,3 +113,9 @@ def real_unet(
 ) -> UNet:
     """The same U-Net with real weights."""
     return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.float32)
+
+
+@register("model", "transposed_unet")
+def transposed_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4) -> UNet:
+    """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
+    return UNet(input_shape, outputs, width, depth, "relu", "none", torch.float32, pool=nn.MaxPool2d)

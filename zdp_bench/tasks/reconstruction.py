@@ -52,7 +52,6 @@ class Reconstruction:
         means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
         return means | {"loss": float(self.loss(outputs, targets).mean())}
 
-
     def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
         """Reference, zero-filled and reconstructed magnitude [H, W] of the slice in the middle of the test set, for a figure."""
         middle = len(targets) // 2
