@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config import Run
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Source, Splits
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.experiment import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, pick_device
@@ -563,7 +563,7 @@ class Subject:
         task: Task = lookup("task", config.task.name)(**config.task.options)
         model = build_model(config, data).to(device)
         plan = Plan.of(config, len(data.train))
-        problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.inputs[:0])
+        problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
         config, algorithm = build_algorithm(config, problem, plan)
         if algorithm.mechanism().z == 0 or plan.sampling.scheme == "shuffled":
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute.")
@@ -819,17 +819,26 @@ def _gradient_scores(seen: Tensor, audited: _WithCanaries, rate: float, replaced
     return ratio.sum(dim=0).numpy()
 
 
-class _WrongTargets(Records):
+@dataclass(frozen=True)
+class _WrongTargets:
     """Records of which some carry another one's target."""
 
-    def __init__(self, of: Records, partner: Tensor) -> None:
-        super().__init__(of.inputs, of.targets)
-        object.__setattr__(self, "partner", partner)
-
+    of: Source
     partner: Tensor  # [n]: whose target a record carries
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return super().batch(indices)[0], super().batch(self.partner[indices])[1]
+    @property
+    def groups(self) -> Tensor | None:
+        return self.of.groups
+
+    @property
+    def by_chance(self) -> bool:
+        return self.of.by_chance
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.of.batch(indices, chance)[0], self.of.batch(self.partner[indices], chance)[1]
 
 
 def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:

@@ -33,8 +33,8 @@ class Trainer:
 
     Attributes:
         sampling: poisson, uniform (fixed size, without replacement) or shuffled (non-private only).
-        sample_rate: probability of a record (poisson); batch size / records otherwise, and then `batch_size` may be null.
-        batch_size: for uniform and shuffled.
+        sample_rate: probability of a record (poisson); batch size / records otherwise. Or null, and `batch_size` says it.
+        batch_size: of uniform and shuffled batches; the expected one of Poisson's, whose rate is then batch_size / records.
         epochs: passes over the data: epochs / sample_rate steps.
         micro_batch: records processed at once; memory only, never the result. null: 2048.
         checkpoint_epochs: epochs between checkpoints.
@@ -220,15 +220,11 @@ def _check_values(run: Run) -> None:
     if trainer.sampling not in schemes:
         raise unknown("trainer.sampling", trainer.sampling, schemes)
     if trainer.sampling == "poisson":
-        require(trainer.sample_rate is not None, "trainer.sample_rate", None, "Poisson sampling needs a rate, such as 0.01")
-    else:
-        one = (trainer.batch_size is None) != (trainer.sample_rate is None)
-        require(
-            one,
-            "trainer.batch_size",
-            trainer.batch_size,
-            f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both",
-        )
+        one = trainer.sample_rate is not None or trainer.batch_size is not None
+        require(one, "trainer.sample_rate", None, "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size")
+    one = (trainer.batch_size is None) != (trainer.sample_rate is None)
+    rule = f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both"
+    require(one, "trainer.batch_size", trainer.batch_size, rule)
     rate = trainer.sample_rate
     require(rate is None or 0 < rate <= 1, "trainer.sample_rate", rate, "must lie in (0, 1]")
     require(trainer.batch_size is None or trainer.batch_size > 0, "trainer.batch_size", trainer.batch_size, "must be at least 1")

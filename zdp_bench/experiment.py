@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
 from zdp_bench.config import Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
-from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
+from zdp_bench.data import CHANCES, Augment, Source, Splits, sampling
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
@@ -95,7 +95,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     task: Task = lookup("task", config.task.name)(**config.task.options)
     model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
-    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.inputs[:0])
+    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer, data)
@@ -137,7 +137,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             stopped_by = "budget"
         epoch = plan.epoch_ending_at(step)
         if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
-            metrics = evaluate(model, task, data.test, device)
+            metrics = evaluate(model, task, data.test, device, config.trainer.micro_batch)
             epsilon = tight_epsilon(mechanism, ledger.releases_before(step), delta)
             epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
             watcher.evaluated(epoch or 0, step, metrics, epsilon)
@@ -147,10 +147,12 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
                 checkpoint.save(home / "checkpoint.pt", state)
     ledger.close()
-    metrics = evaluate(model, task, data.test, device)
+    outputs, targets = predict(model, task, data.test, device, config.trainer.micro_batch)
+    metrics = task.metrics(outputs, targets, data.test.groups)
     if isinstance(task, Scoring):
-        scores = task.scores(predict(model, task, data.test, device))
-        records.write_scores(home / "scores.csv", data.test.targets.numpy(), scores)
+        records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
+    if example := getattr(task, "example", None):  # something to look at, of the test set
+        records.write_arrays(home / "example.npz", example(outputs, targets))
 
     return {
         "format": 1,
@@ -230,8 +232,9 @@ class Plan:
         """The plan for `size` training records."""
         trainer = config.trainer
         if trainer.sampling == "poisson":
-            rate = trainer.sample_rate
-            assert rate is not None
+            expected = trainer.batch_size or 1
+            require(expected <= size, "trainer.batch_size", expected, f"the training set has only {size:,} records")
+            rate = trainer.sample_rate or expected / size
             return Plan(Sampling("poisson", rate, rate * size, size), trainer.epochs, max(1, round(trainer.epochs / rate)))
         batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
         require(batch <= size, "trainer.batch_size", batch, f"the training set has only {size:,} records")
@@ -355,7 +358,7 @@ def build_scheduler(config: Run, optimizer: torch.optim.Optimizer, data: Splits)
 
 
 def micro_batches(
-    records_: Records,
+    records_: Source,
     indices: np.ndarray,
     config: Run,
     device: torch.device,
@@ -366,35 +369,42 @@ def micro_batches(
     """The sampled records in pieces of `trainer.micro_batch`, on the device.
 
     Args:
-        step: names the chance by which `augment` changes the inputs: a resumed step meets the same changes.
+        step: names the chance by which records are made or `augment` changes their inputs: a resumed step meets the same.
     """
     size = config.trainer.micro_batch or MICRO_BATCH
-    if augment or augment_targets:
+    chance = torch.empty(0)
+    if augment or augment_targets or records_.by_chance:
         chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
     for start in range(0, len(indices), size):
-        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
-        inputs = augment(inputs, chance[start : start + size]) if augment else inputs
-        targets = augment_targets(targets, chance[start : start + size]) if augment_targets else targets
+        own = chance[start : start + size]
+        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]), own if records_.by_chance else None)
+        inputs = augment(inputs, own) if augment else inputs
+        targets = augment_targets(targets, own) if augment_targets else targets
         yield inputs.to(device), targets.to(device)
 
 
-def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) -> dict[str, float]:
+def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
     """The task's metrics over a whole set."""
-    return task.metrics(predict(model, task, test, device), test.targets, test.groups)
+    return task.metrics(*predict(model, task, test, device, size), test.groups)
 
 
 @torch.no_grad()
-def predict(model: nn.Module, task: Task, test: Records, device: torch.device) -> Tensor:
-    """The model's outputs over a whole set, [n, ...]; a task with maps condenses them batch by batch, so none piles up."""
+def predict(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> Batch:
+    """The model's outputs over a whole set, [n, ...], and the targets beside them, `size` records at a time.
+
+    A task with maps condenses its outputs batch by batch, so that none piles up.
+    """
     model.eval()
-    at_once = max(1, min(EVALUATION_BATCH, EVALUATION_NUMBERS // max(1, test.inputs[:1].numel())))
-    outputs = []
+    one = max(1, test.batch(torch.arange(1))[0].numel())
+    at_once = max(1, min(size or EVALUATION_BATCH, EVALUATION_NUMBERS // one))
+    outputs, wanted = [], []
     for part in torch.arange(len(test)).split(at_once):
         inputs, targets = test.batch(part)
         answer = model(inputs.to(device))
         outputs.append((task.condense(answer, targets.to(device)) if isinstance(task, Condensing) else answer).cpu())
+        wanted.append(targets)
     model.train()
-    return torch.cat(outputs)
+    return torch.cat(outputs), torch.cat(wanted)
 
 
 def pick_device(name: str) -> torch.device:

@@ -83,6 +83,13 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Put arrays by name at `path`, compressed, whole or not at all."""
+    partial = path.with_name(f".{os.getpid()}-{path.name}")
+    np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
+    os.replace(partial, path)
+
+
 def read(path: Path) -> Record | None:
     """A record, or None where there is none that is whole."""
     try:

@@ -234,7 +234,7 @@ def test_an_empty_batch_is_a_step_of_pure_noise(case: Case, tmp_path: Path) -> N
         assert run.ledger.releases == 1
         moved = norm({name: before[name] - p.detach() for name, p in model.named_parameters()}) * 8.0
         mechanism = run.algorithm.mechanism()
-        another = add_noise(zeros(mechanism, torch.device("cpu")), mechanism, SeededNoise(6), 0)
+        another = add_noise(Total(mechanism, torch.device("cpu")).whole(), mechanism, SeededNoise(6), 0)
         expected = norm(run.algorithm.postprocess(another, 1.0))
         assert 0.6 * expected < moved < 1.7 * expected
 

@@ -110,7 +110,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match=r"model\.groups=3"):
         lookup("model", "vgg11")((1, 32, 32), 1, norm="group", groups=3)
     with pytest.raises(UserError, match=r"model\.depth=4"):
-        lookup("model", "complex_unet")((1, 100, 100), 1)
+        lookup("model", "complex_unet")((1, 12, 100), 1)
     with pytest.raises(UserError, match=r"model\.channels"):
         lookup("model", "complex_cnn")((1, 3, 3), 1, channels=[4, 4])
     with pytest.raises(UserError, match="halved three times"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,12 +20,32 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 CHANCES = 8
 
 
+class Source(Protocol):
+    """Records wherever they lie: in memory (`Records`), or on disk until they are drawn."""
+
+    @property
+    def groups(self) -> Tensor | None:
+        """The volume or patient of each record [n], for metrics that are defined on whole volumes; None where none is."""
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether a record is made anew each time it is drawn, from its row of chance, as `Augment`'s is."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The records at `indices` [B], in that order: inputs [B, ...], targets [B, ...].
+
+        Args:
+            chance: [B, CHANCES], uniform in [0, 1); given in training only, and only to records that are made by chance.
+        """
+
+
 @dataclass(frozen=True)
 class Records:
     """Records held in memory: inputs [n, ...], targets [n, ...].
 
-    Attributes:
-        groups: the volume or patient of each record [n], for metrics that are defined on whole volumes; None where none is.
+    Attributes: see `Source`, and
         pixels: (mean, deviation) of pixels in [0, 1], public constants. Then `inputs` are bytes, perhaps mapped from a file, and
             `batch` answers with (byte / 255 − mean) / deviation: a set larger than memory streams.
     """
@@ -34,12 +54,12 @@ class Records:
     targets: Tensor
     groups: Tensor | None = None
     pixels: tuple[float, float] | None = None
+    by_chance = False
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The records at `indices` [B], in that order: inputs [B, ...], targets [B, ...]."""
+    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
         inputs = self.inputs[indices]
         if self.pixels:
             mean, deviation = self.pixels
@@ -64,8 +84,8 @@ class Splits:
         records_per_patient: the most training records that any one patient owns; an adapter that knows patients bounds it.
     """
 
-    train: Records
-    test: Records
+    train: Source
+    test: Source
     input_shape: tuple[int, ...]
     outputs: int
     provenance: Provenance

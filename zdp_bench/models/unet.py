@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
@@ -20,7 +21,12 @@ Norm = Literal["none", "group", "instance"]
 
 
 class UNet(nn.Module):
-    """Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights answer with |z|. H and W divide by 2^depth."""
+    """Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights answer with |z|.
+
+    Sizes that 2 does not divide are padded by reflection on the way up, as fastMRI's U-Net does. A record of several slices,
+    [B, slices, C, H, W], is answered slice by slice. `residual`: the input is added to the answer, whose last layer
+    starts at zero: training starts from the input itself.
+    """
 
     def __init__(
         self,
@@ -31,11 +37,14 @@ class UNet(nn.Module):
         activation: str,
         normalisation: Norm,
         dtype: torch.dtype,
+        *,
+        residual: bool = False,
         pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
-        images, height, wide = input_shape
-        require(height % 2**depth == 0 == wide % 2**depth, "model.depth", depth, f"{height}×{wide} does not divide by 2^depth")
+        images, height, wide = input_shape[-3:]
+        require(min(height, wide) >= 2**depth, "model.depth", depth, f"nothing is left of {height}×{wide} after so many halvings")
+        require(not residual or images == outputs, "model.residual", residual, f"{images} channels in, {outputs} out")
         conv, transposed = (ComplexConv2d, ComplexConvTranspose2d) if dtype.is_complex else (nn.Conv2d, nn.ConvTranspose2d)
 
         def block(inside: int, out: int) -> nn.Sequential:
@@ -51,19 +60,30 @@ class UNet(nn.Module):
         self.up = nn.ModuleList(transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1]))
         self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
         self.last = conv(width, outputs, 1, dtype=dtype)
-        self.dtype = dtype
+        self.dtype, self.residual = dtype, residual
+        if residual:
+            for parameter in self.last.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.to(self.dtype)
+        if x.dim() == 5:
+            return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        x = y = x.to(self.dtype)
         skipped: list[Tensor] = []
         for level, block in enumerate(self.down):
             y = block(self.pool(y) if level else y)
             skipped.append(y)
         skipped.pop()
         for up, join in zip(self.up, self.join, strict=True):
-            y = join(torch.cat([up(y), skipped.pop()], dim=1))
-        y = self.last(y)
+            y = join(torch.cat([padded_to(up(y), skipped[-1]), skipped.pop()], dim=1))
+        y = self.last(y) + x if self.residual else self.last(y)
         return y.abs() if y.is_complex() else y
+
+
+def padded_to(x: Tensor, like: Tensor) -> Tensor:
+    """x [B, C, H, W] with a mirrored row or column at the end, where the other map has one more."""
+    below, right = like.shape[-2] - x.shape[-2], like.shape[-1] - x.shape[-1]
+    return F.pad(x, (0, right, 0, below), mode="reflect") if below or right else x
 
 
 @register("model", "complex_unet")
@@ -75,9 +95,10 @@ def complex_unet(
     depth: int = 4,
     activation: str = "crelu",
     normalisation: Norm = "none",
+    residual: bool = False,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64)
+    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64, residual=residual)
 
 
 @register("model", "real_unet")
@@ -97,4 +118,4 @@ def real_unet(
 @register("model", "transposed_unet")
 def transposed_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4) -> UNet:
     """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
-    return UNet(input_shape, outputs, width, depth, "relu", "none", torch.float32, nn.MaxPool2d)
+    return UNet(input_shape, outputs, width, depth, "relu", "none", torch.float32, pool=nn.MaxPool2d)

@@ -1,0 +1,193 @@
+"""fastMRI's files: read as published, lazily, with fixed masks in validation and new ones in training; ten broken ones refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from tests.data.broken import refused
+from zdp_bench.data import CHANCES, Splits
+from zdp_bench.data.fastmri import FOLDERS, KSpaceRecords, fastmri
+from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, to_image
+from zdp_bench.errors import UserError
+
+SLICES, ROWS, COLUMNS, SIDE = 5, 24, 18, 16
+SMALL = {"height": 16, "width": 12}
+
+
+def arrays(number: int, slices: int = SLICES) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(number)
+    kspace = (random.normal(size=(slices, ROWS, COLUMNS)) + 1j * random.normal(size=(slices, ROWS, COLUMNS))).astype(np.complex64)
+    return {"kspace": kspace, "reconstruction_esc": np.abs(centre_crop(to_image(kspace), SIDE, SIDE)).astype(np.float32)}
+
+
+HEADER = (
+    '<?xml version="1.0" encoding="utf-8"?><ismrmrdHeader xmlns="http://www.ismrm.org/ISMRMRD"><encoding><encodedSpace>'
+    "<matrixSize><x>24</x><y>18</y><z>1</z></matrixSize></encodedSpace></encoding></ismrmrdHeader>"
+)
+
+
+def write(path: Path, number: int, patient: str | None = None, **changed: object) -> Path:
+    """One file in the published layout; `changed` replaces data sets, None leaves one out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content: dict[str, object] = arrays(number) | {"ismrmrd_header": HEADER} | changed
+    with h5py.File(path, "w") as file:
+        for name, value in content.items():
+            if value is not None:
+                file[name] = value
+        largest = float(np.max(arrays(number)["reconstruction_esc"]))
+        file.attrs.update({"acquisition": "CORPD_FBK", "max": largest, "norm": 1.0, "patient_id": patient or f"p{number}"})
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number, side in enumerate((FOLDERS[0], FOLDERS[0], FOLDERS[0], FOLDERS[1], FOLDERS[1])):
+        write(tmp_path / "fastMRI" / side / f"file100000{number}.h5", number, patient=f"p{number // 2}")
+    return tmp_path
+
+
+def records(of: object) -> KSpaceRecords:
+    assert isinstance(of, KSpaceRecords)
+    return of
+
+
+def everything(of: KSpaceRecords, seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = None if seed is None else torch.from_numpy(np.random.default_rng(seed).random((len(of), CHANCES)))
+    return of.batch(torch.arange(len(of)), chance)
+
+
+def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> None:
+    splits = fastmri(root, **SMALL)
+    assert (len(splits.train), len(splits.test)) == (15, 10)
+    assert splits.input_shape == (1, 16, 12)
+    assert splits.provenance == "derived"
+    assert splits.records_per_patient == 10  # p0 has two of the three training volumes
+    assert "1 patients have volumes on both sides" in splits.notes
+    assert records(splits.test).groups.tolist() == [0] * 5 + [1] * 5
+
+
+def test_a_test_record_is_the_slice_under_its_files_mask(root: Path) -> None:
+    inputs, targets = records(fastmri(root, **SMALL).test).batch(torch.tensor([7, 2]))
+    how = Undersampling(4, 0.08, 16, 12)
+    for row, (number, which) in enumerate([(4, 2), (3, 2)]):
+        content = arrays(number)
+        mask = fixed_mask(COLUMNS, how, f"file100000{number}.h5")
+        zero_filled = centre_crop(to_image(content["kspace"][which] * mask), 16, 12)
+        assert np.allclose(targets[row, 0].numpy(), centre_crop(content["reconstruction_esc"][which], 16, 12))
+        assert np.allclose(targets[row, 1].numpy(), np.abs(zero_filled), atol=1e-6)
+        assert np.allclose(inputs[row, 0].numpy(), zero_filled / np.abs(zero_filled).std(ddof=1), atol=1e-5)
+
+
+def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path) -> None:
+    train = records(fastmri(root, **SMALL).train)
+    first, again, other = everything(train, seed=1), everything(train, seed=1), everything(train, seed=2)
+    assert torch.equal(first[0], again[0])
+    changed = (first[0] != other[0]).flatten(1).any(dim=1)
+    assert changed.float().mean() > 0.8
+    assert torch.equal(first[1][:, 0], other[1][:, 0])  # the reference is the same
+    chance = torch.from_numpy(np.random.default_rng(1).random((len(train), CHANCES)))
+    assert torch.equal(train.batch(torch.tensor([9]), chance[9:10])[0], first[0][9:10])
+    test = records(fastmri(root, **SMALL).test)
+    assert torch.equal(everything(test, seed=1)[0], everything(test)[0])
+
+
+def test_a_volume_can_be_the_record(root: Path) -> None:
+    splits = fastmri(root, **SMALL, unit="volume", slices=3)
+    assert (len(splits.train), len(splits.test)) == (3, 2)
+    assert splits.input_shape == (3, 1, 16, 12)
+    assert splits.records_per_patient == 2
+    inputs, targets = everything(records(splits.test))
+    assert inputs.shape == (2, 3, 1, 16, 12)
+    assert targets.shape == (2, 3, 2, 16, 12)
+    by_slice = everything(records(fastmri(root, **SMALL, slices=3).test))
+    assert torch.equal(inputs.flatten(0, 1), by_slice[0])
+    assert torch.equal(targets.flatten(0, 1), by_slice[1])
+
+
+def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -> None:
+    splits = fastmri(root, **SMALL)
+    everything(records(splits.test))
+    opened = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    assert not any(name.endswith(".h5") for name in opened)
+    empty = records(splits.train).batch(torch.arange(0))
+    assert empty[0].shape == (0, 1, 16, 12)
+    assert empty[1].shape == (0, 2, 16, 12)
+
+
+def test_the_digest_follows_files_and_options(root: Path) -> None:
+    def digest(**options: object) -> str:
+        splits: Splits = fastmri(root, **(SMALL | options))  # type: ignore[arg-type]
+        return splits.digest
+
+    known = {digest(), digest(slices=2), digest(acceleration=8.0), digest(width=10), digest(unit="volume", slices=2)}
+    assert len(known) == 5
+    write(root / "fastMRI" / FOLDERS[0] / "file1000009.h5", 9)
+    assert digest() not in known
+
+
+def test_volumes_that_are_too_small_are_left_out_and_counted(root: Path) -> None:
+    few = arrays(8, slices=2)
+    write(root / "fastMRI" / FOLDERS[0] / "short.h5", 8, **few)
+    assert "1 volumes smaller than 16 by 12 with 3 slices left out" in fastmri(root, **SMALL, unit="volume", slices=3).notes
+    refused(lambda: fastmri(root, height=17, width=12), "dataset.height=17", "as large as 17 by 12")
+
+
+NO_NUMBER = arrays(0)["kspace"].copy()
+NO_NUMBER[2, 3, 4] = np.nan
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def huge(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("kspace", shape=(10**6, 10**5, 10**5), dtype=np.complex64, chunks=(1, 64, 64))
+        file.create_dataset("reconstruction_esc", shape=(10**6, 10**5, 10**5), dtype=np.float32, chunks=(1, 64, 64))
+        file["ismrmrd_header"] = HEADER
+
+
+def linked(path: Path) -> None:
+    outside = path.parents[3] / "outside.h5"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (cut, "cut off, damaged"),
+    "wrong dtype": (lambda path: write(path, 0, kspace=arrays(0)["kspace"].real), "kspace is float32 where complex"),
+    "wrong shape": (lambda path: write(path, 0, kspace=arrays(0)["kspace"][None]), "multi-coil files are not read"),
+    "NaN": (lambda path: write(path, 0, kspace=NO_NUMBER), "slice 2 holds samples that are no numbers"),
+    "empty": (lambda path: path.write_bytes(b""), "no whole HDF5 file"),
+    "empty arrays": (lambda path: write(path, 0, **arrays(0, slices=0)), "is empty"),
+    "wrong extension": (lambda path: path.rename(path.with_suffix(".hdf")), r"is no \.h5 file"),
+    "duplicate id": (lambda path: write(path.parents[1] / FOLDERS[1] / path.name, 0), "stands in both"),
+    "symlink out of the root": (linked, "link that leads out of"),
+    "huge declared size": (huge, "no side may exceed 4,096"),
+    "not the format at all": (lambda path: path.write_text("kspace"), "no whole HDF5 file"),
+    "no reference": (lambda path: write(path, 0, reconstruction_esc=None), "has no data set 'reconstruction_esc'"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_is_named_and_refused(root: Path, kind: str) -> None:
+    spoil, says = BROKEN[kind]
+    path = root / "fastMRI" / FOLDERS[0] / "file1000000.h5"
+    spoil(path)
+    refused(lambda: everything(records(fastmri(root, **SMALL).train)), path.stem, says)
+
+
+def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sign up for it .* kspace_phantom"):
+        fastmri(tmp_path)
+    with pytest.raises(UserError, match=r"dataset\.slices=None: unit=volume needs a number"):
+        write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
+        write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)
+        fastmri(tmp_path, unit="volume")

@@ -1,0 +1,112 @@
+"""k-space from NIfTI volumes: real magnitudes survive, only a smooth phase is added; ten broken volumes refused."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from tests.data.broken import refused
+from zdp_bench.data.fastmri import KSpaceRecords
+from zdp_bench.data.kspace import centre_crop
+from zdp_bench.data.kspace_from_volumes import kspace_from_volumes, smooth_phase
+
+OPTIONS = {"folder": "volumes", "height": 8, "width": 8, "test_share": 0.25}
+
+
+def magnitudes(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 200, (9, 10 + number % 2, 4)).astype(np.uint8)
+
+
+def save(path: Path, volume: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), path)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number in range(8):
+        save(tmp_path / "volumes" / f"brain_{number}.nii.gz", magnitudes(number))
+    (tmp_path / "volumes" / "._brain_0.nii.gz").write_bytes(b"what macOS leaves behind")
+    return tmp_path
+
+
+def test_references_are_the_volumes_own_slices(root: Path) -> None:
+    splits = kspace_from_volumes(root, **OPTIONS, slices=2)  # type: ignore[arg-type]
+    test = splits.test
+    assert isinstance(test, KSpaceRecords)
+    assert (len(splits.train), len(test), splits.provenance) == (12, 4, "derived")
+    inputs, targets = test.batch(torch.arange(4))
+    for row, volume in enumerate(v for v in test.volumes for _ in range(2)):
+        number = int(volume.path.stem.removeprefix("brain_"))
+        expected = centre_crop(np.moveaxis(magnitudes(number), 2, 0)[1 + row % 2], 8, 8)
+        assert np.allclose(targets[row, 0].numpy(), expected)
+    assert (inputs.imag.abs() > 1e-3).any()  # there is a phase
+    assert not torch.allclose(targets[:, 0], targets[:, 1], rtol=0.01)  # and something is missing
+    assert splits.records_per_patient == 2
+    again = kspace_from_volumes(root, **OPTIONS, slices=2)  # type: ignore[arg-type]
+    assert again.digest == splits.digest
+    other = kspace_from_volumes(root, **OPTIONS, slices=2, split_seed=1)  # type: ignore[arg-type]
+    assert other.digest != splits.digest
+
+
+def test_the_phase_is_smooth_and_bounded() -> None:
+    phase = smooth_phase(40, 50, np.random.default_rng(0))
+    assert np.abs(phase).max() <= 6 * np.pi / 2
+    assert max(np.abs(np.diff(phase, axis=0)).max(), np.abs(np.diff(phase, axis=1)).max()) < 0.5
+
+
+def not_a_number(path: Path) -> object:
+    volume = magnitudes(0).astype(np.float32)
+    volume[1, 2, 3] = np.nan
+    return save(path, volume)
+
+
+def huge(path: Path) -> None:
+    header = bytearray(gzip.decompress(path.read_bytes())[:352])
+    header[40:48] = np.array([3, 30000, 30000, 30000], dtype="<i2").tobytes()
+    path.write_bytes(gzip.compress(bytes(header)))
+
+
+def linked(path: Path) -> None:
+    outside = path.parents[1] / "outside.nii.gz"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "cut off"),
+    "wrong dtype": (lambda path: save(path, magnitudes(0).astype(np.complex64)), "complex64, not real numbers"),
+    "wrong shape": (lambda path: save(path, magnitudes(0)[..., None].repeat(2, 3)), "where three dimensions were expected"),
+    "NaN": (not_a_number, "no numbers"),
+    "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI file"),
+    "wrong extension": (lambda path: path.rename(path.with_name("brain_0.mgz")), r"is no \.nii or \.nii\.gz"),
+    "duplicate id": (lambda path: save(path.with_name("brain_0.nii"), magnitudes(0)), "is the same volume as brain_0"),
+    "symlink out of the root": (linked, "link that leads out of"),
+    "huge declared size": (huge, r"announces \[30000, 30000, 30000\] voxels"),
+    "not the format at all": (lambda path: path.write_bytes(gzip.compress(b"brain" * 200)), "no readable NIfTI file"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_volume_is_named_and_refused(root: Path, kind: str) -> None:
+    spoil, says = BROKEN[kind]
+    spoil(root / "volumes" / "brain_0.nii.gz")
+    refused(lambda: kspace_from_volumes(root, **OPTIONS), "brain_0", says)  # type: ignore[arg-type]
+    assert not list((root / "derived").glob("kspace-*"))  # nothing half made is left in place
+
+
+def test_a_folder_without_volumes_is_refused(root: Path) -> None:
+    shutil.rmtree(root / "volumes")
+    refused(lambda: kspace_from_volumes(root, **OPTIONS), "volumes", "is no folder")  # type: ignore[arg-type]
+    (root / "volumes").mkdir()
+    refused(lambda: kspace_from_volumes(root, **OPTIONS), "volumes", "holds no .nii")  # type: ignore[arg-type]
+    save(root / "volumes" / "one.nii", magnitudes(0))
+    refused(lambda: kspace_from_volumes(root, **OPTIONS), "dataset.test_share", "1 volumes to train on, 0")  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""NMSE, PSNR and SSIM on fixed arrays by fastMRI's volume definition; the loss is one a record, in the slice's own unit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from zdp_bench.tasks.reconstruction import Reconstruction, scale, volume_metrics
+
+TASK = Reconstruction()
+
+
+def volume(seed: int, slices: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0, 1, (slices, 9, 11))
+
+
+def ssim_by_hand(a: np.ndarray, b: np.ndarray, largest: float) -> float:
+    """Wang et al. 2004 with a uniform 7 x 7 window, unbiased covariances, windows that lie inside: scikit-image's default."""
+    c1, c2 = (0.01 * largest) ** 2, (0.03 * largest) ** 2
+    values = []
+    for top in range(a.shape[0] - 6):
+        for left in range(a.shape[1] - 6):
+            x, y = a[top : top + 7, left : left + 7].ravel(), b[top : top + 7, left : left + 7].ravel()
+            cov = np.cov(x, y)
+            above = (2 * x.mean() * y.mean() + c1) * (2 * cov[0, 1] + c2)
+            values.append(above / ((x.mean() ** 2 + y.mean() ** 2 + c1) * (cov[0, 0] + cov[1, 1] + c2)))
+    return float(np.mean(values))
+
+
+def test_the_metrics_of_a_volume_on_fixed_arrays() -> None:
+    reference, answer = volume(0), volume(0) + 0.1 * volume(1)
+    found = volume_metrics(reference, answer)
+    error = answer - reference
+    assert found["nmse"] == pytest.approx((error**2).sum() / (reference**2).sum())
+    assert found["psnr"] == pytest.approx(10 * math.log10(reference.max() ** 2 / (error**2).mean()))
+    by_hand = np.mean([ssim_by_hand(a, b, reference.max()) for a, b in zip(reference, answer, strict=True)])
+    assert found["ssim"] == pytest.approx(by_hand)
+
+
+def test_simple_cases_in_round_numbers() -> None:
+    ones = np.ones((2, 8, 8))
+    found = volume_metrics(ones, 0.9 * ones)
+    assert found["nmse"] == pytest.approx(0.01)
+    assert found["psnr"] == pytest.approx(20.0)
+    assert found["ssim"] == pytest.approx((2 * 0.9 + 1e-4) / (1 + 0.81 + 1e-4))
+
+
+def as_records(*volumes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs [n, 1, H, W] that are right but for the last volume's, targets, and the volume of each slice; slices shuffled."""
+    reference = torch.from_numpy(np.concatenate(volumes)).float()
+    targets = torch.stack([reference, 0.7 * reference + 0.1 * reference.flip(-1)], dim=1)
+    outputs = (reference / scale(targets))[:, None].clone()
+    outputs[-len(volumes[-1]) :] *= 0.9
+    groups = torch.cat([torch.full((len(v),), 10 * number) for number, v in enumerate(volumes)])
+    shuffled = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
+    return outputs[shuffled], targets[shuffled], groups[shuffled]
+
+
+def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> None:
+    bright, dim = 1000 * volume(0), volume(1, slices=2)
+    outputs, targets, groups = as_records(bright, dim)
+    found = TASK.metrics(outputs, targets, groups)
+    assert found["nmse"] == pytest.approx(0.01 / 2, rel=1e-4)  # the mean over two volumes, of which one is right
+    expected = volume_metrics(dim, 0.9 * dim)["ssim"]
+    assert found["ssim"] == pytest.approx((1 + expected) / 2, rel=1e-5)
+    baseline = [volume_metrics(v, 0.7 * v + 0.1 * v[..., ::-1]) for v in (bright, dim)]
+    for name in ("nmse", "psnr", "ssim"):
+        assert found[f"zero_filled_{name}"] == pytest.approx(np.mean([b[name] for b in baseline]), rel=1e-5)
+    apart = TASK.metrics(outputs, targets)  # without groups every slice is a volume
+    assert apart["psnr"] != pytest.approx(found["psnr"]) or math.isinf(apart["psnr"])
+
+
+def test_a_record_that_is_a_volume_measures_the_same() -> None:
+    outputs, targets, groups = as_records(volume(0), volume(2))
+    order = groups.argsort(stable=True)
+    together = TASK.metrics(outputs[order].unflatten(0, (2, 3)), targets[order].unflatten(0, (2, 3)))
+    assert together == pytest.approx(TASK.metrics(outputs[order], targets[order], groups[order]))
+
+
+def test_the_loss_is_l1_in_the_slices_unit_one_a_record() -> None:
+    outputs, targets, _ = as_records(volume(0), volume(1))
+    unit = targets[:, 1].std(dim=(1, 2))
+    expected = [(outputs[i, 0] - targets[i, 0] / unit[i]).abs().mean() for i in range(len(outputs))]
+    assert torch.allclose(TASK.loss(outputs, targets), torch.stack(expected), atol=1e-6)
+    brighter = TASK.loss(outputs, 500 * targets)
+    assert torch.allclose(brighter, TASK.loss(outputs, targets), rtol=1e-4, atol=1e-6)
+    by_volume = TASK.loss(outputs.unflatten(0, (2, 3)), targets.unflatten(0, (2, 3)))
+    assert torch.allclose(by_volume, torch.stack(expected).unflatten(0, (2, 3)).mean(dim=1), atol=1e-6)

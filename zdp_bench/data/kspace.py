@@ -1,0 +1,103 @@
+"""Single-coil k-space: centred Fourier transforms, fastMRI's random Cartesian mask, and the zero-filled image of a slice.
+
+Definitions are fastMRI's (Zbontar et al. 2018, arXiv:1811.08839, section 5). Rows are the readout, columns the phase encoding,
+which is what acceleration leaves out: a mask is one flag a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zdp_bench.errors import require
+
+EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
+
+
+class Uniform(Protocol):
+    """What a mask is drawn from: numpy's Generator, or the RandomState of fastMRI's fixed masks."""
+
+    def uniform(self, *, size: int) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True)
+class Undersampling:
+    """How k-space is thinned out, and the size images are cropped to.
+
+    Attributes:
+        acceleration: columns there are for each one that is kept, on average.
+        center_fraction: the share of columns around the lowest frequency that is always kept.
+        height, width: the centre crop of input and target.
+    """
+
+    acceleration: float
+    center_fraction: float
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        require(self.acceleration >= 1, "dataset.acceleration", self.acceleration, "must be 1 or more")
+        share = self.center_fraction
+        require(
+            0 <= share <= 1 / self.acceleration, "dataset.center_fraction", share, "must lie between 0 and 1/dataset.acceleration"
+        )
+        require(self.height >= 1 <= self.width, "dataset.height", self.height, "height and width must be at least 1")
+
+
+def random_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:
+    """[columns]: the centre, and every other column with the probability that makes columns/acceleration on average.
+
+    fastMRI's RandomMaskFunc, draw for draw.
+    """
+    centre = round(columns * how.center_fraction)
+    rest = columns - centre
+    probability = (columns / how.acceleration - centre) / rest if rest else 0.0
+    mask = random.uniform(size=columns) < probability
+    start = (rest + 1) // 2
+    mask[start : start + centre] = True
+    return mask
+
+
+def fixed_mask(columns: int, how: Undersampling, file_name: str) -> NDArray[np.bool_]:
+    """The mask of a file in validation: fastMRI seeds it by the characters of the file's name, suffix included."""
+    return random_mask(columns, how, np.random.RandomState([ord(letter) for letter in file_name]))
+
+
+def to_image(kspace: np.ndarray) -> np.ndarray:
+    """Centred, unitary inverse Fourier transform over the last two axes (fastMRI's ifft2c)."""
+    moved = np.fft.ifftshift(kspace, axes=(-2, -1))
+    return np.fft.fftshift(np.fft.ifft2(moved, norm="ortho"), axes=(-2, -1))
+
+
+def to_kspace(image: np.ndarray) -> np.ndarray:
+    """Centred, unitary Fourier transform over the last two axes (fastMRI's fft2c)."""
+    moved = np.fft.ifftshift(image, axes=(-2, -1))
+    return np.fft.fftshift(np.fft.fft2(moved, norm="ortho"), axes=(-2, -1))
+
+
+def centre_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The middle `height` by `width` of the last two axes; fastMRI's rounding."""
+    top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
+    return image[..., top : top + height, left : left + width]
+
+
+def undersampled(kspace: np.ndarray, mask: np.ndarray, how: Undersampling) -> tuple[np.ndarray, np.ndarray]:
+    """A slice as the network gets it, and its magnitude in the scanner's units.
+
+    fastMRI subtracts the mean of the zero-filled MAGNITUDE and divides by its standard deviation. A complex image keeps its
+    phase only if nothing is subtracted, so here it is divided by that standard deviation and no more. The number belongs to
+    one slice; nothing of another slice or patient enters.
+
+    Args:
+        kspace: complex64 [rows, columns].
+        mask: bool [columns].
+
+    Returns:
+        complex64 [height, width], whose magnitude has standard deviation 1; float32 [height, width], before that division.
+    """
+    image = centre_crop(to_image(kspace * mask), how.height, how.width)
+    magnitude = np.abs(image)
+    return (image / (magnitude.std(ddof=1) + EPS)).astype(np.complex64), magnitude.astype(np.float32)

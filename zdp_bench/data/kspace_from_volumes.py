@@ -1,0 +1,100 @@
+"""Single-coil k-space made from real anatomy: any folder of NIfTI magnitude volumes, for who may not have fastMRI.
+
+A slice's magnitude is given a smooth phase and Fourier transformed at its native size; no noise is added, no voxel is resampled.
+The phase is a polynomial of second order over the slice, fixed by the volume's name, as coil and field inhomogeneity make one.
+What is made is written once in fastMRI's layout, and read by its adapter. Nobody can say what phase the scanner had, and the
+scanner's own filters and interpolation are in the magnitudes: numbers from here are 'derived', never fastMRI's.
+
+Each volume is taken for a patient of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from zdp_bench.data import Splits, fastmri
+from zdp_bench.data.files import made_whole, sha256
+from zdp_bench.data.kspace import Undersampling, to_kspace
+from zdp_bench.data.nifti import name_of, read, read_header
+from zdp_bench.errors import UserError, require
+from zdp_bench.registry import register
+
+
+def smooth_phase(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+    """[rows, columns] in radians: Σ a_ij·y^i·x^j, i + j ≤ 2, y and x from -1 to 1, the a_ij uniform in ±π/2."""
+    y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
+    terms = np.stack([y**i * x**j for i in range(3) for j in range(3 - i)])  # [6, rows, columns]
+    return np.tensordot(random.uniform(-np.pi / 2, np.pi / 2, len(terms)), terms, axes=1)
+
+
+def volumes(folder: Path) -> list[Path]:
+    """Every NIfTI file of a folder, by name; hidden files (macOS leaves `._*` in the Decathlon's archives) do not count.
+
+    Raises:
+        UserError: there is no such folder, it holds something else, a volume stands there twice, or one has not three dimensions.
+    """
+    if not folder.is_dir():
+        raise UserError(f"dataset 'kspace_from_volumes' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder.")
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    if not paths:
+        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
+    first: dict[str, Path] = {}
+    for path in paths:
+        if not path.name.endswith((".nii", ".nii.gz")):
+            raise UserError(f"{path}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder.")
+        if (other := first.setdefault(name_of(path), path)) != path:
+            raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+        if len(shape := read_header(path).shape) != 3:
+            raise UserError(f"{path}: has shape {list(shape)} where three dimensions were expected.")
+    return paths
+
+
+def write_set(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -> None:
+    """Every volume in fastMRI's layout, on its side of the split; whole or not at all."""
+    with made_whole(folder) as partial:
+        for side in fastmri.FOLDERS:
+            (partial / side).mkdir()
+        for path, held in zip(paths, testing, strict=True):
+            name = name_of(path)
+            image = np.moveaxis(read(path).data, axis, 0)  # [slices, rows, columns]
+            random = np.random.default_rng([ord(letter) for letter in name])
+            kspace = to_kspace(image * np.exp(1j * smooth_phase(image.shape[1], image.shape[2], random)))
+            fastmri.write(partial / fastmri.FOLDERS[int(held)] / f"{name}.h5", kspace, np.abs(image), name, "derived")
+
+
+@register("dataset", "kspace_from_volumes")
+def kspace_from_volumes(
+    root: Path,
+    *,
+    folder: str = "Task04_Hippocampus/imagesTr",
+    axis: int = 2,
+    acceleration: float = 4.0,
+    center_fraction: float = 0.08,
+    height: int = 32,
+    width: int = 40,
+    slices: int | None = 3,
+    unit: fastmri.Unit = "slice",
+    test_share: float = 0.2,
+    split_seed: int = 0,
+) -> Splits:
+    """k-space of the volumes in `folder` of the data root: complex64 [1, height, width]."""
+    require(axis in (0, 1, 2), "dataset.axis", axis, "must be 0, 1 or 2: the axis that slices are counted along")
+    how = Undersampling(acceleration, center_fraction, height, width)
+    paths = volumes(root / folder)
+    held = round(test_share * len(paths))
+    left = len(paths) - held
+    require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")
+    testing = np.zeros(len(paths), dtype=bool)
+    testing[np.random.default_rng(split_seed).choice(len(paths), held, replace=False)] = True
+    files = [(path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)]
+    made = root / "derived" / f"kspace-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
+    if not made.is_dir():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        write_set(made, paths, axis, testing)
+    notes = f"k-space of the volumes in {folder} with a smooth phase added, no noise"
+    return fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices)

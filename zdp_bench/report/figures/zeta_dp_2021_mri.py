@@ -1,0 +1,93 @@
+"""Figure 3 of Ziller et al. 2021: an image, and what is made of a quarter of its k-space without and with privacy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from zdp_bench import assets, records
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record
+from zdp_bench.registry import register
+from zdp_bench.report.figures import WIDTH
+
+TABLE = "zeta_dp_2021/5"
+ROWS = ("mri_nonprivate", "mri_private")
+BEST_FIRST = ("official", "derived", "synthetic")
+
+
+@register("figure", "zeta_dp_2021/fig3")
+def reconstructions(results: Path, data_root: Path) -> Figure:
+    """One test slice: reference, zero-filled, and the reconstructions of Table 5's runs, each above its error.
+
+    Runs of one data set and model stand side by side, of the best provenance there is. Each run left the slice beside its
+    record (`example.npz`), so neither data nor weights are needed.
+
+    Raises:
+        UserError: there is no such pair of runs.
+    """
+    runs = chosen(records.read_all(results), results)
+    examples = [np.load(_example(results, run), allow_pickle=False) for run in runs]
+    reference = examples[0]["reference"]
+    images = {"reference": reference, "zero-filled": examples[0]["zero_filled"]}
+    images |= {_label(run): example["reconstruction"] for run, example in zip(runs, examples, strict=True)}
+
+    columns, (height, width) = len(images), reference.shape
+    figure = Figure(figsize=(WIDTH, WIDTH / columns * (2 * height / width) + 0.9))
+    axes = figure.subplots(2, columns, squeeze=False)
+    largest, errors = reference.max(), {name: np.abs(image - reference) for name, image in images.items()}
+    shades: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": 0.5 * largest}
+    for column, (name, image) in enumerate(images.items()):
+        axes[0, column].imshow(image, cmap="gray", vmin=0, vmax=largest)
+        axes[0, column].set_title(name, fontsize=7.5, loc="center")
+        if column == 0:
+            continue
+        shown = axes[1, column].imshow(errors[name], **shades)
+    for each in axes.flat:
+        each.set_axis_off()
+    bar = figure.colorbar(shown, ax=axes[1, 0], location="left", fraction=0.5, aspect=8)
+    bar.set_label("|error|", fontsize=7.5)
+    bar.set_ticks([0, 0.25 * largest, 0.5 * largest], labels=["0", "¼ max", "½ max"], fontsize=7)
+    data = runs[0]["data"]
+    figure.suptitle(f"{data['name']} ({data['provenance']}), {height} x {width}, a test slice at 4x acceleration", fontsize=8)
+    return figure
+
+
+def chosen(every: list[Record], results: Path) -> list[Record]:
+    """One run of each recipe, non-private first, that share data set and model.
+
+    Raises:
+        UserError: no non-private and private run share them.
+    """
+    of: dict[tuple[int, str, str], dict[str, Record]] = {}
+    for run in every:
+        if run["claims"]["table"] == TABLE and _example(results, run).is_file():
+            key = (BEST_FIRST.index(run["data"]["provenance"]), run["data"]["digest"], repr(run["config"]["model"]))
+            of.setdefault(key, {}).setdefault(run["recipe"], run)
+    for _, runs in sorted(of.items(), key=lambda item: item[0]):
+        in_order = sorted(runs.values(), key=lambda r: (ROWS.index(r["claims"]["row"]), r["privacy"]["sampling"]["sample_rate"]))
+        if {run["claims"]["row"] for run in in_order} == set(ROWS):
+            return in_order
+    recipes = [name for name, path in assets.group(assets.RECIPES).items() if _claims(path).get("table") == TABLE]
+    raise UserError(
+        f"{results}: holds no example of a non-private and a private run of {TABLE} on the same data. Make them with "
+        f"`zdp-bench run recipe=NAME`, NAME one of {', '.join(recipes)}; dataset=kspace_phantom needs no download."
+    )
+
+
+def _claims(recipe: Path) -> dict[str, Any]:
+    return assets.read_yaml(recipe).get("claims") or {}
+
+
+def _example(results: Path, run: Record) -> Path:
+    return records.folder(results, run["recipe"], run["run"]) / "example.npz"
+
+
+def _label(run: Record) -> str:
+    if run["claims"]["row"] == "mri_nonprivate":
+        return f"non-private\nSSIM {run['metrics']['ssim']:.3f}"
+    batch = run["privacy"]["sampling"]["expected_batch_size"]
+    return f"private, batch {batch:g}\nε {run['privacy']['epsilon_tight']:.2g}, SSIM {run['metrics']['ssim']:.3f}"

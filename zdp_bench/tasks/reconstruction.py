@@ -1,0 +1,79 @@
+"""Image reconstruction: L1 on the magnitude; NMSE, PSNR and SSIM by fastMRI's definition on whole volumes.
+
+Zbontar et al. 2018 (arXiv:1811.08839), section 5.2; their code: a volume's metrics over all of its slices together, PSNR and SSIM
+with the volume's largest value as data range, SSIM the mean over slices; then the mean over volumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torch import Tensor
+
+from zdp_bench.registry import register
+
+EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
+
+
+def scale(targets: Tensor) -> Tensor:
+    """[..., 1, 1]: the unit of a slice's input and output, the standard deviation of its zero-filled magnitude."""
+    return targets[..., 1, :, :].std(dim=(-2, -1), keepdim=True) + EPS
+
+
+@register("task", "reconstruction")
+class Reconstruction:
+    """Magnitudes [B, 1, H, W] in units of the slice, targets [B, 2, H, W]: the reference and the zero-filled magnitude in the
+    scanner's units. Where a record is a volume both are [B, slices, ...], and its loss is the mean over its slices.
+    """
+
+    headline = "ssim"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        reference = targets[..., 0, :, :] / scale(targets)
+        return (outputs[..., 0, :, :] - reference).abs().flatten(1).mean(dim=1)  # [B]
+
+    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
+        """NMSE, PSNR in dB, SSIM, and each for the zero-filled image that is the network's input.
+
+        Args:
+            groups: the volume of each slice; without, each record is one.
+        """
+        found: list[dict[str, float]] = []
+        answers = outputs[..., 0, :, :] * scale(targets)
+        for chosen in _volumes(len(targets), groups):
+            reference, zero_filled = targets[chosen].flatten(0, -4).double().unbind(dim=1)  # each [slices, H, W]
+            answer = answers[chosen].flatten(0, -3).double()
+            ours = volume_metrics(reference.numpy(), answer.numpy())
+            baseline = volume_metrics(reference.numpy(), zero_filled.numpy())
+            found.append(ours | {f"zero_filled_{name}": value for name, value in baseline.items()})
+        means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+        return means | {"loss": float(self.loss(outputs, targets).mean())}
+
+    def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
+        """Reference, zero-filled and reconstructed magnitude [H, W] of the slice in the middle of the test set, for a figure."""
+        middle = len(targets) // 2
+        reference, zero_filled = targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
+        answer = (outputs[..., 0, :, :] * scale(targets))[middle].reshape(-1, *reference.shape)[-1]
+        named = {"reference": reference, "zero_filled": zero_filled, "reconstruction": answer}
+        return {name: image.numpy() for name, image in named.items()}
+
+
+def _volumes(count: int, groups: Tensor | None) -> Iterator[Tensor]:
+    """The records of one volume after another, as indices."""
+    of = torch.arange(count) if groups is None else groups
+    for volume in of.unique():
+        yield torch.nonzero(of == volume).flatten()
+
+
+def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:
+    """NMSE, PSNR and SSIM of one volume, float [slices, H, W]; higher is better but for NMSE."""
+    largest = reference.max()
+    ssim = [structural_similarity(a, b, data_range=largest) for a, b in zip(reference, answer, strict=True)]
+    return {
+        "nmse": float(((reference - answer) ** 2).sum() / (reference**2).sum()),
+        "psnr": float(peak_signal_noise_ratio(reference, answer, data_range=largest)),
+        "ssim": float(np.mean(ssim)),
+    }
