@@ -563,7 +563,9 @@ class Subject:
         task: Task = lookup("task", config.task.name)(**config.task.options)
         model = build_model(config, data).to(device)
         plan = Plan.of(config, len(data.train))
-        config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, data.train.inputs[:0]), plan)
+        config, algorithm = build_algorithm(
+            config, Problem(model, task.loss, plan.sampling, config.seed, data.train.inputs[:0]), plan
+        )
         if algorithm.mechanism().z == 0 or plan.sampling.scheme == "shuffled":
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute.")
         check_model(model, algorithm, task, data)

@@ -94,7 +94,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     task: Task = lookup("task", config.task.name)(**config.task.options)
     model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
-    config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, data.train.inputs[:0]), plan)
+    config, algorithm = build_algorithm(
+        config, Problem(model, task.loss, plan.sampling, config.seed, data.train.inputs[:0]), plan
+    )
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     fixed = check_model(model, algorithm, task, data)

@@ -33,7 +33,7 @@ def algorithm(name: str, layer: nn.Module | None = None, sigma: float = SIGMA, *
     torch.manual_seed(0)
     model = nn.Sequential(layer or CirculantLinear(5, 5, 5, bias=False), nn.Flatten()).double()
     shape = (0, 1, 3, 4) if isinstance(model[0], nn.Conv2d) else (0, 5)
-    problem = Problem(model, Classification().loss, POISSON, torch.empty(shape, dtype=torch.float64))
+    problem = Problem(model, Classification().loss, POISSON, like=torch.empty(shape, dtype=torch.float64))
     return lookup("algorithm", name)(problem, noise_multiplier=sigma, max_grad_norm=BOUND, **options)
 
 

@@ -78,7 +78,7 @@ def records(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
 def make(case: Case) -> tuple[Algorithm, nn.Module, str]:
     name, options, kind = case
     model = network(kind)
-    problem = Problem(model, Classification().loss, POISSON, records(0, kind)[0])
+    problem = Problem(model, Classification().loss, POISSON, like=records(0, kind)[0])
     return lookup("algorithm", name)(problem, **(GAUSSIAN | options)), model, kind
 
 

@@ -23,12 +23,14 @@ class Problem:
     """What an algorithm is asked to train: a model, a per-record loss, and how records are sampled.
 
     Attributes:
+        seed: the run's; what an algorithm draws once, before it has seen a record (feedback matrices), follows from it.
         like: inputs [n, ...] of the shape and dtype to come, for what depends on them; n may be 0, no value is read.
     """
 
     model: nn.Module
     loss: Loss
     sampling: Sampling
+    seed: int = 0
     like: Tensor | None = None
 
 

@@ -1,7 +1,7 @@
-"""Plain convolutional networks: stages of convolutions and a pooling, then fully connected layers (GReDP, Tables II, IV and V).
+"""Plain convolutional networks: stages of convolutions and a pooling, then fully connected layers (GReDP, Tables II, IV, V).
 
-The paper prints no widths but LeNet-5's; the others are ours. `linear: circulant` makes the fully connected layers block-circulant,
-as Spectral-DP and GReDP have them: blocks of 8, and blocks of as many rows as there are classes at the end.
+The paper prints no widths but LeNet-5's; the others are ours. `linear: circulant` makes the fully connected layers
+block-circulant, as Spectral-DP and GReDP have them: in blocks of 8, and at the end of as many rows as there are classes.
 """
 
 from __future__ import annotations
