@@ -214,7 +214,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
-    "lenet5": ((1, 20, 16), 3, {"linear": "circulant"}, "real"),
+    "lenet5": ((20, 16), 3, {"linear": "circulant"}, "real"),
     "model3": ((1, 8, 9), 3, {"linear": "circulant"}, "real"),
     "alexnet": ((1, 32, 32), 2, {}, "real"),
     "resnet20": ((1, 8, 8), 3, {"groups": 4}, "real"),

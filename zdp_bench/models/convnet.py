@@ -22,7 +22,7 @@ BLOCK = 8
 
 
 class ConvNet(nn.Module):
-    """[B, C, H, W] -> [B, outputs].
+    """[B, C, H, W], or [B, H, W] of one channel -> [B, outputs].
 
     Args:
         stages: widths of each stage's convolutions; a 2×2 max-pooling ends a stage.
@@ -44,7 +44,7 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        channels = input_shape[0]
+        channels = (1, *input_shape)[-3]
         for stage in stages:
             for width in stage:
                 layers += [nn.Conv2d(channels, width, kernel, padding=padding), make_activation(activation, width)]
@@ -59,17 +59,18 @@ class ConvNet(nn.Module):
         self.classifier = nn.Sequential(*head, _linear(linear, widths[-2], outputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1) if x.dim() == 3 else x
         return self.classifier(self.features(x).flatten(1))
 
 
 def _size(input_shape: tuple[int, ...], stages: list[list[int]], kernel: int, padding: int) -> torch.Size:
     """Height and width of the last map."""
-    require(len(input_shape) == 3, "model", str(input_shape), "needs images, [channels, height, width]")
-    height, width = input_shape[1:]
+    require(len(input_shape) in (2, 3), "model", str(input_shape), "this network needs images, [channels, height, width]")
+    height, width = input_shape[-2:]
     for stage in stages:
         shrink = len(stage) * (kernel - 1 - 2 * padding)
         height, width = (height - shrink) // 2, (width - shrink) // 2
-    require(min(height, width) >= 1, "model", f"{input_shape[1]}×{input_shape[2]}", "images are too small for that depth")
+    require(min(height, width) >= 1, "model", f"{input_shape[-2]}×{input_shape[-1]}", "images are too small for that depth")
     return torch.Size((height, width))
 
 

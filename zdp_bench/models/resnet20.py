@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """[B, C, H, W] -> [B, outputs]."""
+    """[B, C, H, W], or [B, H, W] of one channel -> [B, outputs]."""
 
     def __init__(self, images: int, outputs: int, groups: int) -> None:
         super().__init__()
@@ -49,10 +49,11 @@ class ResNet20(nn.Module):
         self.head = nn.Linear(wide, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1) if x.dim() == 3 else x
         return self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))
 
 
 @register("model", "resnet20")
 def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: int = 8) -> ResNet20:
     """ResNet-20. groups: of each GroupNorm."""
-    return ResNet20(input_shape[0], outputs, groups)
+    return ResNet20((1, *input_shape)[-3], outputs, groups)
