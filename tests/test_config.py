@@ -113,7 +113,7 @@ def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> 
     run = parse(compose(["recipe=phasemnist", "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null"]))
     assert run.algorithm.options == {}
     run = parse(compose(["recipe=phasemnist", "algorithm=dp_sgd", "model=real_mlp"]))
-    assert run.algorithm.options == {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "gradients": "auto"}
+    assert run.algorithm.options == {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "per_layer": False, "gradients": "auto"}
     with pytest.raises(UserError, match=r"'algorithm\.noise'"):  # asked for by the user, not left over
         parse(compose(["recipe=quickstart", "algorithm=dp_sgd", "model=real_mlp", "+algorithm.noise=circular"]))
 

@@ -155,6 +155,21 @@ def register_yaml() -> None:
         store.store(group="dataset", name=name, node=options, package="dataset")
 
 
+def choose(key: Any, options: dict[Any, Any]) -> Any:
+    """What stands for `key` among `options`: one key of a recipe follows another, `${choose:${model.name},{lenet5: 1, ...}}`.
+
+    Raises:
+        KeyError: nothing does; the sentence says what does.
+    """
+    found = {str(name): value for name, value in options.items()}
+    if str(key) not in found:
+        raise KeyError(f"the recipe says nothing of {key}, only of {', '.join(found)}")
+    return found[str(key)]
+
+
+OmegaConf.register_new_resolver("choose", choose, replace=True)
+
+
 @contextmanager
 def hydra_session() -> Iterator[Any]:
     """Hydra, set up on our config folder; yields hydra's own driver object (`compose_config`, `run`, `multirun`)."""

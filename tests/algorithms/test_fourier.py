@@ -73,10 +73,10 @@ def test_gredps_real_noise_leaves_the_odd_part_bare() -> None:
     assert np.abs(releases(algorithm("gredp", noise="real"), 50).numpy() @ odd).max() < 1e-12
 
 
-@pytest.mark.parametrize("noise", ["hermitian", "as_published"])
+@pytest.mark.parametrize("noise", ["sound", "as_published"])
 def test_spectral_dps_noise_is_filtered(noise: str) -> None:
     found = covariance(algorithm("spectral_dp", noise=noise, filter_ratio=0.5))
-    if noise == "hermitian":  # frequencies 0, ±1 of 5: an orthogonal projection
+    if noise == "sound":  # frequencies 0, ±1 of 5: an orthogonal projection
         angle = 2 * np.pi * np.arange(5) / 5
         projection = sum(np.cos(k * (angle[:, None] - angle[None, :])) * (1 if k == 0 else 2) for k in (0, 1)) / 5
         assert np.abs(projection @ projection - projection).max() < 1e-12

@@ -39,6 +39,7 @@ Z = {
     ("spectral_dp", "as_published", "convolutional"): 1 / math.sqrt(2),
     ("gredp", "complex", "convolutional"): 1 / math.sqrt(2),
     ("gredp", "real", "convolutional"): 0.0,
+    ("gredp", "as_published", "convolutional"): 0.0,
 }
 Case = tuple[str, dict[str, Any], str]  # algorithm, options beside GAUSSIAN, kind of network
 

@@ -10,6 +10,7 @@ is drawn once per batch here). What comes out is V + noise, whatever ξ is, so t
                      DP-SGD with half the variance for free, as the paper has it.
            real      its Corollary 1 and Algorithm 2: N(0, σ²C²) on real parts only. F⁻¹ of it has covariance σ²C²/2·(I + R), R
                      the reversal of the index: the odd part of the gradient is released without noise. z = 0, ε = ∞.
+           as_published   real: what the paper's training algorithm says, under the name that every algorithm has for that.
 
     spectrum: kernel   of the gradient itself, over a kernel or circulant block: Theorem 1's F(V). Norms are those of gradients.
               padded   of the whole correlation, eq. 15 at its word and as in Spectral-DP. Norms are larger.
@@ -33,6 +34,7 @@ _NOISE: dict[str, tuple[NoiseKind, float]] = {  # kind, and its std over σC
     "sound": ("hermitian", 1.0),
     "complex": ("circular", 1 / math.sqrt(2)),
     "real": ("real_on_complex", 1.0),
+    "as_published": ("real_on_complex", 1.0),
 }
 
 
@@ -41,7 +43,7 @@ class GReDP:
     """DP-SGD in the Fourier domain, with the real part kept.
 
     Formal guarantees: a record's share is at most `max_grad_norm`, over all layers; z = noise_multiplier with sound noise,
-    noise_multiplier/√2 with complex, 0 with real (under Poisson sampling).
+    noise_multiplier/√2 with complex, 0 as published (under Poisson sampling).
 
     Raises:
         UserError: the model is complex, or the spectra are padded and a convolution is grouped or transposed.
@@ -55,7 +57,7 @@ class GReDP:
         *,
         noise_multiplier: float,
         max_grad_norm: float,
-        noise: Literal["sound", "complex", "real"] = "sound",
+        noise: Literal["sound", "complex", "real", "as_published"] = "sound",
         spectrum: Literal["kernel", "padded"] = "kernel",
         gradients: Engine = "auto",
     ) -> None:

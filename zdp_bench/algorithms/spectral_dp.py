@@ -4,8 +4,9 @@
 
 Each of the L layers is clipped at C/√L, so a record's whole share is at most C, and every coordinate gets the noise of C.
 
-    noise: hermitian      ξ = F(white noise): the spectrum of a real signal, N(0, σ²C²) in each of its real dimensions, and a
-                          symmetric filter. The release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, bias −(I − P)g.
+    noise: sound          ξ = F(white noise), hermitian as the spectrum of a real signal is: N(0, σ²C²) in each of its real
+                          dimensions; and a symmetric filter. The release is P(Σ clip) + Pξ with an orthogonal projection P:
+                          z = σ, bias −(I − P)g.
            as_published   N(0, σ²C²/2) on each part of each frequency and the one-sided filter `[K:-1] = 0` of its public code
                           over the last dimension, which leaves the last frequency in: z = σ/√2.
 
@@ -33,7 +34,7 @@ from zdp_bench.registry import register
 class SpectralDP:
     """DP-SGD in the padded Fourier domain, with a low-pass filter behind it.
 
-    Formal guarantees: a record's share is at most `max_grad_norm`, over all layers; z = noise_multiplier with hermitian noise,
+    Formal guarantees: a record's share is at most `max_grad_norm`, over all layers; z = noise_multiplier with sound noise,
     noise_multiplier/√2 as published (under Poisson sampling). Filter, inverse and crop see the noisy sum alone.
 
     Raises:
@@ -49,7 +50,7 @@ class SpectralDP:
         noise_multiplier: float,
         max_grad_norm: float,
         filter_ratio: float = 0.5,
-        noise: Literal["hermitian", "as_published"] = "hermitian",
+        noise: Literal["sound", "as_published"] = "sound",
     ) -> None:
         require_gaussian(noise_multiplier, max_grad_norm)
         require(0 <= filter_ratio < 1, "algorithm.filter_ratio", filter_ratio, "must lie in [0, 1)")
@@ -58,13 +59,13 @@ class SpectralDP:
         self.max_grad_norm = max_grad_norm
         self.noise = noise
         self.domain = padded_domain(problem.model, problem.loss, problem.like)
-        keep = low_pass if noise == "hermitian" else one_sided
+        keep = low_pass if noise == "sound" else one_sided
         self.filters = {name: keep(spectrum.sizes, filter_ratio) for name, spectrum in self.domain.spectra.items()}
 
     def mechanism(self) -> Mechanism:
         bound = self.max_grad_norm
         std = self.noise_multiplier * bound
-        of_spectra = ("hermitian", std) if self.noise == "hermitian" else ("circular", std / math.sqrt(2))
+        of_spectra = ("hermitian", std) if self.noise == "sound" else ("circular", std / math.sqrt(2))
         blocks = [
             spectrum_block(name, p, self.domain.spectra[name], bound, *of_spectra)  # type: ignore[arg-type]
             if name in self.domain.spectra

@@ -10,14 +10,15 @@ and a weighted sum over records is one matrix product a frequency. Signals are r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor
 
-# Spectra of inputs and output gradients made at once; between norm and sum they are let go.
+# Spectra of inputs and output gradients of one layer are kept between norm and sum where they take so much; else made again.
 SPECTRA_BYTES = 64 * 2**20
 
 
@@ -39,40 +40,59 @@ class Correlation:
         """‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64."""
         twice = multiplicity(self.sizes[-1], self.x.device)
         parts = []
-        for x_hat, g_hat in self._spectra():
-            power = _power(x_hat).sum(dim=1) * _power(g_hat).sum(dim=1)  # [b, *half]
+        for x_hat, g_hat in self._spectra:
+            power = _power(x_hat) * _power(g_hat)  # [b, *half]
             parts.append((power * twice).flatten(1).sum(dim=1, dtype=torch.float64))
         return torch.cat(parts) / prod(self.sizes)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Half spectra of some records, formed: [stop − start, O, I, *half], not normalised."""
+        """g ⋆ x of some records, formed: [stop − start, O, I, *sizes]."""
         part = Correlation(self.x[start:stop], self.g[start:stop], self.sizes)
-        return torch.cat([g_hat.conj().unsqueeze(2) * x_hat.unsqueeze(1) for x_hat, g_hat in part._spectra()])
+        return torch.cat([self._signal(g_hat.conj().unsqueeze(2) * x_hat.unsqueeze(1)) for x_hat, g_hat in part._spectra])
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Σᵢ cᵢ·(gᵢ ⋆ xᵢ) as a half spectrum, [O, I, *half], not normalised."""
+        """Σᵢ cᵢ·(gᵢ ⋆ xᵢ), [O, I, *sizes]."""
         total: Tensor | None = None
         start = 0
-        for x_hat, g_hat in self._spectra():
+        for x_hat, g_hat in self._spectra:
             weights = factors[start : start + len(x_hat)].to(self.x.dtype)
             start += len(x_hat)
-            weighted = g_hat.flatten(2).conj() * weights.view(-1, 1, 1)
-            product = torch.bmm(weighted.permute(2, 1, 0), x_hat.flatten(2).permute(2, 0, 1))  # [K, O, I]
+            weighted = (x_hat.flatten(2) * weights.view(-1, 1, 1)).conj()  # the fewer channels, as a rule
+            product = torch.einsum("bok,bik->oik", g_hat.flatten(2), weighted)
             total = product if total is None else total.add_(product)
         assert total is not None
-        return total.permute(1, 2, 0).unflatten(2, half(self.sizes))
+        return self._signal(total.conj().unflatten(2, half(self.sizes)))
 
-    def _spectra(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """x̂ [b, I, *half] and ĝ [b, O, *half], some records at a time."""
-        a_record = (self.x.shape[1] + self.g.shape[1]) * prod(half(self.sizes)) * 2 * self.x.element_size()
-        some = max(1, SPECTRA_BYTES // a_record)
-        dims = tuple(range(2, 2 + len(self.sizes)))
-        for x, g in zip(self.x.split(some), self.g.split(some), strict=True):
-            yield torch.fft.rfftn(x, s=self.sizes, dim=dims), torch.fft.rfftn(g, s=self.sizes, dim=dims)
+    def _signal(self, half_spectrum: Tensor) -> Tensor:
+        return torch.fft.irfftn(half_spectrum, s=self.sizes, dim=tuple(range(-len(self.sizes), 0)))
+
+    @cached_property
+    def _spectra(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """x̂ [b, I, *half] and ĝ [b, O, *half], not normalised, a few records at a time."""
+        made = _Spectra(self)
+        return made if made.records_at_once < len(self.x) else list(made)
+
+
+@dataclass(frozen=True)
+class _Spectra:
+    """The spectra of a correlation, made anew each time one goes through them."""
+
+    of: Correlation
+
+    @property
+    def records_at_once(self) -> int:
+        x, g, sizes = self.of.x, self.of.g, self.of.sizes
+        return max(1, SPECTRA_BYTES // ((x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2 * x.element_size()))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        sizes, dims = self.of.sizes, tuple(range(2, 2 + len(self.of.sizes)))
+        for x, g in zip(self.of.x.split(self.records_at_once), self.of.g.split(self.records_at_once), strict=True):
+            yield torch.fft.rfftn(x, s=sizes, dim=dims), torch.fft.rfftn(g, s=sizes, dim=dims)
 
 
 def _power(z: Tensor) -> Tensor:
-    return torch.view_as_real(z).square().sum(dim=-1)
+    """Σ over channels of |z|²: [b, C, *] -> [b, *]."""
+    return torch.view_as_real(z).square().sum(dim=1).sum(dim=-1)  # channels first: they are the longer stride
 
 
 def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -87,17 +107,3 @@ def multiplicity(size: int, device: torch.device) -> Tensor:
     if size % 2 == 0:
         twice[-1] = 1.0
     return twice
-
-
-def signal(half_spectrum: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """The real signal [..., *sizes] of a half spectrum that is not normalised."""
-    return torch.fft.irfftn(half_spectrum, s=sizes, dim=tuple(range(-len(sizes), 0)))
-
-
-def unitary_spectrum(half_spectrum: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """The whole unitary spectrum [..., *sizes] of a real signal, from its half that is not normalised: F(−k) = conj F(k)."""
-    dims = tuple(range(-len(sizes), -1))
-    kept = half_spectrum[..., 1 : (sizes[-1] + 1) // 2].flip(-1)  # frequencies −(N−1)/2 … −1 of the last dimension
-    for dim in dims:
-        kept = kept.flip(dim).roll(1, dim)
-    return torch.cat([half_spectrum, kept.conj()], dim=-1) / prod(sizes) ** 0.5

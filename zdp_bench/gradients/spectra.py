@@ -11,19 +11,20 @@ Bias, norm and dense weights have no spectrum and stay as they are; a layer's we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
-from zdp_bench.gradients.correlation import Correlation, unitary_spectrum
+from zdp_bench.gradients.correlation import Correlation
 from zdp_bench.gradients.rules import Rule, Share, kept
 from zdp_bench.gradients.rules.circulant import correlation as circulant_correlation
 from zdp_bench.nn.circulant import CirculantLinear
@@ -219,7 +220,9 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
             spread[tuple(at)] = g
         if tuple(a + b - 1 for a, b in zip(x.shape[2:], spread.shape[2:], strict=True)) != spectrum.sizes:
             raise UserError(f"a record's map of {list(x.shape[2:])} is not of the size that this run was set up for.")
-        return {"weight": _share(Correlation(x, spread, spectrum.sizes)), "bias": kept(g.flatten(2).sum(dim=2))}
+        fast = tuple(next_fast_len(size, real=True) for size in spectrum.sizes)
+        weight = _share(Correlation(x, spread, fast), spectrum, tuple(spread.shape[2:]))
+        return {"weight": weight, "bias": kept(g.flatten(2).sum(dim=2))}
 
     return rule
 
@@ -228,9 +231,18 @@ def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     assert isinstance(layer, CirculantLinear)
     if x.dim() != 2:
         raise UserError("a circulant layer over several positions has no spectral share here: use algorithm=dp_sgd.")
-    return {"weight": _share(circulant_correlation(layer, x, g)), "bias": kept(g)}
+    return {"weight": _share(circulant_correlation(layer, x, g), _kernel(layer.weight, layer)), "bias": kept(g)}
 
 
-def _share(of: Correlation) -> Share:
-    rows: Callable[[int, int], Tensor] = lambda start, stop: unitary_spectrum(of.rows(start, stop), of.sizes)  # noqa: E731
-    return Share(rows, lambda factors: unitary_spectrum(of.weighted_sum(factors), of.sizes), of.squared_norms)
+def _share(of: Correlation, spectrum: Spectrum, outputs: tuple[int, ...] = ()) -> Share:
+    """The unitary spectra of what `of` correlates, at the spectrum's own length whatever length `of` found faster."""
+
+    def whole(signal: Tensor) -> Tensor:
+        for dim, (size, negative) in enumerate(zip(spectrum.sizes, outputs, strict=False), -len(outputs)):
+            if signal.shape[dim] != size:  # between the lags 0 … Hp − 1 and −(Ho − 1) … −1 there is nothing
+                ahead, behind = size - negative + 1, negative - 1
+                ends = signal.narrow(dim, 0, ahead), signal.narrow(dim, signal.shape[dim] - behind, behind)
+                signal = torch.cat(ends, dim=dim)
+        return spectrum.forward(signal)
+
+    return Share(lambda start, stop: whole(of.rows(start, stop)), lambda c: whole(of.weighted_sum(c)), of.squared_norms)

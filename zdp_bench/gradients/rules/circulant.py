@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from zdp_bench.gradients.correlation import Correlation, signal
+from zdp_bench.gradients.correlation import Correlation
 from zdp_bench.gradients.rules import NoRule, Share, contract, kept, rule
 from zdp_bench.nn.circulant import CirculantLinear, in_blocks
 
@@ -15,20 +15,14 @@ def circulant(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     assert isinstance(layer, CirculantLinear)
     if x.is_complex():
         raise NoRule("a real circulant layer on complex numbers")
-    sizes = (layer.block,)
     if x.dim() == 2:
         of = correlation(layer, x, g)
-        weight = Share(
-            rows=lambda start, stop: signal(of.rows(start, stop), sizes),
-            weighted_sum=lambda factors: signal(of.weighted_sum(factors), sizes),
-            ghost=of.squared_norms,
-        )
-        return {"weight": weight, "bias": kept(g)}
+        return {"weight": Share(of.rows, of.weighted_sum, of.squared_norms), "bias": kept(g)}
     positions = x[0].numel() // x.shape[-1]
 
     def rows(start: int, stop: int) -> Tensor:
         each = correlation(layer, x[start:stop].flatten(0, -2), g[start:stop].flatten(0, -2))
-        formed = signal(each.rows(0, (stop - start) * positions), sizes)
+        formed = each.rows(0, (stop - start) * positions)
         return formed.unflatten(0, (stop - start, positions)).sum(dim=1)
 
     return {
