@@ -1,4 +1,4 @@
-"""fastMRI's files: read as published, lazily, with fixed masks in validation and new ones in training; ten broken ones refused."""
+"""fastMRI's files: read as published, lazily, masks fixed in validation and new in training; ten broken ones refused."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_broken_file_is_named_and_refused(root: Path, kind: str) -> None:
 def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sign up for it .* kspace_phantom"):
         fastmri(tmp_path)
+    write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
+    write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)
     with pytest.raises(UserError, match=r"dataset\.slices=None: unit=volume needs a number"):
-        write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
-        write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)
         fastmri(tmp_path, unit="volume")
