@@ -64,13 +64,13 @@ def test_a_run_writes_what_it_promises(tmp_path: Path) -> None:
 def test_nothing_computed_from_training_records_is_told_or_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace every training label: of all that is told, only the released weights and what follows from them may change."""
     sets: list[Any] = []
-    real = experiment.evaluate
+    real = experiment.predict
 
-    def spy(model: Any, task: Any, test: Any, device: Any) -> dict[str, float]:
+    def spy(model: Any, task: Any, test: Any, *rest: Any) -> Any:
         sets.append(test)
-        return real(model, task, test, device)
+        return real(model, task, test, *rest)
 
-    monkeypatch.setattr(experiment, "evaluate", spy)
+    monkeypatch.setattr(experiment, "predict", spy)
     outcome = carry_out(tmp_path)
     assert all(len(test) == 360 for test in sets)  # the test set, never the training set
     assert not [key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key]
