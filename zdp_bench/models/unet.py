@@ -1,9 +1,8 @@
-"""U-Net (Ronneberger et al. 2015), complex or real: fastMRI's widths (doubling from `width`), 2×2 average pooling,
-2×2 transposed convolutions, a skip connection at every level; behind each convolution a per-sample norm, or none."""
+"""U-Net (Ronneberger et al. 2015), complex or real: widths doubling from `width`, 2×2 pooling, 2×2 transposed convolutions, a
+skip connection at every level; behind each convolution a per-sample norm, or none. fastMRI's form averages where the original
+takes the maximum."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,6 @@ from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import per_sample_norm
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
-
-Norm = Literal["none", "group", "instance"]
 
 
 class UNet(nn.Module):
@@ -28,8 +25,9 @@ class UNet(nn.Module):
         width: int,
         depth: int,
         activation: str,
-        normalisation: Norm,
         dtype: torch.dtype,
+        normalisation: str | None = None,
+        pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
         images, height, wide = input_shape
@@ -45,7 +43,7 @@ class UNet(nn.Module):
 
         widths = [width * 2**level for level in range(depth + 1)]
         self.down = nn.ModuleList(block(a, b) for a, b in zip([images, *widths[:-1]], widths, strict=True))
-        self.pool = ComplexAvgPool2d(2) if dtype.is_complex else nn.AvgPool2d(2)
+        self.pool = ComplexAvgPool2d(2) if dtype.is_complex else pool(2)
         self.up = nn.ModuleList(transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1]))
         self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
         self.last = conv(width, outputs, 1, dtype=dtype)
@@ -72,10 +70,10 @@ def complex_unet(
     width: int = 32,
     depth: int = 4,
     activation: str = "crelu",
-    normalisation: Norm = "none",
+    normalisation: str | None = None,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64)
+    return UNet(input_shape, outputs, width, depth, activation, torch.complex64, normalisation)
 
 
 @register("model", "real_unet")
@@ -86,7 +84,13 @@ def real_unet(
     width: int = 32,
     depth: int = 4,
     activation: str = "relu",
-    normalisation: Norm = "none",
+    normalisation: str | None = None,
 ) -> UNet:
     """The same U-Net with real weights."""
-    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.float32)
+    return UNet(input_shape, outputs, width, depth, activation, torch.float32, normalisation)
+
+
+@register("model", "transposed_unet")
+def transposed_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4) -> UNet:
+    """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
+    return UNet(input_shape, outputs, width, depth, "relu", torch.float32, pool=nn.MaxPool2d)

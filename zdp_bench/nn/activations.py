@@ -48,6 +48,16 @@ class Mish(nn.Mish):
     """x·tanh(log(1 + eˣ)) (Misra 2019), for real networks."""
 
 
+@register("activation", "sigmoid")
+class Sigmoid(nn.Sigmoid):
+    """The logistic function, for real networks; its slope is at most ¼."""
+
+
+@register("activation", "tanh")
+class Tanh(nn.Tanh):
+    """The hyperbolic tangent, for real networks."""
+
+
 @register("activation", "crelu")
 class CReLU(nn.Module):
     """ReLU(Re z) + i·ReLU(Im z) (Trabelsi et al. 2018, section 3.4)."""
