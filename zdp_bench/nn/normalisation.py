@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.errors import unknown
 from zdp_bench.nn.layout import channels_last
 
 EPS = 1e-5  # added to both eigenvalues of a group's covariance, as in the paper's listing
@@ -94,13 +95,18 @@ def normalise(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor
     return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
-def per_sample_norm(how: Literal["none", "group", "instance"], channels: int, dtype: torch.dtype) -> list[nn.Module]:
-    """The norm a model asks for by name, real or complex by dtype; for `none` an empty list, to be added to a block's layers.
+def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[nn.Module]:
+    """The norm `model.normalisation` asks for, real or complex by dtype, to be added to a block's layers; None: an empty list.
 
-    group: 16 groups, or the most below that which divide the channels.
+    group: 16 groups, or the most below that which divide the channels. instance: each channel apart.
+
+    Raises:
+        UserError: no such norm.
     """
-    if how == "none":
+    if how is None:
         return []
+    if how not in ("group", "instance"):
+        raise unknown("model.normalisation", how, ["group", "instance", "null"])
     groups = channels if how == "instance" else max(n for n in range(1, GROUPS + 1) if channels % n == 0)
     return [ComplexGroupNorm(groups, channels, dtype=dtype) if dtype.is_complex else nn.GroupNorm(groups, channels, dtype=dtype)]
 
