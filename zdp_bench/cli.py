@@ -236,7 +236,7 @@ def _table(options: argparse.Namespace) -> int:
     fills = fillings(options.table, options.results)
     if curves.is_figure(options.table):
         drawn = curves.build(options.table, options.results, fills)
-        console().print(*curves.as_rich(drawn))
+        console().print(*curves.as_rich(drawn), sep="\n")
         paths = curves.write(drawn, options.results)
     else:
         made = tables.build(options.table, options.results, fills)

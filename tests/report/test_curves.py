@@ -98,6 +98,10 @@ def test_what_the_text_prints_is_shown_and_what_was_not_run_is_named(results: Pa
     assert "ε printed: 1.28 at epoch 50, 1.82 at epoch 100, 2.25 at epoch 150, 2.61 at epoch 200" in markdown
     assert "Not run: `zdp-bench run recipe=dfa algorithm.convolutions=dfa`." in markdown
     assert "what it only draws is left out" in markdown
+    more = [*FILLINGS, filling("dfa", "dfa_8.5333333")]
+    assert "Not run: 2 of the curves that `zdp-bench run -m recipe=dfa` makes." in curves.build(FIGURE, results, more).notes
+    shown = list(curves.as_rich(built(results)))
+    assert sum(isinstance(part, str) and "ε printed" in part for part in shown) == 3
 
 
 def test_only_runs_of_the_recipe_as_it_stands_make_points(results: Path) -> None:

@@ -194,8 +194,16 @@ def _notes(curves: list[Curve]) -> list[str]:
     notes += sorted(
         {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in runs if r["data"]["notes"]}
     )
-    lacking = dict.fromkeys(filling for curve in curves for filling in curve.lacking if not filling.on)
-    notes += [f"Not run: `zdp-bench run {' '.join([f'recipe={f.recipe}', *f.overrides])}`." for f in lacking]
+    lacking: dict[str, list[Filling]] = {}
+    for curve in curves:
+        for filling in curve.lacking:
+            if not filling.on:
+                lacking.setdefault(filling.recipe, []).append(filling)
+    for recipe, jobs in lacking.items():
+        if len(jobs) == 1:
+            notes.append(f"Not run: `zdp-bench run {' '.join([f'recipe={recipe}', *jobs[0].overrides])}`.")
+        else:
+            notes.append(f"Not run: {len(jobs)} of the curves that `zdp-bench run -m recipe={recipe}` makes.")
     return notes
 
 
@@ -235,16 +243,20 @@ def printed_epsilons(of: Curves, panel: str) -> str:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def as_rich(of: Curves) -> Iterator[RichTable]:
-    """Each panel on a terminal; the notes under the last."""
+def as_rich(of: Curves) -> Iterator[RichTable | str]:
+    """Each panel on a terminal, then the notes."""
     for panel in of.panels:
         head, lines = cells(of, panel)
-        caption = [printed_epsilons(of, panel)] + (of.notes if panel == of.panels[-1] else [])
-        shown = RichTable(*head, title=f"{of.title} {panel}".rstrip(), title_justify="left", caption_justify="left")
-        shown.caption = "\n".join(filter(None, caption))
+        title = f"{of.title} {panel}".rstrip()
+        if not lines:
+            yield f"{title}: nothing was run yet"
+            continue
+        shown = RichTable(*head, title=title, title_justify="left")
         for line in lines:
             shown.add_row(*line)
         yield shown
+        yield printed_epsilons(of, panel)
+    yield "\n".join(of.notes)
 
 
 def as_markdown(of: Curves) -> str:
