@@ -14,7 +14,18 @@ import soundfile
 import torch
 
 from zdp_bench.data import speech_commands as adapter
-from zdp_bench.data.speech_commands import CLIP, FOLDER, RATE, read_clip, speaker, speech_commands, split_by_speaker, stft
+from zdp_bench.data.speech_commands import (
+    CLIP,
+    FOLDER,
+    RATE,
+    centred,
+    over_grid,
+    read_clip,
+    speaker,
+    speech_commands,
+    split_by_speaker,
+    stft,
+)
 from zdp_bench.data.synthetic_speech import speech_commands_synthetic, write_set
 from zdp_bench.errors import UserError
 
@@ -73,8 +84,25 @@ def test_a_smaller_and_an_easier_task(root: Path) -> None:
     z, w = whole.train.inputs.to(torch.complex128), loud.train.inputs.to(torch.complex128)
     torch.testing.assert_close(w.abs(), torch.log(1 + 100 * z.abs()) / math.log(101), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(w * z.abs(), z * w.abs(), rtol=1e-4, atol=1e-5)
+    bare = speech_commands(root, words=WORDS, test_share=0.3, scale="log_modulus").train.inputs
+    torch.testing.assert_close(bare.real.double(), w.abs(), rtol=1e-4, atol=1e-5)
+    assert not bare.imag.any()
     assert len({one.digest for one in (whole, small, loud)}) == 3
     assert len(list((root / "cache" / "zdp-bench" / "spectrograms").iterdir())) == 2
+
+
+def test_clips_are_centred_each_by_itself_and_averaged_over_a_grid() -> None:
+    z = torch.zeros(3, 31, 8, dtype=torch.complex64)
+    z[0, 2] = 1j
+    z[1, 25:28] = torch.tensor([[1 + 0j], [3 - 4j], [1 + 0j]])
+    turned = centred(z)
+    assert turned[0, 15].eq(1j).all()
+    assert turned[1, 14:17, 0].tolist() == [1, 3 - 4j, 1]
+    assert not turned[2].any()  # silence stays silence
+    assert torch.equal(turned.abs().sum(dim=1), z.abs().sum(dim=1))
+    assert torch.equal(centred(z[1:2])[0], turned[1])
+    grid = over_grid(z, [31, 2])
+    torch.testing.assert_close(grid, z.unflatten(2, (2, 4)).mean(dim=3))
 
 
 def test_speakers_are_read_from_names_and_never_cross() -> None:
@@ -186,6 +214,7 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
         ({"words": ["yes", "yes"]}, "at least two different words"),
         ({"words": WORDS, "bins": 130}, r"dataset\.bins=130: must lie between 1 and 129"),
         ({"words": WORDS, "frame_step": 0}, r"dataset\.frame_step=0"),
+        ({"words": WORDS, "grid": [200, 10]}, r"dataset\.grid=\[200, 10\]: must be two numbers, at most 124 frames"),
         ({"words": WORDS, "test_share": 0.0}, "leaves 20 clips to train and 0 to test"),
     ],
 )

@@ -7,8 +7,9 @@ next power of two, 256, as FFT length, a periodic Hann window of the frame's len
 The paper names ten words, counts 8,000 clips where ten times 2,000 would be 20,000, and gives its network 8 outputs. Here the
 words and the clips per word are keys, and the network has one output a word.
 
-Three keys make a smaller or an easier task of it, for variants of ours: `frame_step`, `bins` (the lowest ones are kept) and
-`scale`. With `log`, |z| becomes log(1 + 100·|z|)/log 101: the phase and 1 stay, the dynamic range of speech is compressed.
+Five keys make a smaller or an easier task of it, for variants of ours; each works on one clip alone, so it costs no privacy:
+`frame_step`, `bins` (the lowest are kept), `scale` (log: |z| becomes log(1 + 100·|z|)/log 101; log_modulus: that without the
+phase), `align` (a clip is turned round in time until its energy is centred) and `grid` (means over so many frames × bins).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ LARGEST = 10 * CLIP  # samples; a file that announces more is no clip of this se
 FOLDER = Path("SpeechCommands") / "speech_commands_v0.02"
 
 
-Scale = Literal["linear", "log"]
+Scale = Literal["linear", "log", "log_modulus"]
 
 
 def frames(step: int) -> int:
@@ -168,9 +169,27 @@ def spectrograms(paths: list[Path], digest: str, step: int, bins: int) -> Tensor
     return torch.from_numpy(whole)
 
 
-def compressed(z: Tensor) -> Tensor:
-    """z with the modulus log(1 + 100·|z|)/log 101, and 0 at 0."""
-    return torch.polar(torch.log1p(LOG_GAIN * z.abs()) / math.log1p(LOG_GAIN), z.angle())
+def scaled(z: Tensor, scale: Scale) -> Tensor:
+    """z [n, frames, bins] with the modulus log(1 + 100·|z|)/log 101, 0 at 0; with its own phase or none."""
+    if scale == "linear":
+        return z
+    modulus = torch.log1p(LOG_GAIN * z.abs()) / math.log1p(LOG_GAIN)
+    return torch.polar(modulus, z.angle() if scale == "log" else torch.zeros_like(modulus))
+
+
+def centred(z: Tensor) -> Tensor:
+    """z [n, frames, bins], each clip turned round until its loudest part, the centre of squared mean moduli, is in the middle."""
+    count = z.shape[1]
+    weight = z.abs().mean(dim=2).square()  # [n, frames]
+    centre = (weight * torch.arange(count)).sum(dim=1) / weight.sum(dim=1).clamp(min=1e-30)
+    frame = (torch.arange(count) - (count // 2 - centre).round().long().unsqueeze(1)) % count  # [n, frames]
+    return z.gather(1, frame.unsqueeze(2).expand_as(z))
+
+
+def over_grid(z: Tensor, grid: list[int]) -> Tensor:
+    """Means of z [n, frames, bins] over a grid: [n, *grid]."""
+    parts = torch.view_as_real(z).movedim(-1, 1)  # [n, 2, frames, bins]
+    return torch.view_as_complex(torch.nn.functional.adaptive_avg_pool2d(parts, (grid[0], grid[1])).movedim(1, -1).contiguous())
 
 
 def load(
@@ -184,11 +203,16 @@ def load(
     split_seed: int,
     frame_step: int,
     bins: int,
-    scale: str,
+    scale: Scale,
+    align: bool,
+    grid: list[int] | None,
 ) -> Splits:
     """Spectrograms [1, frames, bins] (one channel) and the word's index."""
     require(0 < frame_step <= CLIP - FRAME, "dataset.frame_step", frame_step, f"must lie between 1 and {CLIP - FRAME}")
     require(0 < bins <= BINS, "dataset.bins", bins, f"must lie between 1 and {BINS}")
+    shape = grid or [frames(frame_step), bins]
+    fits = len(shape) == 2 and 0 < shape[0] <= frames(frame_step) and 0 < shape[1] <= bins
+    require(fits, "dataset.grid", grid, f"must be two numbers, at most {frames(frame_step)} frames and {bins} bins")
     chosen = clips(folder, words, clips_per_word, split_seed)
     paths, labels = [path for path, _ in chosen], torch.tensor([label for _, label in chosen])
     files = hashlib.sha256("".join(f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths).encode()).hexdigest()
@@ -202,15 +226,15 @@ def load(
         raise UserError(
             f"dataset.test_share={test_share}: leaves {int((~testing).sum())} clips to train and {int(testing.sum())} to test."
         )
-    inputs = spectrograms(paths, files, frame_step, bins).unsqueeze(1)  # [n, 1, frames, bins]
-    if scale == "log":
-        inputs = compressed(inputs)
+    inputs = scaled(spectrograms(paths, files, frame_step, bins), scale)  # [n, frames, bins]
+    inputs = centred(inputs) if align else inputs
+    inputs = (over_grid(inputs, shape) if grid else inputs).unsqueeze(1)  # [n, 1, *shape]
     train, test = torch.from_numpy(~testing), torch.from_numpy(testing)
-    settings = repr((words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale))
+    settings = repr((words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale, align, grid))
     return Splits(
         Records(inputs[train], labels[train]),
         Records(inputs[test], labels[test]),
-        input_shape=(1, frames(frame_step), bins),
+        input_shape=(1, *shape),
         outputs=len(words),
         provenance=provenance,
         digest=hashlib.sha256(f"{files}:{settings}".encode()).hexdigest(),
@@ -231,6 +255,8 @@ def speech_commands(
     frame_step: int = STEP,
     bins: int = BINS,
     scale: Scale = "linear",
+    align: bool = False,
+    grid: list[int] | None = None,
 ) -> Splits:
     """SpeechCommands v0.02 under the data root: complex64 [1, 124, 129] as published.
 
@@ -249,4 +275,6 @@ def speech_commands(
         frame_step=frame_step,
         bins=bins,
         scale=scale,
+        align=align,
+        grid=grid,
     )
