@@ -167,7 +167,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
     plain |= {"variant": filling.variant, "metric": metric.column, "unit": metric.unit}
     plain |= {"paper": None, "epsilon_printed": None}
     if not filling.on:  # a number on other data is compared with nothing
-        cells |= {"paper": metric.printed}
+        cells["paper"] = metric.printed
         plain["paper"] = _plain(metric.value)
         if printed:
             cells["ε printed"] = printed.value.replace("inf", "∞")
