@@ -24,6 +24,7 @@ HOMES = {
     "model": "zdp_bench.models",
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
+    "check": "zdp_bench.data",
     "task": "zdp_bench.tasks",
     "figure": "zdp_bench.report.figures",
 }

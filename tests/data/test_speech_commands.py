@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 
+from zdp_bench.data import files
 from zdp_bench.data import speech_commands as adapter
 from zdp_bench.data.speech_commands import (
     CLIP,
@@ -181,17 +182,33 @@ def wav(**changes: Any) -> Callable[[Path], None]:
     return write
 
 
+def announce(path: Path, samples: int) -> None:
+    """Let the header announce so many samples, whatever is there."""
+    whole = bytearray(path.read_bytes())
+    whole[40:44] = (2 * samples).to_bytes(4, "little")
+    path.write_bytes(bytes(whole))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "empty": (lambda path: path.write_bytes(b""), "not a readable wav file"),
+    "empty": (lambda path: path.write_bytes(b""), r"not a readable wav file of 16-bit samples \(it ends in its header\)"),
     "a web page": (lambda path: path.write_bytes(b"<html>not found</html>"), "not a readable wav file"),
     "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 4), "not a readable wav file"),
-    "header only": (lambda path: path.write_bytes(path.read_bytes()[:20]), "not a readable wav file|holds 0 samples"),
-    "no samples": (wav(data=np.zeros(0)), "holds 0 samples"),
-    "stereo": (wav(data=np.zeros((CLIP, 2))), "2 channels at 16000 Hz"),
-    "another rate": (wav(samplerate=8000), "1 channels at 8000 Hz"),
-    "an hour": (wav(data=np.zeros(11 * CLIP)), "holds 176,000 samples"),
-    "not a number": (wav(data=np.full(CLIP, np.nan), subtype="FLOAT"), "no numbers"),
+    "cut in its header": (lambda path: path.write_bytes(path.read_bytes()[:20]), "not a readable wav file"),
+    "cut in its samples": (
+        lambda path: path.write_bytes(path.read_bytes()[:9044]),
+        "announces 16,000 samples, but 4,500 are there",
+    ),
+    "half a sample": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a readable wav file|15,999 are there"),
+    "no samples": (wav(data=np.zeros(0)), "announces 0 samples"),
+    "stereo": (wav(data=np.zeros((CLIP, 2))), "2 channels of 16-bit samples"),
+    "another rate": (wav(samplerate=8000), "16-bit samples at 8000 Hz"),
+    "eight bits": (wav(subtype="PCM_U8"), "1 channels of 8-bit samples"),
+    "floating point": (wav(data=np.full(CLIP, np.nan), subtype="FLOAT"), r"of 16-bit samples \(unknown format: 3\)"),
+    "eleven seconds": (wav(data=np.zeros(11 * CLIP)), "announces 176,000 samples"),
+    "a huge announced size": (lambda path: announce(path, 2**31 - 1), "announces 2,147,483,647 samples"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+    "another ending": (lambda path: path.rename(path.with_suffix(".mp3")), "is no .wav file"),
+    "a clip twice": (lambda path: path.with_name(f"{path.name}.wav").write_bytes(path.read_bytes()), "is the same clip as"),
 }
 
 
@@ -202,8 +219,10 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
     spoil(path)
     with pytest.raises(UserError, match=message) as caught:
         speech_commands(root, words=WORDS)
-    assert path.name in str(caught.value)
+    assert path.stem in str(caught.value)
     assert "\n" not in str(caught.value)
+    problems = [problem for _, problem in files.inspected(root, files.card("speech_commands")) if problem]
+    assert problems == [str(caught.value)]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +254,19 @@ def test_a_missing_root_an_empty_word_and_a_link_are_refused(root: Path, tmp_pat
     (folder / "up" / "1_nohash_0.wav").symlink_to(outside)
     with pytest.raises(UserError, match="a link that leads out"):
         speech_commands(root, words=["yes", "up"])
+
+
+def test_a_whole_root_is_checked_clip_by_clip(root: Path, tmp_path: Path) -> None:
+    card = files.card("speech_commands")
+    found = list(files.inspected(root, card))
+    assert [problem for _, problem in found] == [""] * 20
+    assert len({path for path, _ in found}) == 20
+    spoilt = sorted((root / FOLDER / "no").iterdir())
+    for path in spoilt[:2]:
+        path.write_bytes(b"")
+    assert [path for path, problem in files.inspected(root, card) if problem] == spoilt[:2]
+    ((path, problem),) = files.inspected(tmp_path / "none", card)
+    assert problem.startswith(f"{path}: is missing. Unpack the archive")
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ import hashlib
 import logging
 import math
 import os
+import wave
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -68,29 +70,64 @@ def speaker(clip: Path) -> str:
 def read_clip(path: Path) -> np.ndarray:
     """One clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut.
 
-    Raises:
-        UserError: no readable wav file, another rate, several channels, no samples, or samples that are no numbers.
-    """
-    import soundfile
+    By Python's own `wave`: libsndfile shortens, without a word, what a cut file announces.
 
+    Raises:
+        UserError: no readable wav file of 16-bit samples, another rate, several channels, no samples, or fewer than announced.
+    """
     try:
-        described = soundfile.info(str(path))
-        if described.samplerate != RATE or described.channels != 1:
-            raise UserError(
-                f"{path}: has {described.channels} channels at {described.samplerate} Hz; one at {RATE} Hz was expected."
-            )
-        if not 0 < described.frames <= LARGEST:
-            raise UserError(f"{path}: holds {described.frames:,} samples where about {CLIP:,} were expected.")
-        samples, _ = soundfile.read(str(path), dtype="float32")
-    except soundfile.SoundFileError:
-        raise UserError(f"{path}: is not a readable wav file; it is damaged or something else.") from None
-    if len(samples) != described.frames:
-        raise UserError(f"{path}: announces {described.frames:,} samples, but {len(samples):,} are there.")
-    if not np.isfinite(samples).all():
-        raise UserError(f"{path}: holds samples that are no numbers.")
+        with wave.open(str(path)) as file:
+            rate, channels, width, announced = file.getframerate(), file.getnchannels(), file.getsampwidth(), file.getnframes()
+            if (rate, channels, width) != (RATE, 1, 2):
+                has = f"has {channels} channels of {8 * width}-bit samples at {rate} Hz"
+                raise UserError(f"{path}: {has}; one channel of 16 bits at {RATE} Hz was expected.")
+            if not 0 < announced <= LARGEST:
+                raise UserError(f"{path}: announces {announced:,} samples where about {CLIP:,} were expected.")
+            samples = np.frombuffer(file.readframes(announced), dtype="<i2")
+    except (wave.Error, EOFError, ValueError) as error:  # of the file's header, or half a sample
+        raise UserError(
+            f"{path}: is not a readable wav file of 16-bit samples ({str(error) or 'it ends in its header'})."
+        ) from None
+    if len(samples) != announced:
+        raise UserError(f"{path}: announces {announced:,} samples, but {len(samples):,} are there.")
     clip = np.zeros(CLIP, dtype=np.float32)
-    clip[: min(CLIP, len(samples))] = samples[:CLIP]
+    clip[: min(CLIP, len(samples))] = samples[:CLIP] / np.float32(2**15)
     return clip
+
+
+def word_clips(folder: Path, word: str) -> list[Path]:
+    """The clips of one word, by name.
+
+    Raises:
+        UserError: a file leads out of the folder, is none or no .wav, or a clip stands twice under two names.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(path for path in (folder / word).iterdir() if not path.name.startswith(".")):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+        if path.suffix != ".wav":
+            raise UserError(f"{path}: is no .wav file; nothing but clips belongs into a word's folder.")
+        if not path.is_file():
+            raise UserError(f"{path}: is not a file; a wav file was expected.")
+        name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
+        if name in found:
+            raise UserError(f"{path}: is the same clip as {found[name].name}; each may stand once.")
+        found[name] = path
+    if not found:
+        raise UserError(f"{folder / word}: holds no wav file.")
+    return list(found.values())
+
+
+@register("check", "speech_commands")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every clip of every word, and what is wrong with it."""
+    for word in sorted(path.name for path in (root / FOLDER).iterdir() if path.is_dir()):
+        for path in word_clips(root / FOLDER, word) if word != "_background_noise_" else []:
+            try:
+                read_clip(path)
+                yield path, ""
+            except UserError as error:
+                yield path, str(error)
 
 
 def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> list[tuple[Path, int]]:
@@ -113,14 +150,7 @@ def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> li
             raise UserError(
                 f"{folder}: has no folder for the word '{word}'.{suggestion(word, here)} There are: {', '.join(here)}."
             )
-        found = sorted((folder / word).glob("*.wav"))
-        if not found:
-            raise UserError(f"{folder / word}: holds no wav file.")
-        for path in found:
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
-            if not path.is_file():
-                raise UserError(f"{path}: is not a file; a wav file was expected.")
+        found = word_clips(folder, word)
         if per_word is not None and len(found) > per_word:
             keep = np.random.default_rng([seed, label]).choice(len(found), per_word, replace=False)
             found = [found[index] for index in sorted(keep)]

@@ -22,8 +22,12 @@ def as_rich(root: Path, chosen: list[Card]) -> Table:
 def state(root: Path, of: Card) -> str:
     """In words: bundled, there, or what is missing and what fetches it."""
     needs = card(of.uses) if of.uses else of
+    if needs.folder:
+        return (
+            "there" if (root / needs.folder).is_dir() else f"missing: {needs.folder}; `zdp-bench data fetch {of.name}` says how"
+        )
     if not needs.files:
-        return "bundled"
+        return "made when needed" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]
     if not lacking:
         return "there"
