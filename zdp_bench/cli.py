@@ -395,16 +395,9 @@ def _data(options: argparse.Namespace) -> int:
         return 0
     wrong = 0
     for card in _with_sources(chosen):
-        for file in card.files:
-            path = root / file.path
-            try:
-                if not path.is_file():
-                    raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {card.name}`.")
-                files.verify(path, file, card.name)
-                print(f"ok: {path}")
-            except UserError as error:
-                wrong += 1
-                print(f"zdp-bench: {error}", file=sys.stderr)
+        for path, problem in files.inspected(root, card):
+            wrong += bool(problem)
+            print(f"zdp-bench: {problem}" if problem else f"ok: {path}", file=sys.stderr if problem else sys.stdout)
     return 2 if wrong else 0
 
 

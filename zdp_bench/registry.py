@@ -25,6 +25,7 @@ HOMES = {
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
     "outline": "zdp_bench.data",  # of a dataset of that name; see data.Outline
+    "check": "zdp_bench.data",  # of the files of a dataset of that name, one by one
     "task": "zdp_bench.tasks",
     "figure": "zdp_bench.report.figures",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from zdp_bench.data import files
 from zdp_bench.data.cpsc2018 import DIAGNOSES, cpsc2018, diagnosis, read_wfdb, spectrum
 from zdp_bench.data.synthetic_ecg import cpsc2018_synthetic, recording, write_set, write_wfdb
 from zdp_bench.errors import UserError
@@ -118,6 +121,14 @@ def _break(folder: Path, how: str) -> None:
         )
     elif how == "no diagnosis":
         header.write_text(text.replace("#Dx", "#Rx"))
+    elif how == "another ending":
+        signal.rename(signal.with_suffix(".dat"))
+    elif how == "samples of another type":
+        header.write_text(text.replace("S0002.mat 16+24", "S0002.mat 212+24"))
+    elif how == "no header":
+        header.unlink()
+    elif how == "not the format":
+        signal.write_bytes(b"<html>not found</html>")
     elif how == "points outside":
         header.write_text(text.replace("S0002.mat", "../S0002.mat"))
     elif how == "points to another":
@@ -138,6 +149,10 @@ BROKEN = {
     "length": "bytes where its header announces",
     "missing lead": "11 leads where 12",
     "no diagnosis": "no diagnosis",
+    "another ending": "S0002.mat is missing",
+    "samples of another type": "its samples are stored in WFDB's format 212 where 16 was expected",
+    "no header": "its header S0002.hea is missing",
+    "not the format": "22 bytes where its header announces",
     "points outside": "cannot be read",
     "points to another": r"points to 'S0004\.mat' where S0002\.mat",
     "not a number": "no numbers",
@@ -151,6 +166,9 @@ def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(tmp_path:
         cpsc2018(tmp_path, test_share=0.25)
     assert "S0002" in str(caught.value)
     assert "\n" not in str(caught.value)
+    problems = [problem for _, problem in files.inspected(tmp_path, files.card("cpsc2018"))]
+    assert len(problems) == 8
+    assert [problem for problem in problems if problem] == [str(caught.value).split(" Remove it")[0]]
     splits = cpsc2018(tmp_path, test_share=0.25, bad_records="skip")
     assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")
 
@@ -207,11 +225,24 @@ def test_a_wrong_matlab_struct_is_refused(tmp_path: Path, data: np.ndarray, mess
         cpsc2018(tmp_path)
 
 
-def test_no_matlab_file_at_all_is_refused(tmp_path: Path) -> None:
+NO_MATLAB: dict[str, Callable[[bytes], bytes]] = {
+    "a web page": lambda whole: b"<html></html>",
+    "empty": lambda whole: b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "random": lambda whole: bytes(range(256)) * 8,
+    # of the element of 12 × 1000 float64 samples: its type is 9
+    "a huge announced size": lambda whole: whole.replace(struct.pack("<II", 9, 96_000), struct.pack("<II", 9, 2**31 - 8)),
+}
+
+
+@pytest.mark.parametrize("how", NO_MATLAB)
+def test_no_matlab_file_at_all_is_refused(tmp_path: Path, how: str) -> None:
     folder = matlab(tmp_path, LABELS)
-    (folder / "A0001.mat").write_bytes(b"<html></html>")
-    with pytest.raises(UserError, match=r"A0001\.mat: is not a struct 'ECG'"):
+    path = folder / "A0001.mat"
+    path.write_bytes(NO_MATLAB[how](path.read_bytes()))
+    with pytest.raises(UserError, match=r"A0001\.mat: is not a struct 'ECG'") as caught:
         cpsc2018(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

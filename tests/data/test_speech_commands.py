@@ -13,8 +13,20 @@ import pytest
 import soundfile
 import torch
 
+from zdp_bench.data import files
 from zdp_bench.data import speech_commands as adapter
-from zdp_bench.data.speech_commands import CLIP, FOLDER, RATE, read_clip, speaker, speech_commands, split_by_speaker, stft
+from zdp_bench.data.speech_commands import (
+    CLIP,
+    FOLDER,
+    RATE,
+    centred,
+    over_grid,
+    read_clip,
+    speaker,
+    speech_commands,
+    split_by_speaker,
+    stft,
+)
 from zdp_bench.data.synthetic_speech import speech_commands_synthetic, write_set
 from zdp_bench.errors import UserError
 
@@ -73,8 +85,25 @@ def test_a_smaller_and_an_easier_task(root: Path) -> None:
     z, w = whole.train.inputs.to(torch.complex128), loud.train.inputs.to(torch.complex128)
     torch.testing.assert_close(w.abs(), torch.log(1 + 100 * z.abs()) / math.log(101), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(w * z.abs(), z * w.abs(), rtol=1e-4, atol=1e-5)
+    bare = speech_commands(root, words=WORDS, test_share=0.3, scale="log_modulus").train.inputs
+    torch.testing.assert_close(bare.real.double(), w.abs(), rtol=1e-4, atol=1e-5)
+    assert not bare.imag.any()
     assert len({one.digest for one in (whole, small, loud)}) == 3
     assert len(list((root / "cache" / "zdp-bench" / "spectrograms").iterdir())) == 2
+
+
+def test_clips_are_centred_each_by_itself_and_averaged_over_a_grid() -> None:
+    z = torch.zeros(3, 31, 8, dtype=torch.complex64)
+    z[0, 2] = 1j
+    z[1, 25:28] = torch.tensor([[1 + 0j], [3 - 4j], [1 + 0j]])
+    turned = centred(z)
+    assert turned[0, 15].eq(1j).all()
+    assert turned[1, 14:17, 0].tolist() == [1, 3 - 4j, 1]
+    assert not turned[2].any()  # silence stays silence
+    assert torch.equal(turned.abs().sum(dim=1), z.abs().sum(dim=1))
+    assert torch.equal(centred(z[1:2])[0], turned[1])
+    grid = over_grid(z, [31, 2])
+    torch.testing.assert_close(grid, z.unflatten(2, (2, 4)).mean(dim=3))
 
 
 def test_speakers_are_read_from_names_and_never_cross() -> None:
@@ -154,17 +183,33 @@ def wav(**changes: Any) -> Callable[[Path], None]:
     return write
 
 
+def announce(path: Path, samples: int) -> None:
+    """Let the header announce so many samples, whatever is there."""
+    whole = bytearray(path.read_bytes())
+    whole[40:44] = (2 * samples).to_bytes(4, "little")
+    path.write_bytes(bytes(whole))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "empty": (lambda path: path.write_bytes(b""), "not a readable wav file"),
+    "empty": (lambda path: path.write_bytes(b""), r"not a readable wav file of 16-bit samples \(it ends in its header\)"),
     "a web page": (lambda path: path.write_bytes(b"<html>not found</html>"), "not a readable wav file"),
     "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 4), "not a readable wav file"),
-    "header only": (lambda path: path.write_bytes(path.read_bytes()[:20]), "not a readable wav file|holds 0 samples"),
-    "no samples": (wav(data=np.zeros(0)), "holds 0 samples"),
-    "stereo": (wav(data=np.zeros((CLIP, 2))), "2 channels at 16000 Hz"),
-    "another rate": (wav(samplerate=8000), "1 channels at 8000 Hz"),
-    "an hour": (wav(data=np.zeros(11 * CLIP)), "holds 176,000 samples"),
-    "not a number": (wav(data=np.full(CLIP, np.nan), subtype="FLOAT"), "no numbers"),
+    "cut in its header": (lambda path: path.write_bytes(path.read_bytes()[:20]), "not a readable wav file"),
+    "cut in its samples": (
+        lambda path: path.write_bytes(path.read_bytes()[:9044]),
+        "announces 16,000 samples, but 4,500 are there",
+    ),
+    "half a sample": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a readable wav file|15,999 are there"),
+    "no samples": (wav(data=np.zeros(0)), "announces 0 samples"),
+    "stereo": (wav(data=np.zeros((CLIP, 2))), "2 channels of 16-bit samples"),
+    "another rate": (wav(samplerate=8000), "16-bit samples at 8000 Hz"),
+    "eight bits": (wav(subtype="PCM_U8"), "1 channels of 8-bit samples"),
+    "floating point": (wav(data=np.full(CLIP, np.nan), subtype="FLOAT"), r"of 16-bit samples \(unknown format: 3\)"),
+    "eleven seconds": (wav(data=np.zeros(11 * CLIP)), "announces 176,000 samples"),
+    "a huge announced size": (lambda path: announce(path, 2**31 - 1), "announces 2,147,483,647 samples"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+    "another ending": (lambda path: path.rename(path.with_suffix(".mp3")), "is no .wav file"),
+    "a clip twice": (lambda path: path.with_name(f"{path.name}.wav").write_bytes(path.read_bytes()), "is the same clip as"),
 }
 
 
@@ -175,8 +220,10 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
     spoil(path)
     with pytest.raises(UserError, match=message) as caught:
         speech_commands(root, words=WORDS)
-    assert path.name in str(caught.value)
+    assert path.stem in str(caught.value)
     assert "\n" not in str(caught.value)
+    problems = [problem for _, problem in files.inspected(root, files.card("speech_commands")) if problem]
+    assert problems == [str(caught.value)]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +234,7 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
         ({"words": ["yes", "yes"]}, "at least two different words"),
         ({"words": WORDS, "bins": 130}, r"dataset\.bins=130: must lie between 1 and 129"),
         ({"words": WORDS, "frame_step": 0}, r"dataset\.frame_step=0"),
+        ({"words": WORDS, "grid": [200, 10]}, r"dataset\.grid=\[200, 10\]: must be two numbers, at most 124 frames"),
         ({"words": WORDS, "test_share": 0.0}, "leaves 20 clips to train and 0 to test"),
     ],
 )
@@ -207,6 +255,19 @@ def test_a_missing_root_an_empty_word_and_a_link_are_refused(root: Path, tmp_pat
     (folder / "up" / "1_nohash_0.wav").symlink_to(outside)
     with pytest.raises(UserError, match="a link that leads out"):
         speech_commands(root, words=["yes", "up"])
+
+
+def test_a_whole_root_is_checked_clip_by_clip(root: Path, tmp_path: Path) -> None:
+    card = files.card("speech_commands")
+    found = list(files.inspected(root, card))
+    assert [problem for _, problem in found] == [""] * 20
+    assert len({path for path, _ in found}) == 20
+    spoilt = sorted((root / FOLDER / "no").iterdir())
+    for path in spoilt[:2]:
+        path.write_bytes(b"")
+    assert [path for path, problem in files.inspected(root, card) if problem] == spoilt[:2]
+    ((path, problem),) = files.inspected(tmp_path / "none", card)
+    assert problem.startswith(f"{path}: is missing. Unpack the archive")
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,3 +101,32 @@ def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:
         shrunk_to.bias.copy_(torch.tensor([-0.5, -5.0]))  # type: ignore[operator, union-attr]
     out = shrunk_to(z)
     assert out[0, :, 0, 0].tolist() == [1.5, 0]
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_the_wirtinger_gradient_on_the_axes_and_far_away(name: str) -> None:
+    """By finite differences, where there is a derivative: cReLU and zReLU have none on an axis."""
+    axes = [] if name in ("crelu", "zrelu") else [2, -2, 2j, -2j, 0.5j, -0.7 + 0j]
+    z = torch.tensor([[*axes, 40 + 3j, -30 - 50j, 700 - 900j]], dtype=torch.complex128, requires_grad=True)
+    layer = activation(name, z.shape[1]).to(torch.float64)
+    assert torch.autograd.gradcheck(layer, (z,), eps=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("siglog", 1.0),
+        ("igaussian", 0.0),
+        ("modrelu", 0.0),
+        ("crelu", 0.0),
+        ("zrelu", 0.0),
+        ("cardioid", 0.5),
+        ("separable_sigmoid", 0.25),
+    ],
+)
+def test_the_gradient_at_the_origin(name: str, factor: float) -> None:
+    """df = factor·dz there, by hand; of the cardioid, which has no derivative at 0, the mean over all directions."""
+    z = torch.zeros(1, 1, dtype=torch.complex128, requires_grad=True)
+    activation(name, 1).to(torch.float64)(z).backward(torch.tensor([[3 - 4j]], dtype=torch.complex128))
+    assert z.grad is not None
+    assert z.grad.item() == pytest.approx(factor * (3 - 4j))

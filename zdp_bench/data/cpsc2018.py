@@ -94,6 +94,8 @@ def read_wfdb(header: Path, channel: int) -> Recording:
     signals = header.with_suffix(".mat")
     if others := set(described.file_name or []) - {signals.name}:
         raise BadRecord(f"its header points to '{sorted(others)[0]}' where {signals.name} was expected")
+    if others := set(described.fmt or []) - {"16"}:
+        raise BadRecord(f"its samples are stored in WFDB's format {sorted(others)[0]} where 16 was expected")
     expected = 24 + 2 * described.n_sig * described.sig_len  # MATLAB 4 header, then 16-bit samples
     if not signals.is_file():
         raise BadRecord(f"its signal file {signals.name} is missing")
@@ -170,6 +172,9 @@ def recordings(folder: Path, channel: int) -> Iterator[tuple[Path, Recording | B
             f"dataset 'cpsc2018' finds no recordings under {folder}: neither original_mat/*.mat with a REFERENCE.csv nor "
             "cinc2020_wfdb/*.hea. Put them there (see datasets/cpsc2018.yaml), or use dataset=cpsc2018_synthetic."
         )
+    if not reference:  # a signal whose header is gone would be passed over without a word
+        headers = {path.stem for path in paths}
+        paths += sorted(path for path in wfdb_form.rglob("*.mat") if path.stem not in headers)
     seen: set[str] = set()
     for path in paths:
         if path.stem in seen:
@@ -178,6 +183,8 @@ def recordings(folder: Path, channel: int) -> Iterator[tuple[Path, Recording | B
         if not path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
         try:
+            if not reference and path.suffix == ".mat":
+                raise BadRecord(f"its header {path.stem}.hea is missing")
             if reference and path.stem not in labels:
                 raise BadRecord("has no line in REFERENCE.csv")
             one = read_matlab(path, channel, labels[path.stem]) if reference else read_wfdb(path, channel)
@@ -186,6 +193,13 @@ def recordings(folder: Path, channel: int) -> Iterator[tuple[Path, Recording | B
             yield path, one
         except BadRecord as error:
             yield path, error
+
+
+@register("check", "cpsc2018")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every recording, and what is wrong with it."""
+    for path, one in recordings(root / "CPSC2018", channel=3):
+        yield path, f"{path}: {one}." if isinstance(one, BadRecord) else ""
 
 
 def spectrum(signal: np.ndarray, length: int, fft_length: int, norm: Norm) -> np.ndarray:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.registry import lookup, names
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Card:
     splits: str = ""
     access: str = ""
     uses: str = ""  # the card whose files this one reads
+    folder: str = ""  # under the data root, where no list of files was published
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
     releases: dict[str, dict[str, str]] = field(default_factory=dict)  # release -> file name -> "md5:...", "sha1:..."
@@ -102,6 +104,30 @@ def missing(root: Path, of: Card) -> list[RemoteFile]:
     return [file for file in of.files if not (root / file.path).is_file()]
 
 
+def inspected(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
+    """Every file of a card, and what is wrong with it: '' for nothing.
+
+    Files with published checksums are held to them. Where there are none, the adapter reads file by file, by a function under
+    `@register("check", NAME)`: (data root) -> the same pairs.
+    """
+    for file in of.files:
+        path = root / file.path
+        try:
+            if not path.is_file():
+                raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {of.name}`.")
+            verify(path, file, of.name)
+            yield path, ""
+        except UserError as error:
+            yield path, str(error)
+    if of.folder and not (root / of.folder).is_dir():
+        yield root / of.folder, f"{root / of.folder}: is missing. {of.access}"
+    elif of.name in names("check"):
+        try:
+            yield from lookup("check", of.name)(root)
+        except UserError as error:  # of the whole folder
+            yield root / of.folder, str(error)
+
+
 def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
     """Download what is missing, check it against its MD5, and put it in place only when it is whole.
 
@@ -116,7 +142,7 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
 
     wanted = missing(root, of)
     mirrors = (mirror,) if mirror else of.mirrors
-    if wanted and not mirrors:
+    if (wanted or (of.folder and not (root / of.folder).is_dir())) and not mirrors:
         raise UserError(f"dataset '{of.name}' has no free download. {of.access}".strip())
     for address in mirrors:
         if urlsplit(address).scheme != "https" and urlsplit(address).hostname not in ("127.0.0.1", "localhost", "::1"):

@@ -7,15 +7,18 @@ next power of two, 256, as FFT length, a periodic Hann window of the frame's len
 The paper names ten words, counts 8,000 clips where ten times 2,000 would be 20,000, and gives its network 8 outputs. Here the
 words and the clips per word are keys, and the network has one output a word.
 
-Three keys make a smaller or an easier task of it, for variants of ours: `frame_step`, `bins` (the lowest ones are kept) and
-`scale`. With `log`, |z| becomes log(1 + 100·|z|)/log 101: the phase and 1 stay, the dynamic range of speech is compressed.
+Five keys make a smaller or an easier task of it, for variants of ours; each works on one clip alone, so it costs no privacy:
+`frame_step`, `bins` (the lowest are kept), `scale` (log: |z| becomes log(1 + 100·|z|)/log 101; log_modulus: that without the
+phase), `align` (a clip is turned round in time until its energy is centred) and `grid` (means over so many frames × bins).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import wave
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +41,7 @@ LARGEST = 10 * CLIP  # samples; a file that announces more is no clip of this se
 FOLDER = Path("SpeechCommands") / "speech_commands_v0.02"
 
 
-Scale = Literal["linear", "log"]
+Scale = Literal["linear", "log", "log_modulus"]
 
 
 def frames(step: int) -> int:
@@ -64,29 +67,64 @@ def speaker(clip: Path) -> str:
 def read_clip(path: Path) -> np.ndarray:
     """One clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut.
 
-    Raises:
-        UserError: no readable wav file, another rate, several channels, no samples, or samples that are no numbers.
-    """
-    import soundfile
+    By Python's own `wave`: libsndfile shortens, without a word, what a cut file announces.
 
+    Raises:
+        UserError: no readable wav file of 16-bit samples, another rate, several channels, no samples, or fewer than announced.
+    """
     try:
-        described = soundfile.info(str(path))
-        if described.samplerate != RATE or described.channels != 1:
-            raise UserError(
-                f"{path}: has {described.channels} channels at {described.samplerate} Hz; one at {RATE} Hz was expected."
-            )
-        if not 0 < described.frames <= LARGEST:
-            raise UserError(f"{path}: holds {described.frames:,} samples where about {CLIP:,} were expected.")
-        samples, _ = soundfile.read(str(path), dtype="float32")
-    except soundfile.SoundFileError:
-        raise UserError(f"{path}: is not a readable wav file; it is damaged or something else.") from None
-    if len(samples) != described.frames:
-        raise UserError(f"{path}: announces {described.frames:,} samples, but {len(samples):,} are there.")
-    if not np.isfinite(samples).all():
-        raise UserError(f"{path}: holds samples that are no numbers.")
+        with wave.open(str(path)) as file:
+            rate, channels, width, announced = file.getframerate(), file.getnchannels(), file.getsampwidth(), file.getnframes()
+            if (rate, channels, width) != (RATE, 1, 2):
+                has = f"has {channels} channels of {8 * width}-bit samples at {rate} Hz"
+                raise UserError(f"{path}: {has}; one channel of 16 bits at {RATE} Hz was expected.")
+            if not 0 < announced <= LARGEST:
+                raise UserError(f"{path}: announces {announced:,} samples where about {CLIP:,} were expected.")
+            samples = np.frombuffer(file.readframes(announced), dtype="<i2")
+    except (wave.Error, EOFError, ValueError) as error:  # of the file's header, or half a sample
+        raise UserError(
+            f"{path}: is not a readable wav file of 16-bit samples ({str(error) or 'it ends in its header'})."
+        ) from None
+    if len(samples) != announced:
+        raise UserError(f"{path}: announces {announced:,} samples, but {len(samples):,} are there.")
     clip = np.zeros(CLIP, dtype=np.float32)
-    clip[: min(CLIP, len(samples))] = samples[:CLIP]
+    clip[: min(CLIP, len(samples))] = samples[:CLIP] / np.float32(2**15)
     return clip
+
+
+def word_clips(folder: Path, word: str) -> list[Path]:
+    """The clips of one word, by name.
+
+    Raises:
+        UserError: a file leads out of the folder, is none or no .wav, or a clip stands twice under two names.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(path for path in (folder / word).iterdir() if not path.name.startswith(".")):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+        if path.suffix != ".wav":
+            raise UserError(f"{path}: is no .wav file; nothing but clips belongs into a word's folder.")
+        if not path.is_file():
+            raise UserError(f"{path}: is not a file; a wav file was expected.")
+        name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
+        if name in found:
+            raise UserError(f"{path}: is the same clip as {found[name].name}; each may stand once.")
+        found[name] = path
+    if not found:
+        raise UserError(f"{folder / word}: holds no wav file.")
+    return list(found.values())
+
+
+@register("check", "speech_commands")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every clip of every word, and what is wrong with it."""
+    for word in sorted(path.name for path in (root / FOLDER).iterdir() if path.is_dir()):
+        for path in word_clips(root / FOLDER, word) if word != "_background_noise_" else []:
+            try:
+                read_clip(path)
+                yield path, ""
+            except UserError as error:
+                yield path, str(error)
 
 
 def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> list[tuple[Path, int]]:
@@ -109,14 +147,7 @@ def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> li
             raise UserError(
                 f"{folder}: has no folder for the word '{word}'.{suggestion(word, here)} There are: {', '.join(here)}."
             )
-        found = sorted((folder / word).glob("*.wav"))
-        if not found:
-            raise UserError(f"{folder / word}: holds no wav file.")
-        for path in found:
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
-            if not path.is_file():
-                raise UserError(f"{path}: is not a file; a wav file was expected.")
+        found = word_clips(folder, word)
         if per_word is not None and len(found) > per_word:
             keep = np.random.default_rng([seed, label]).choice(len(found), per_word, replace=False)
             found = [found[index] for index in sorted(keep)]
@@ -150,9 +181,27 @@ def spectrograms(paths: list[Path], digest: str, step: int, bins: int) -> Tensor
     return torch.from_numpy(kept("spectrograms", name, (len(paths), frames(step), bins), np.complex64, fill))
 
 
-def compressed(z: Tensor) -> Tensor:
-    """z with the modulus log(1 + 100·|z|)/log 101, and 0 at 0."""
-    return torch.polar(torch.log1p(LOG_GAIN * z.abs()) / math.log1p(LOG_GAIN), z.angle())
+def scaled(z: Tensor, scale: Scale) -> Tensor:
+    """z [n, frames, bins] with the modulus log(1 + 100·|z|)/log 101, 0 at 0; with its own phase or none."""
+    if scale == "linear":
+        return z
+    modulus = torch.log1p(LOG_GAIN * z.abs()) / math.log1p(LOG_GAIN)
+    return torch.polar(modulus, z.angle() if scale == "log" else torch.zeros_like(modulus))
+
+
+def centred(z: Tensor) -> Tensor:
+    """z [n, frames, bins], each clip turned round until its loudest part, the centre of squared mean moduli, is in the middle."""
+    count = z.shape[1]
+    weight = z.abs().mean(dim=2).square()  # [n, frames]
+    centre = (weight * torch.arange(count)).sum(dim=1) / weight.sum(dim=1).clamp(min=1e-30)
+    frame = (torch.arange(count) - (count // 2 - centre).round().long().unsqueeze(1)) % count  # [n, frames]
+    return z.gather(1, frame.unsqueeze(2).expand_as(z))
+
+
+def over_grid(z: Tensor, grid: list[int]) -> Tensor:
+    """Means of z [n, frames, bins] over a grid: [n, *grid]."""
+    parts = torch.view_as_real(z).movedim(-1, 1)  # [n, 2, frames, bins]
+    return torch.view_as_complex(torch.nn.functional.adaptive_avg_pool2d(parts, (grid[0], grid[1])).movedim(1, -1).contiguous())
 
 
 def load(
@@ -166,11 +215,16 @@ def load(
     split_seed: int,
     frame_step: int,
     bins: int,
-    scale: str,
+    scale: Scale,
+    align: bool,
+    grid: list[int] | None,
 ) -> Splits:
     """Spectrograms [1, frames, bins] (one channel) and the word's index."""
     require(0 < frame_step <= CLIP - FRAME, "dataset.frame_step", frame_step, f"must lie between 1 and {CLIP - FRAME}")
     require(0 < bins <= BINS, "dataset.bins", bins, f"must lie between 1 and {BINS}")
+    shape = grid or [frames(frame_step), bins]
+    fits = len(shape) == 2 and 0 < shape[0] <= frames(frame_step) and 0 < shape[1] <= bins
+    require(fits, "dataset.grid", grid, f"must be two numbers, at most {frames(frame_step)} frames and {bins} bins")
     chosen = clips(folder, words, clips_per_word, split_seed)
     paths, labels = [path for path, _ in chosen], torch.tensor([label for _, label in chosen])
     files = hashlib.sha256("".join(f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths).encode()).hexdigest()
@@ -184,15 +238,15 @@ def load(
         raise UserError(
             f"dataset.test_share={test_share}: leaves {int((~testing).sum())} clips to train and {int(testing.sum())} to test."
         )
-    inputs = spectrograms(paths, files, frame_step, bins).unsqueeze(1)  # [n, 1, frames, bins]
-    if scale == "log":
-        inputs = compressed(inputs)
+    inputs = scaled(spectrograms(paths, files, frame_step, bins), scale)  # [n, frames, bins]
+    inputs = centred(inputs) if align else inputs
+    inputs = (over_grid(inputs, shape) if grid else inputs).unsqueeze(1)  # [n, 1, *shape]
     train, test = torch.from_numpy(~testing), torch.from_numpy(testing)
-    settings = repr((words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale))
+    settings = repr((words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale, align, grid))
     return Splits(
         Records(inputs[train], labels[train]),
         Records(inputs[test], labels[test]),
-        input_shape=(1, frames(frame_step), bins),
+        input_shape=(1, *shape),
         outputs=len(words),
         provenance=provenance,
         digest=hashlib.sha256(f"{files}:{settings}".encode()).hexdigest(),
@@ -213,6 +267,8 @@ def speech_commands(
     frame_step: int = STEP,
     bins: int = BINS,
     scale: Scale = "linear",
+    align: bool = False,
+    grid: list[int] | None = None,
 ) -> Splits:
     """SpeechCommands v0.02 under the data root: complex64 [1, 124, 129] as published.
 
@@ -231,4 +287,6 @@ def speech_commands(
         frame_step=frame_step,
         bins=bins,
         scale=scale,
+        align=align,
+        grid=grid,
     )

@@ -56,6 +56,8 @@ def speech_commands_synthetic(
     frame_step: int = STEP,
     bins: int = BINS,
     scale: Scale = "linear",
+    align: bool = False,
+    grid: list[int] | None = None,
 ) -> Splits:
     """Synthetic words, written once under `synthetic/` and read as SpeechCommands is: complex64 [1, 124, 129] as published."""
     folder = root / "synthetic" / f"speech-{len(words)}-{clips_per_word}-{seed}"
@@ -73,4 +75,6 @@ def speech_commands_synthetic(
         frame_step=frame_step,
         bins=bins,
         scale=scale,
+        align=align,
+        grid=grid,
     )

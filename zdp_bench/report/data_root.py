@@ -22,7 +22,13 @@ def as_rich(root: Path, chosen: list[Card]) -> Table:
 def state(root: Path, of: Card) -> str:
     """In words: bundled, unpacked by hand (as its card says), there, or what is missing and what fetches it."""
     needs = card(of.uses) if of.uses else of
+    if needs.folder:
+        return (
+            "there" if (root / needs.folder).is_dir() else f"missing: {needs.folder}; `zdp-bench data fetch {of.name}` says how"
+        )
     if not needs.files:
+        if needs.provenance == "synthetic":
+            return "made when needed"
         return "unpacked by hand" if needs.access else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]
     if not lacking:

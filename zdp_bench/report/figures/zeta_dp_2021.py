@@ -1,0 +1,109 @@
+"""The figures of Ziller et al. 2021: example ECGs, and a spoken word with its spectrogram; from real or synthetic records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from zdp_bench.data import cpsc2018 as ecg
+from zdp_bench.data import speech_commands as speech
+from zdp_bench.errors import UserError
+from zdp_bench.registry import register
+from zdp_bench.report.figures import COLOURS, WIDTH
+
+SECONDS = 5.0  # of each ECG that are shown
+
+
+@register("figure", "zeta_dp_2021/fig1")
+def example_ecgs(results: Path, data_root: Path) -> Figure:
+    """Figure 1: lead III of a normal ECG and of one with a bundle branch block, left if there is one, else right.
+
+    Raises:
+        UserError: neither CPSC 2018 nor its synthetic stand-in is under the data root, or one of the two kinds is missing.
+    """
+    synthetic = sorted((data_root / "synthetic").glob("cpsc2018-*"))
+    folder = data_root / "CPSC2018" if (data_root / "CPSC2018").is_dir() else next(iter(synthetic), None)
+    if folder is None:
+        raise UserError(
+            f"{data_root}: holds no ECGs. Put CPSC 2018 there, or make its stand-in with `zdp-bench run recipe=ecg "
+            "dataset=cpsc2018_synthetic`; --root names another folder."
+        )
+    found: dict[str, ecg.Recording] = {}
+    for _, one in ecg.recordings(folder, channel=3):
+        if isinstance(one, ecg.Recording):
+            for name in one.diagnoses if len(one.diagnoses) == 1 else ():
+                found.setdefault(name, one)
+        if {"Normal", "LBBB"} <= found.keys():
+            break
+    blocked = next((name for name in ("LBBB", "RBBB") if name in found), None)
+    if blocked is None or "Normal" not in found:
+        raise UserError(f"{folder}: a normal ECG and one with LBBB or RBBB are needed; --root names another data root.")
+
+    figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
+    shown = (
+        ("A", "sinus rhythm", found["Normal"]),
+        ("B", f"{'left' if blocked == 'LBBB' else 'right'} bundle branch block", found[blocked]),
+    )
+    made = "synthetic" if folder in synthetic else "CPSC 2018"
+    for axes, (letter, what, one), colour in zip(figure.subplots(2, sharex=True, sharey=True), shown, COLOURS, strict=False):
+        samples = one.signal[: round(SECONDS * ecg.RATE)]
+        axes.plot(np.arange(len(samples)) / ecg.RATE, samples, color=colour, linewidth=0.8, linestyle="-")
+        axes.set_title(f"{letter}   {what} ({made}, {one.name})")
+        axes.set_ylabel("lead III in mV")
+        axes.set_xlim(0, SECONDS)
+    axes.set_xlabel(f"time in s; the first {512 / ecg.RATE:.2f} s are what the network sees")
+    for axes in figure.axes:
+        axes.axvline(512 / ecg.RATE, color="0.4", linewidth=0.8, linestyle="--")
+    return figure
+
+
+@register("figure", "zeta_dp_2021/fig2")
+def example_word(results: Path, data_root: Path) -> Figure:
+    """Figure 2: the waveform of an utterance of 'stop', and real and imaginary part of its spectrogram.
+
+    Raises:
+        UserError: neither Speech Commands nor its synthetic stand-in is under the data root.
+    """
+    folders = (data_root / speech.FOLDER, *sorted((data_root / "synthetic").glob("speech-*")))
+    clips = next((found for folder in folders if (found := sorted((folder / "stop").glob("*.wav")))), None)
+    if not clips:
+        raise UserError(
+            f"{data_root}: holds no word 'stop'. Put Speech Commands there, or make its stand-in with `zdp-bench run "
+            "recipe=speech dataset=speech_commands_synthetic`; --root names another folder."
+        )
+    wave = speech.read_clip(clips[0])
+    spectrum = speech.stft(torch.from_numpy(wave[None]))[0].numpy()  # [124, 129]
+
+    made = "" if clips[0].is_relative_to(data_root / speech.FOLDER) else ", synthetic"
+    figure = Figure(figsize=(WIDTH, 0.42 * WIDTH))
+    time, real, imaginary = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
+    time.plot(np.arange(len(wave)) / speech.RATE, wave, color=COLOURS[0], linewidth=0.4, linestyle="-")
+    time.set(xlabel="time in s", ylabel="amplitude", xlim=(0, 1), title=f"A   'stop'{made}")
+    limits = np.percentile(log_magnitude(spectrum.real), [1, 99.9])
+    for axes, letter, part, values in (
+        (real, "B", "real part", spectrum.real),
+        (imaginary, "C", "imaginary part", spectrum.imag),
+    ):
+        shades = _spectrogram(axes, values, limits)
+        axes.set_title(f"{letter}   {part}")
+    real.set_ylabel("frequency in kHz")
+    figure.colorbar(shades, ax=imaginary, label="log₁₀ of its modulus")
+    return figure
+
+
+def log_magnitude(part: np.ndarray) -> np.ndarray:
+    """log₁₀ of |part|, and not below 10⁻⁴: as the paper's caption has it, 'log-magnitude transformed for clarity'."""
+    return np.log10(np.maximum(np.abs(part), 1e-4))
+
+
+def _spectrogram(axes: Axes, part: np.ndarray, limits: np.ndarray):  # type: ignore[no-untyped-def]
+    extent = (0, 1, 0, speech.RATE / 2000)
+    axes.grid(visible=False)
+    axes.set_xlabel("time in s")
+    return axes.imshow(
+        log_magnitude(part).T, origin="lower", aspect="auto", extent=extent, vmin=limits[0], vmax=limits[1], cmap="cividis"
+    )
