@@ -16,7 +16,7 @@ def fastmris_mask(columns: int, acceleration: int, centre_fraction: float, file_
     state = np.random.get_state()
     np.random.seed(tuple(map(ord, file_name)))
     np.random.randint(0, 1)  # their choice among one pair of acceleration and centre fraction
-    low = int(round(columns * centre_fraction))
+    low = round(columns * centre_fraction)
     mask = np.random.uniform(size=columns) < (columns / acceleration - low) / (columns - low)
     pad = (columns - low + 1) // 2
     mask[pad : pad + low] = True
@@ -60,7 +60,8 @@ def test_an_input_has_unit_deviation_and_a_full_mask_loses_nothing() -> None:
     kspace = (random.normal(size=(16, 12)) + 1j * random.normal(size=(16, 12))).astype(np.complex64)
     image, magnitude = undersampled(kspace, np.ones(12, dtype=bool), HOW)
     assert image.shape == magnitude.shape == (8, 6)
-    assert image.dtype == np.complex64 and magnitude.dtype == np.float32
+    assert image.dtype == np.complex64
+    assert magnitude.dtype == np.float32
     assert np.isclose(np.abs(image).std(ddof=1), 1, atol=1e-5)
     assert np.allclose(magnitude, np.abs(centre_crop(to_image(kspace), 8, 6)), atol=1e-6)
     assert np.allclose(np.angle(image), np.angle(centre_crop(to_image(kspace), 8, 6)), atol=1e-4)
@@ -68,7 +69,8 @@ def test_an_input_has_unit_deviation_and_a_full_mask_loses_nothing() -> None:
 
 def test_an_empty_slice_gives_zeros_and_no_nan() -> None:
     image, magnitude = undersampled(np.zeros((16, 12), np.complex64), np.ones(12, dtype=bool), HOW)
-    assert not image.any() and not magnitude.any()
+    assert not image.any()
+    assert not magnitude.any()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from zdp_bench.data.kspace_phantom import kspace_phantom
 def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: Path) -> None:
     splits = kspace_phantom(tmp_path / "a", patients=4, test_share=0.25)
     again = kspace_phantom(tmp_path / "b", patients=4, test_share=0.25)
-    assert splits.provenance == "synthetic" and splits.records_per_patient == 2
+    assert splits.provenance == "synthetic"
+    assert splits.records_per_patient == 2
     assert (len(splits.train), len(splits.test)) == (6, 2)
     one, two = splits.test, again.test
-    assert isinstance(one, KSpaceRecords) and isinstance(two, KSpaceRecords)
+    assert isinstance(one, KSpaceRecords)
+    assert isinstance(two, KSpaceRecords)
     inputs, targets = one.batch(torch.arange(2))
     assert torch.equal(targets, two.batch(torch.arange(2))[1])
     reference, zero_filled = targets.unbind(dim=1)
