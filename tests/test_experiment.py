@@ -66,9 +66,9 @@ def test_nothing_computed_from_training_records_is_told_or_recorded(tmp_path: Pa
     sets: list[Any] = []
     real = experiment.evaluate
 
-    def spy(model: Any, task: Any, test: Any, device: Any) -> dict[str, float]:
+    def spy(model: Any, task: Any, test: Any, device: Any, *rest: Any) -> dict[str, float]:
         sets.append(test)
-        return real(model, task, test, device)
+        return real(model, task, test, device, *rest)
 
     monkeypatch.setattr(experiment, "evaluate", spy)
     outcome = carry_out(tmp_path)

@@ -21,7 +21,7 @@ import dataclasses
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -889,7 +889,7 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
     )
 
 
-def _train(subject: Subject, algorithm: Algorithm, steps: int, batches: Callable[[np.ndarray], Iterator[Batch]]) -> int:
+def _train(subject: Subject, algorithm: Algorithm, steps: int, batches: Callable[[np.ndarray], Iterable[Batch]]) -> int:
     """`steps` steps through the engine, with a ledger of their own; how many releases it counted."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable)

@@ -36,7 +36,8 @@ class Trainer:
         sample_rate: probability of a record (poisson); batch size / records otherwise. Or null, and `batch_size` says it.
         batch_size: of uniform and shuffled batches; the expected one of Poisson's, whose rate is then batch_size / records.
         epochs: passes over the data: epochs / sample_rate steps.
-        micro_batch: records processed at once; memory only, never the result. null: 2048.
+        micro_batch: records processed at once; memory only, never the result, so it enters no digest. null: 2048; auto: as many
+            as fit. Where memory runs out it is halved.
         checkpoint_epochs: epochs between checkpoints.
     """
 
@@ -44,7 +45,7 @@ class Trainer:
     sample_rate: float | None = MISSING
     batch_size: int | None = MISSING
     epochs: int = MISSING
-    micro_batch: int | None = MISSING
+    micro_batch: int | str | None = MISSING
     checkpoint_epochs: int = MISSING
 
 
@@ -118,6 +119,7 @@ class Run:
     replace_batchnorm: Literal["group", "instance", "frozen"] | None  # model.replace_batchnorm, for any model
     algorithm: Plugin
     optimizer: Plugin
+    complex_second_moment: Literal["per_component", "magnitude"]  # optimizer.complex_second_moment
     scheduler: Plugin | None
     accountant: str
     trainer: Trainer
@@ -208,8 +210,12 @@ def parse(config: DictConfig) -> Run:
         plain[kind] = _without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
     found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])}
     found.setdefault("scheduler", None)
-    replacement = plain["model"].get("replace_batchnorm")
-    run = Run(**vars(top), **checked, **found, replace_batchnorm=replacement, accountant=accountant, resolved=plain)
+    # Keys of every model and of every optimiser, beside the plug-in's own options
+    found["replace_batchnorm"] = plain["model"].get("replace_batchnorm")
+    found["complex_second_moment"] = plain["optimizer"].get("complex_second_moment") or "per_component"
+    if found["complex_second_moment"] == "per_component":  # one experiment, one digest, however it is said
+        plain["optimizer"] = {key: value for key, value in plain["optimizer"].items() if key != "complex_second_moment"}
+    run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
     _check_values(run)
     return run
 
@@ -229,9 +235,10 @@ def _check_values(run: Run) -> None:
     require(rate is None or 0 < rate <= 1, "trainer.sample_rate", rate, "must lie in (0, 1]")
     require(trainer.batch_size is None or trainer.batch_size > 0, "trainer.batch_size", trainer.batch_size, "must be at least 1")
     require(trainer.epochs > 0, "trainer.epochs", trainer.epochs, "must be at least 1")
-    require(
-        trainer.micro_batch is None or trainer.micro_batch > 0, "trainer.micro_batch", trainer.micro_batch, "must be at least 1"
-    )
+    micro_batch = trainer.micro_batch
+    if isinstance(micro_batch, str) and micro_batch != "auto":
+        raise UserError(f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null.")
+    require(not isinstance(micro_batch, int) or micro_batch > 0, "trainer.micro_batch", micro_batch, "must be at least 1")
     require(trainer.checkpoint_epochs > 0, "trainer.checkpoint_epochs", trainer.checkpoint_epochs, "must be at least 1")
     require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
     for key in ("max_epsilon", "target_epsilon", "claimed_epsilon"):
@@ -241,6 +248,11 @@ def _check_values(run: Run) -> None:
     replacement = run.replace_batchnorm
     if replacement not in (None, *REPLACEMENTS):
         raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
+    if run.complex_second_moment not in ("per_component", "magnitude"):
+        raise unknown("optimizer.complex_second_moment", str(run.complex_second_moment), ["per_component", "magnitude"])
+    if run.complex_second_moment == "magnitude" and run.optimizer.name not in HAS_SECOND_MOMENT:
+        which = ", ".join(HAS_SECOND_MOMENT)
+        raise UserError(f"optimizer.complex_second_moment=magnitude: is for {which}, and not for {run.optimizer.name}.")
     require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
     require(run.threads is None or run.threads > 0, "threads", run.threads, "must be at least 1")
     private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
@@ -297,8 +309,7 @@ def _plugin(kind: str, node: dict[str, Any]) -> Plugin:
     """Check a plug-in's options against the keyword-only parameters of its builder."""
     options = dict(node)
     name = options.pop("name", None)
-    if kind == "model":  # a key of every model, not an option of one
-        options.pop("replace_batchnorm", None)
+    options.pop({"model": "replace_batchnorm", "optimizer": "complex_second_moment"}.get(kind, ""), None)
     if not isinstance(name, str):
         raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
     builder = TORCHS_OWN[kind](name) if kind in TORCHS_OWN else lookup(kind, name)
@@ -306,6 +317,7 @@ def _plugin(kind: str, node: dict[str, Any]) -> Plugin:
 
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
+HAS_SECOND_MOMENT = ("adam", "adamw", "nadam", "rmsprop")  # that `zdp_bench.optimizers` can take of |g|²
 
 
 def optimizer_class(name: str) -> Callable[..., Any]:
@@ -463,7 +475,9 @@ def experiment_digest(run: Run) -> str:
         inside = {key: said(value) for key, value in node.items() if value is not None and value is not False}
         return {key: value for key, value in inside.items() if value != {}}
 
-    content = said({key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")})
+    content = {key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")}
+    content["trainer"] = {key: value for key, value in content["trainer"].items() if key != "micro_batch"}
+    content = said(content)
     if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # what is calibrated is no choice
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

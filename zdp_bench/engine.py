@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.memory import MicroBatches, let_go, ran_out
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise
@@ -36,12 +38,13 @@ class Training:
     max_releases: int | None = None
 
 
-def private_step(training: Training, step: int, micro_batches: Iterator[Batch], expected_batch_size: float) -> None:
+def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float) -> None:
     """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
 
     Args:
         step: its number, which names its noise.
-        micro_batches: the sampled records in pieces that fit memory; may hold none (a Poisson batch on small data often does).
+        micro_batches: the sampled records in pieces; may hold none (a Poisson batch on small data often does). Where they are
+            `memory.MicroBatches` and memory runs out, the pieces are halved.
         expected_batch_size: the divisor, known without looking at the batch.
 
     Formal guarantees:
@@ -50,6 +53,7 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
 
     Raises:
         BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
+        UserError: memory does not even hold one record at a time.
     """
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
     if spent and not training.ledger.holds(step):  # a step drawn before a kill, and now again, costs nothing new
@@ -58,11 +62,32 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
     device = next(training.model.parameters()).device
     training.ledger.append(step)  # before the release exists, and before any of its noise is drawn
     with drawn_aside(mechanism, training.noise, step, device) as noise:
-        total = zeros(mechanism, device)  # S, one tensor a block
-        for batch in micro_batches:
-            algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
-        release = noise(total)
+        release = noise(summed(algorithm, mechanism, micro_batches, device))
     descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
+
+
+def summed(algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device) -> dict[str, Tensor]:
+    """S: every record's share, added up over micro-batches.
+
+    Where memory runs out the sum starts again from zero, over smaller pieces: a record already in it must not count twice.
+
+    Raises:
+        UserError: memory does not even hold one record at a time.
+    """
+    while True:
+        total = zeros(mechanism, device)  # S, one tensor a block
+        try:
+            for batch in micro_batches:
+                algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+            return total
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error) or not isinstance(micro_batches, MicroBatches):
+                raise
+            if not micro_batches.size.halve():
+                raise UserError(
+                    "out of memory with one record at a time: take a smaller model or smaller inputs, or another device."
+                ) from None
+        let_go()  # after `except`: the error holds on to the tensors of the pass that failed
 
 
 @contextmanager

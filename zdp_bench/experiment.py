@@ -29,6 +29,8 @@ from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.memory import MicroBatches, Size, largest
+from zdp_bench.optimizers import BY_MAGNITUDE
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
@@ -120,12 +122,14 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     limit = affordable_steps(mechanism, delta, budget, still) if budget else None
     training = Training(algorithm, model, optimizer, noise, ledger, limit)
 
+    size = micro_batch_size(config, plan, model, task, data, device)
+
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
     while step < plan.steps and stopped_by == "epochs":
         try:
             indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
-            private_step(training, step, micro_batches(data.train, indices, config, device, step, data.augment), divisor)
+            private_step(training, step, micro_batches(data.train, indices, config, device, step, data.augment, size), divisor)
             step += 1
             if scheduler and plan.epoch_ending_at(step) is not None:
                 scheduler.step()
@@ -134,7 +138,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             stopped_by = "budget"
         epoch = plan.epoch_ending_at(step)
         if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
-            metrics = evaluate(model, task, data.test, device, config.trainer.micro_batch)
+            metrics = evaluate(model, task, data.test, device, size.records)
             epsilon = tight_epsilon(mechanism, ledger.releases_before(step), delta)
             epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
             watcher.evaluated(epoch or 0, step, metrics, epsilon)
@@ -144,7 +148,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
                 checkpoint.save(home / "checkpoint.pt", state)
     ledger.close()
-    outputs, targets = predict(model, data.test, device, config.trainer.micro_batch)
+    outputs, targets = predict(model, data.test, device, size.records)
     metrics = task.metrics(outputs, targets, data.test.groups)
     if example := getattr(task, "example", None):  # something to look at, of the test set
         records.write_arrays(home / "example.npz", example(outputs, targets))
@@ -170,6 +174,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "surgery": checks.surgery(model),
             "fixed_state": fixed,
         },
+        "optimizer": {"complex_second_moment": config.complex_second_moment},
         "privacy": account(config, mechanism, plan, ledger, data.records_per_patient),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
@@ -180,6 +185,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "started_utc": started.isoformat(timespec="seconds"),
             "train_seconds": round(time.perf_counter() - clock, 2),
             "peak_memory_bytes": peak_memory(device),
+            "micro_batch": size.records,
             "resumed_at_step": saved.step if saved else None,
         },
     }
@@ -305,15 +311,17 @@ def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """torch's optimiser over the trainable parameters.
+    """torch's optimiser over the trainable parameters, or ours where complex numbers are normalised by their modulus.
 
     Raises:
         UserError: it refuses one of its values, or would refuse the model at the first step.
     """
     if config.optimizer.options.get("fused") and any(parameter.is_complex() for parameter in trainable(model).values()):
         raise UserError("optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out.")
+    by_magnitude = config.complex_second_moment == "magnitude"
+    builder = BY_MAGNITUDE[config.optimizer.name] if by_magnitude else optimizer_class(config.optimizer.name)
     try:
-        return optimizer_class(config.optimizer.name)(trainable(model).values(), **config.optimizer.options)
+        return builder(trainable(model).values(), **config.optimizer.options)
     except (ValueError, TypeError) as error:
         raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
 
@@ -335,36 +343,58 @@ def build_scheduler(config: Run, optimizer: torch.optim.Optimizer) -> torch.opti
     return schedule
 
 
+def micro_batch_size(config: Run, plan: Plan, model: nn.Module, task: Task, data: Splits, device: torch.device) -> Size:
+    """How many records a step processes at once, to begin with: `trainer.micro_batch`, or with `auto` the most that fit."""
+    fixed = config.trainer.micro_batch
+    if not isinstance(fixed, str):
+        return Size(fixed or MICRO_BATCH)
+    inputs, targets = data.train.batch(torch.zeros(1, dtype=torch.long))
+    like = inputs.to(device), targets.to(device)
+    return largest(model, task.loss, like, plan.sampling.expected_batch_size, device)
+
+
 def micro_batches(
-    records_: Source, indices: np.ndarray, config: Run, device: torch.device, step: int = 0, augment: Augment | None = None
-) -> Iterator[Batch]:
-    """The sampled records in pieces of `trainer.micro_batch`, on the device.
+    records_: Source,
+    indices: np.ndarray,
+    config: Run,
+    device: torch.device,
+    step: int = 0,
+    augment: Augment | None = None,
+    size: Size | None = None,
+) -> MicroBatches:
+    """The sampled records in pieces, on the device.
 
     Args:
         step: names the chance by which records are made or `augment` changes their inputs: a resumed step meets the same.
+        size: how large the pieces are; by default `trainer.micro_batch`.
     """
-    size = config.trainer.micro_batch or MICRO_BATCH
     chance = torch.empty(0)
     if augment or records_.by_chance:
         chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
-    for start in range(0, len(indices), size):
-        own = chance[start : start + size]
-        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]), own if records_.by_chance else None)
-        inputs = augment(inputs, own) if augment else inputs
-        yield inputs.to(device), targets.to(device)
+
+    def piece(cut: slice) -> Batch:
+        inputs, targets = records_.batch(torch.from_numpy(indices[cut]), chance[cut] if records_.by_chance else None)
+        inputs = augment(inputs, chance[cut]) if augment else inputs
+        return inputs.to(device), targets.to(device)
+
+    fixed = config.trainer.micro_batch
+    return MicroBatches(len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH))
 
 
-def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, task: Task, test: Source, device: torch.device, at_once: int = EVALUATION_BATCH
+) -> dict[str, float]:
     """The task's metrics over a whole set."""
-    return task.metrics(*predict(model, test, device, size), test.groups)
+    return task.metrics(*predict(model, test, device, at_once), test.groups)
 
 
 @torch.no_grad()
-def predict(model: nn.Module, test: Source, device: torch.device, size: int | None = None) -> Batch:
-    """The model's outputs over a whole set, `size` records at a time, and the targets beside them."""
+def predict(model: nn.Module, test: Source, device: torch.device, at_once: int = EVALUATION_BATCH) -> Batch:
+    """The model's outputs over a whole set and the targets beside them, `at_once` records after `at_once`, if that is no more
+    than EVALUATION_BATCH."""
     model.eval()
     outputs, targets = [], []
-    for part in torch.arange(len(test)).split(size or EVALUATION_BATCH):
+    for part in torch.arange(len(test)).split(min(at_once, EVALUATION_BATCH)):
         inputs, wanted = test.batch(part)
         outputs.append(model(inputs.to(device)).cpu())
         targets.append(wanted)

@@ -73,6 +73,30 @@ def test_unet_answers_with_a_map(name: str) -> None:
     assert not answer.is_complex()
 
 
+@pytest.mark.parametrize("name", ["complex_unet", "real_unet"])
+@pytest.mark.parametrize("how", ["group", "instance"])
+def test_unet_takes_a_norm_behind_every_convolution(name: str, how: str) -> None:
+    shape, width, depth = (1, 16, 24), 8, 2
+    plain = parameters(name, shape, 1, width=width, depth=depth)
+    scale_and_shift = 2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)  # two convolutions a block
+    assert parameters(name, shape, 1, width=width, depth=depth, normalisation=how) == plain + scale_and_shift
+
+
+def test_sequence_cnns_are_twins() -> None:
+    """As the 2024 paper describes it; the real one has twice the inputs, and real numbers in the place of complex ones."""
+    rest = 9 * (32 * 64 + 64 * 128) + (32 + 64 + 128) * 3 + 128 * 4 + 4
+    assert parameters("complex_sequence_cnn", (1, 32, 32), 4) == 9 * 32 + rest
+    assert parameters("real_sequence_cnn", (1, 32, 32), 4) == 9 * 2 * 32 + rest
+    x = torch.randn(3, 1, 32, 32, dtype=torch.complex64)
+    for name in ("complex_sequence_cnn", "real_sequence_cnn"):
+        torch.manual_seed(0)
+        model = lookup("model", name)((1, 32, 32), 4)
+        answer = model(x)
+        assert answer.shape == (3, 4)
+        assert not answer.is_complex()
+        assert not torch.allclose(answer, model(x.conj().resolve_conj()))  # the imaginary part counts
+
+
 def test_the_vgg_unet_answers_with_a_map() -> None:
     model = lookup("model", "vgg11_unet")((3, 32, 64), 2, width=4)
     assert model(torch.randn(2, 3, 32, 64)).shape == (2, 2, 32, 64)
@@ -103,3 +127,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         lookup("model", "complex_unet")((1, 12, 100), 1)
     with pytest.raises(UserError, match=r"model\.channels"):
         lookup("model", "complex_cnn")((1, 3, 3), 1, channels=[4, 4])
+    with pytest.raises(UserError, match="halved three times"):
+        lookup("model", "complex_sequence_cnn")((1, 7, 32), 4)
+    with pytest.raises(UserError, match=r"model\.groups=5"):
+        lookup("model", "complex_sequence_cnn")((1, 32, 32), 4, groups=5)

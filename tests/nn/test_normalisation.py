@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from zdp_bench import checks
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.errors import UserError
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.layout import channels_last
 from zdp_bench.nn.normalisation import (
@@ -137,7 +138,7 @@ def test_the_checks_before_private_training_pass_it(how) -> None:
 
 
 def test_norms_by_name() -> None:
-    assert per_sample_norm("none", 8, torch.complex64) == []
+    assert per_sample_norm(None, 8, torch.complex64) == []
     (norm,) = per_sample_norm("group", 24, torch.complex64)
     assert (norm.groups, norm.channels) == (12, 24)  # type: ignore[union-attr]
     (norm,) = per_sample_norm("instance", 24, torch.complex64)
@@ -152,5 +153,7 @@ def test_what_cannot_be_is_refused() -> None:
         ComplexGroupNorm(2, 4, dtype=torch.float32)
     with pytest.raises(ValueError, match="groups"):
         ComplexGroupNorm(3, 4)
+    with pytest.raises(UserError, match=r"model\.normalisation.*group"):
+        per_sample_norm("grup", 4, torch.complex64)
     with pytest.raises(ValueError, match="positive"):
         ComplexGroupNorm(2, 4, eps=0)

@@ -62,13 +62,13 @@ def clipped_sum(
         return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
     try:
         if model not in _met and len(batch[0]) > 1:
-            _met.add(model)
             if lacking := fast.without_rule(model):
                 log.info(
                     "no book-keeping rule for %s: their gradients come from torch.func", ", ".join(f"'{n}'" for n in lacking)
                 )
             if engine == "auto" and not cross_check.agrees(model, loss, batch):
                 raise NoRule("a model in which a record's gradient depends on the records beside it, or on where it stands")
+            _met.add(model)  # after the check: one that memory cut short is made again
         return fast.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
     except NoRule as error:
         if engine == "fast":

@@ -1,10 +1,8 @@
 """U-Net (Ronneberger et al. 2015), complex or real: widths doubling from `width`, 2×2 pooling, 2×2 transposed convolutions, a
-skip connection at every level, behind each convolution a per-sample norm or none. fastMRI's form averages where the original
+skip connection at every level; behind each convolution a per-sample norm, or none. fastMRI's form averages where the original
 takes the maximum."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +14,6 @@ from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import per_sample_norm
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
-
-Norm = Literal["none", "group", "instance"]
 
 
 class UNet(nn.Module):
@@ -35,8 +31,8 @@ class UNet(nn.Module):
         width: int,
         depth: int,
         activation: str,
-        normalisation: Norm,
         dtype: torch.dtype,
+        normalisation: str | None = None,
         *,
         residual: bool = False,
         pool: type[nn.Module] = nn.AvgPool2d,
@@ -94,11 +90,11 @@ def complex_unet(
     width: int = 32,
     depth: int = 4,
     activation: str = "crelu",
-    normalisation: Norm = "none",
+    normalisation: str | None = None,
     residual: bool = False,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.complex64, residual=residual)
+    return UNet(input_shape, outputs, width, depth, activation, torch.complex64, normalisation, residual=residual)
 
 
 @register("model", "real_unet")
@@ -109,13 +105,13 @@ def real_unet(
     width: int = 32,
     depth: int = 4,
     activation: str = "relu",
-    normalisation: Norm = "none",
+    normalisation: str | None = None,
 ) -> UNet:
     """The same U-Net with real weights."""
-    return UNet(input_shape, outputs, width, depth, activation, normalisation, torch.float32)
+    return UNet(input_shape, outputs, width, depth, activation, torch.float32, normalisation)
 
 
 @register("model", "transposed_unet")
 def transposed_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4) -> UNet:
     """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
-    return UNet(input_shape, outputs, width, depth, "relu", "none", torch.float32, pool=nn.MaxPool2d)
+    return UNet(input_shape, outputs, width, depth, "relu", torch.float32, pool=nn.MaxPool2d)

@@ -43,6 +43,11 @@ class ReLU(nn.ReLU):
     """ReLU, for real networks."""
 
 
+@register("activation", "mish")
+class Mish(nn.Mish):
+    """x·tanh(log(1 + eˣ)) (Misra 2019), for real networks."""
+
+
 @register("activation", "sigmoid")
 class Sigmoid(nn.Sigmoid):
     """The logistic function, for real networks; its slope is at most ¼."""

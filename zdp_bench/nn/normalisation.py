@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.errors import unknown
 from zdp_bench.nn.layout import channels_last
 
 EPS = 1e-5  # added to both eigenvalues of a group's covariance, as in the paper's listing
@@ -62,8 +63,9 @@ class ComplexGroupNorm(nn.Module):
     def reset_parameters(self) -> None:
         """γ = (1 + i)/√2, β = 0."""
         if self.weight is not None and self.bias is not None:
-            nn.init.constant_(self.weight, complex(math.sqrt(0.5), math.sqrt(0.5)))
-            nn.init.zeros_(self.bias)
+            with torch.no_grad():
+                self.weight.fill_(complex(math.sqrt(0.5), math.sqrt(0.5)))
+                self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         return normalise(x, self.groups, self.weight, self.bias, self.eps)
@@ -93,13 +95,18 @@ def normalise(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor
     return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
-def per_sample_norm(how: Literal["none", "group", "instance"], channels: int, dtype: torch.dtype) -> list[nn.Module]:
-    """The norm a model asks for by name, real or complex by dtype; for `none` an empty list, to be added to a block's layers.
+def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[nn.Module]:
+    """The norm `model.normalisation` asks for, real or complex by dtype, to be added to a block's layers; None: an empty list.
 
-    group: 16 groups, or the most below that which divide the channels.
+    group: 16 groups, or the most below that which divide the channels. instance: each channel apart.
+
+    Raises:
+        UserError: no such norm.
     """
-    if how == "none":
+    if how is None:
         return []
+    if how not in ("group", "instance"):
+        raise unknown("model.normalisation", how, ["group", "instance", "null"])
     groups = channels if how == "instance" else max(n for n in range(1, GROUPS + 1) if channels % n == 0)
     return [ComplexGroupNorm(groups, channels, dtype=dtype) if dtype.is_complex else nn.GroupNorm(groups, channels, dtype=dtype)]
 
@@ -145,8 +152,8 @@ class _Normalise(torch.autograd.Function):
                 of_weight = _to_channels(root.along, x)[:, 0] * sum_gc_conj + _to_channels(root.across.conj(), x)[:, 0] * sum_gc
             if to_x:
                 back = x.new_ones(()) if weight is None else weight.conj()
-                sums = [_over_channels(back * each, h.shape[1]).to(p.dtype) for each in (sum_g, sum_gc, sum_gc_conj)]
-                constant, of_h, of_p = _through_moments(h, p, root, ctx.eps, *sums, g.shape[1] * g.shape[2] // h.shape[1])
+                sums = torch.stack([_over_channels(back * each, h.shape[1]) for each in (sum_g, sum_gc, sum_gc_conj)])
+                constant, of_h, of_p = _through_moments(h, p, root, ctx.eps, sums, g.shape[1] * g.shape[2] // h.shape[1])
                 of_x = torch.addcmul(_to_channels(constant, x), c, _to_channels(of_h, x))
                 of_x = torch.addcmul(of_x, c_conj, _to_channels(of_p, x))
                 of_x = torch.addcmul(of_x, g, _to_channels(root.along, x) * back)
@@ -190,14 +197,14 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return c, mean, (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im), torch.complex(re - im, 2 * product)
 
 
-def _through_moments(
-    h: Tensor, p: Tensor, root: _Root, eps: float, sum_g: Tensor, sum_gc: Tensor, sum_gc_conj: Tensor, numbers: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _through_moments(h: Tensor, p: Tensor, root: _Root, eps: float, sums: Tensor, numbers: int) -> tuple[Tensor, Tensor, Tensor]:
     """What the mean, h and p of a group pass on to its numbers: constant + of_h·c + of_p·c̄.
 
     Args:
-        sum_g: Σ γ̄g over a group; sum_gc: Σ γ̄g·c; sum_gc_conj: Σ γ̄g·c̄. Each [B, G].
+        sums: Σ γ̄g, Σ γ̄g·c and Σ γ̄g·c̄ over a group, [3, B, G].
+        numbers: in a group.
     """
+    sum_g, sum_gc, sum_gc_conj = sums.to(p.dtype)
     along, across, k, s = root
     # dL = α·dA + Re(conj(σ)·dB), with α = Re Σ γ̄g·c̄ and σ = Σ γ̄g·c. A = t²k and B = −pk are functions of h, s and p:
     # dL = u·dh + w·ds − k·Re(conj(σ)·dp), and ds = ((h + eps)·dh − Re(p̄·dp)/4)/s

@@ -1,0 +1,81 @@
+"""The network that tells MRI sequences apart in k-space (Riess et al. 2024, section 5), complex or real."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import require
+from zdp_bench.nn.activations import activation as make_activation
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.normalisation import ComplexGroupNorm
+from zdp_bench.nn.pooling import ComplexAvgPool2d
+from zdp_bench.registry import register
+
+WIDTHS = (32, 64, 128)
+
+
+class SequenceCNN(nn.Module):
+    """Three blocks of 3×3 convolution, GroupNorm, activation and 2×2 average pooling; mean; linear 128 → classes.
+
+    The paper says: three blocks of 32, 64 and 128 filters, GroupNorm of 16 groups, ConjMish, average pooling, one linear layer of
+    128 units. Kernel, the number of convolutions in a block, and that the last pooling leaves one number a channel are ours.
+
+    Shapes: [B, C, H, W], H and W at least 8, -> [B, outputs]; complex weights answer with |z|. The real network takes a complex
+    input as two channels, (Re, Im).
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], outputs: int, groups: int, activation: str, convolutions: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        images, height, width = input_shape
+        small = f"{height}×{width} cannot be halved three times"
+        require(min(height, width) >= 2 ** len(WIDTHS), "the input's size for model", "sequence_cnn", small)
+        require(
+            groups > 0 and not any(w % groups for w in WIDTHS), "model.groups", groups, "must divide the 32, 64 and 128 channels"
+        )
+        require(convolutions > 0, "model.convolutions", convolutions, "must be at least 1")
+        conv, norm, pool = (
+            (ComplexConv2d, ComplexGroupNorm, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.GroupNorm, nn.AvgPool2d)
+        )
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise([images if dtype.is_complex else 2 * images, *WIDTHS]):
+            for inside in (wide, *[narrow] * (convolutions - 1)):
+                layers += [
+                    conv(inside, narrow, 3, padding=1, dtype=dtype),
+                    norm(groups, narrow, dtype=dtype),
+                    make_activation(activation, narrow),
+                ]
+            layers.append(pool(2))
+        self.blocks = nn.Sequential(*layers)
+        self.head = nn.Linear(WIDTHS[-1], outputs, dtype=dtype)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.dtype) if self.dtype.is_complex else two_channels(x).to(self.dtype)
+        y = self.head(self.blocks(x).flatten(2).mean(dim=2))
+        return y.abs() if y.is_complex() else y
+
+
+def two_channels(x: Tensor) -> Tensor:
+    """[B, C, H, W] -> real [B, 2C, H, W]: all real parts, then all imaginary parts (0 of a real input)."""
+    return torch.cat([x.real, x.imag if x.is_complex() else torch.zeros_like(x)], dim=1)
+
+
+@register("model", "complex_sequence_cnn")
+def complex_sequence_cnn(
+    input_shape: tuple[int, ...], outputs: int, *, groups: int = 16, activation: str = "conjmish", convolutions: int = 1
+) -> SequenceCNN:
+    """The complex network of the 2024 paper."""
+    return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.complex64)
+
+
+@register("model", "real_sequence_cnn")
+def real_sequence_cnn(
+    input_shape: tuple[int, ...], outputs: int, *, groups: int = 16, activation: str = "mish", convolutions: int = 1
+) -> SequenceCNN:
+    """The same network with real weights, on real and imaginary part as two channels."""
+    return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.float32)
