@@ -185,7 +185,7 @@ def test_a_broken_file_is_named_and_refused(root: Path, kind: str) -> None:
 
 
 def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"sign up for it .* kspace_phantom"):
+    with pytest.raises(UserError, match=r"sign up for it .*kspace_phantom"):
         fastmri(tmp_path)
     write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
     write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)

@@ -82,7 +82,7 @@ def linked(path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "cut off"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "damaged"),
     "wrong dtype": (lambda path: save(path, magnitudes(0).astype(np.complex64)), "complex64, not real numbers"),
     "wrong shape": (lambda path: save(path, magnitudes(0)[..., None].repeat(2, 3)), "where three dimensions were expected"),
     "NaN": (not_a_number, "no numbers"),

@@ -219,6 +219,12 @@ LAYERS: list[Case] = [
     Case("partly frozen", _partly_frozen, (4,)),
     Case("real U-Net shape", lambda: UNetShape(nn.Conv2d, nn.ConvTranspose2d, nn.Tanh()), (2, 7, 9)),
     Case("complex U-Net shape", lambda: UNetShape(ComplexConv2d, ComplexConvTranspose2d, CReLU()), (2, 7, 9), "complex"),
+    Case(
+        "complex U-Net of an odd size",
+        lambda: lookup("model", "complex_unet")((1, 6, 7), 1, width=2, depth=2),
+        (1, 6, 7),
+        "complex",
+    ),
 ]
 
 

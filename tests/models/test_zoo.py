@@ -102,6 +102,20 @@ def test_sequence_cnns_are_twins() -> None:
         assert not torch.allclose(answer, model(x.conj().resolve_conj()))  # the imaginary part counts
 
 
+@pytest.mark.parametrize("size", [(17, 22), (19, 31)])
+def test_unet_takes_sizes_that_two_does_not_divide(size: tuple[int, int]) -> None:
+    model = lookup("model", "complex_unet")((1, *size), 1, width=2, depth=3)
+    assert model(torch.randn(2, 1, *size)).shape == (2, 1, *size)
+
+
+def test_a_residual_unet_starts_from_its_input_and_answers_slice_by_slice() -> None:
+    model = lookup("model", "complex_unet")((3, 1, 8, 9), 1, width=2, depth=1, residual=True, normalisation="instance")
+    x = torch.randn(2, 3, 1, 8, 9, dtype=torch.complex64)
+    assert torch.equal(model(x), x.abs())
+    torch.nn.init.ones_(model.last.weight)
+    assert torch.allclose(model(x)[1, 2], model(x[1, 2:])[0], atol=1e-5)
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="must divide by 32"):
         lookup("model", "vgg11_unet")((1, 48, 64), 1)

@@ -150,6 +150,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     notes += sorted(
         {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in shown if r["data"]["notes"]}
     )
+    notes += sorted({words for run in shown if (words := _baseline(run))})
     if any(row.cells["ε patient"] for row in rows):
         notes.append("ε patient: of all records that one patient may own, together; the other ε are of one record.")
     ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
@@ -157,6 +158,12 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     if any(f.on for f in fillings):
         notes.append("Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it.")
     return Table(table, f"{numbers[0].paper}, Table {numbers[0].table}", rows, notes)
+
+
+def _baseline(run: Record) -> str:
+    """What the metrics are of the zero-filled image that a reconstruction starts from; empty for a run without one."""
+    of = {name.removeprefix("zero_filled_"): value for name, value in run["metrics"].items() if name.startswith("zero_filled_")}
+    return f"{run['data']['name']}, zero-filled: " + ", ".join(f"{n} {v:.4g}" for n, v in of.items()) + "." if of else ""
 
 
 def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: list[Record]) -> Row:
