@@ -40,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy"},
+    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks"},
+    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate"},
     "__main__": {"cli"},
 }
 

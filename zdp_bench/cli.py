@@ -63,6 +63,15 @@ def parser() -> Parser:
     reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
     _results(reproduce)
 
+    check = verbs.add_parser(
+        "validate",
+        help="what a recipe would do, without training: model, clipping, every ε, time, memory, data",
+        description="Work a recipe out without training it and without reading a record: parameters, layers and how they are "
+        "clipped, replaced layers, sampling, z, claimed and tight ε of a record and of a patient, time and memory, data.",
+    )
+    check.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    check.add_argument("--format", choices=["rich", "json"], default="rich")
+
     audit = verbs.add_parser(
         "audit",
         help="attack a recipe's mechanism, and mechanisms known to be broken: a lower bound on ε",
@@ -161,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "figure": _figure,
         "reproduce": _reproduce,
         "epsilon": _epsilon,
+        "validate": _validate,
         "audit": _audit,
         "bench": _bench,
         "list": _list,
@@ -288,6 +298,24 @@ def _audit(options: argparse.Namespace) -> int:
         for path in table.write(findings, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)
     return int(not all(table.as_expected(finding) for finding in findings))
+
+
+def _validate(options: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+
+    from zdp_bench.config import compose, parse
+    from zdp_bench.report import validation
+    from zdp_bench.terminal import console
+    from zdp_bench.validate import validate
+
+    report = dataclasses.asdict(validate(parse(compose(options.overrides))))
+    if options.format == "json":
+        print(json.dumps(report, indent=1))
+    else:
+        for table in validation.as_rich(report):
+            console().print(table)
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

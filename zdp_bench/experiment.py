@@ -24,7 +24,7 @@ from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
 from zdp_bench.config import Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
-from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
+from zdp_bench.data import CHANCES, Augment, Outline, Records, Splits, sampling
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
@@ -148,8 +148,8 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     ledger.close()
     metrics = evaluate(model, task, data.test, device)
     if isinstance(task, Scoring):
-        scores = task.scores(predict(model, task, data.test, device))
-        records.write_scores(home / "scores.csv", data.test.targets.numpy(), scores)
+        outputs, truth = predict(model, task, data.test, device)
+        records.write_scores(home / "scores.csv", truth.numpy(), task.scores(outputs))
 
     return {
         "format": 1,
@@ -257,7 +257,7 @@ class Plan:
         return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
 
 
-def build_model(config: Run, data: Splits) -> nn.Module:
+def build_model(config: Run, data: Splits | Outline) -> nn.Module:
     """The model, initialised from the seed's own stream, whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
@@ -379,21 +379,27 @@ def micro_batches(
 
 def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) -> dict[str, float]:
     """The task's metrics over a whole set."""
-    return task.metrics(predict(model, task, test, device), test.targets, test.groups)
+    outputs, targets = predict(model, task, test, device)
+    return task.metrics(outputs, targets, test.groups)
 
 
 @torch.no_grad()
-def predict(model: nn.Module, task: Task, test: Records, device: torch.device) -> Tensor:
-    """The model's outputs over a whole set, [n, ...]; a task with maps condenses them batch by batch, so none piles up."""
+def predict(model: nn.Module, task: Task, test: Records, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The model's outputs over a whole set [n, ...], and the targets [n, ...].
+
+    A task with maps condenses its outputs batch by batch, and needs no targets afterwards: then neither piles up in memory.
+    """
     model.eval()
-    at_once = max(1, min(EVALUATION_BATCH, EVALUATION_NUMBERS // max(1, test.inputs[:1].numel())))
-    outputs = []
-    for part in torch.arange(len(test)).split(at_once):
+    condensing = isinstance(task, Condensing)
+    one = max(1, test.batch(torch.arange(min(1, len(test))))[0].numel())
+    outputs, kept = [], []
+    for part in torch.arange(len(test)).split(max(1, min(EVALUATION_BATCH, EVALUATION_NUMBERS // one))):
         inputs, targets = test.batch(part)
         answer = model(inputs.to(device))
         outputs.append((task.condense(answer, targets.to(device)) if isinstance(task, Condensing) else answer).cpu())
+        kept.append(targets[:0] if condensing else targets)
     model.train()
-    return torch.cat(outputs)
+    return torch.cat(outputs), torch.cat(kept)
 
 
 def pick_device(name: str) -> torch.device:
