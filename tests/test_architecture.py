@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
     "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks"},
-    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate"},
+    "range_test": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "privacy"},
+    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"},
     "__main__": {"cli"},
 }
 

@@ -72,6 +72,18 @@ def parser() -> Parser:
     check.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
     check.add_argument("--format", choices=["rich", "json"], default="rich")
 
+    finder = verbs.add_parser(
+        "find-lr",
+        help="a learning-rate range test on the recipe's records, and what it costs in ε",
+        description="Try growing learning rates in private steps and watch the loss of public validation records. Every step is "
+        "a release: the ε of the test, and of the recipe's run after it, are told; privacy.range_test_steps=N counts it there.",
+    )
+    finder.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    finder.add_argument("--lowest", type=float, default=1e-5, metavar="LR", help="first rate (default 1e-5)")
+    finder.add_argument("--highest", type=float, default=1.0, metavar="LR", help="last rate (default 1)")
+    finder.add_argument("--steps", type=int, default=50, metavar="N", help="at most N steps (default 50)")
+    finder.add_argument("--format", choices=["rich", "json"], default="rich")
+
     audit = verbs.add_parser(
         "audit",
         help="attack a recipe's mechanism, and mechanisms known to be broken: a lower bound on ε",
@@ -171,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "reproduce": _reproduce,
         "epsilon": _epsilon,
         "validate": _validate,
+        "find-lr": _find_lr,
         "audit": _audit,
         "bench": _bench,
         "list": _list,
@@ -315,6 +328,24 @@ def _validate(options: argparse.Namespace) -> int:
     else:
         for table in validation.as_rich(report):
             console().print(table)
+    return 0
+
+
+def _find_lr(options: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+
+    from zdp_bench.config import compose, parse
+    from zdp_bench.range_test import range_test
+    from zdp_bench.report import range_test as report
+    from zdp_bench.terminal import console
+
+    with console().status("trying learning rates ..."):
+        found = range_test(parse(compose(options.overrides)), options.lowest, options.highest, options.steps)
+    if options.format == "json":
+        print(json.dumps(dataclasses.asdict(found), indent=1))
+    else:
+        console().print(report.as_rich(dataclasses.asdict(found)))
     return 0
 
 

@@ -144,7 +144,7 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
 
 def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> dict[str, Any]:
     """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
-    delta, steps = config.privacy.delta, plan.steps
+    delta, steps = config.privacy.delta, plan.before + plan.steps
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
     claim = Claim(sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs)
     return {
