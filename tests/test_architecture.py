@@ -44,7 +44,9 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy"},
+    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks"},
+    "range_test": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "privacy"},
+    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"},
     "__main__": {"cli"},
 }
 

@@ -63,6 +63,27 @@ def parser() -> Parser:
     reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
     _results(reproduce)
 
+    check = verbs.add_parser(
+        "validate",
+        help="what a recipe would do, without training: model, clipping, every ε, time, memory, data",
+        description="Work a recipe out without training it and without reading a record: parameters, layers and how they are "
+        "clipped, replaced layers, sampling, z, claimed and tight ε of a record and of a patient, time and memory, data.",
+    )
+    check.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    check.add_argument("--format", choices=["rich", "json"], default="rich")
+
+    finder = verbs.add_parser(
+        "find-lr",
+        help="a learning-rate range test on the recipe's records, and what it costs in ε",
+        description="Try growing learning rates in private steps and watch the loss of public validation records. Every step is "
+        "a release: the ε of the test, and of the recipe's run after it, are told; privacy.range_test_steps=N counts it there.",
+    )
+    finder.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    finder.add_argument("--lowest", type=float, default=1e-5, metavar="LR", help="first rate (default 1e-5)")
+    finder.add_argument("--highest", type=float, default=1.0, metavar="LR", help="last rate (default 1)")
+    finder.add_argument("--steps", type=int, default=50, metavar="N", help="at most N steps (default 50)")
+    finder.add_argument("--format", choices=["rich", "json"], default="rich")
+
     audit = verbs.add_parser(
         "audit",
         help="attack a recipe's mechanism, and mechanisms known to be broken: a lower bound on ε",
@@ -164,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "figure": _figure,
         "reproduce": _reproduce,
         "epsilon": _epsilon,
+        "validate": _validate,
+        "find-lr": _find_lr,
         "audit": _audit,
         "bench": _bench,
         "list": _list,
@@ -297,6 +320,42 @@ def _audit(options: argparse.Namespace) -> int:
         for path in table.write(findings, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)
     return int(not all(table.as_expected(finding) for finding in findings))
+
+
+def _validate(options: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+
+    from zdp_bench.config import compose, parse
+    from zdp_bench.report import validation
+    from zdp_bench.terminal import console
+    from zdp_bench.validate import validate
+
+    report = dataclasses.asdict(validate(parse(compose(options.overrides))))
+    if options.format == "json":
+        print(json.dumps(report, indent=1))
+    else:
+        for table in validation.as_rich(report):
+            console().print(table)
+    return 0
+
+
+def _find_lr(options: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+
+    from zdp_bench.config import compose, parse
+    from zdp_bench.range_test import range_test
+    from zdp_bench.report import range_test as report
+    from zdp_bench.terminal import console
+
+    with console().status("trying learning rates ..."):
+        found = range_test(parse(compose(options.overrides)), options.lowest, options.highest, options.steps)
+    if options.format == "json":
+        print(json.dumps(dataclasses.asdict(found), indent=1))
+    else:
+        console().print(report.as_rich(dataclasses.asdict(found)))
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

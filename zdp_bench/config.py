@@ -58,6 +58,7 @@ class Privacy:
         max_epsilon: the budget: training stops before the step whose tight ε would exceed it. null: none.
         target_epsilon: replace `algorithm.noise_multiplier` by the one whose whole run has this tight ε. null: as configured.
         claimed_epsilon: replace it by the one for which the accountant claims this ε. null: as configured.
+        range_test_steps: steps of a learning-rate range test that was made on the same records: every ε counts them. null: none.
         secure: sampling and noise from the operating system's cryptographic randomness instead of the seed.
     """
 
@@ -65,6 +66,7 @@ class Privacy:
     max_epsilon: float | None = MISSING
     target_epsilon: float | None = MISSING
     claimed_epsilon: float | None = MISSING
+    range_test_steps: int | None = MISSING
     secure: bool = MISSING
 
 
@@ -255,6 +257,8 @@ def _check_values(run: Run) -> None:
         raise UserError(f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null.")
     require(not isinstance(micro_batch, int) or micro_batch > 0, "trainer.micro_batch", micro_batch, "must be at least 1")
     require(trainer.checkpoint_epochs > 0, "trainer.checkpoint_epochs", trainer.checkpoint_epochs, "must be at least 1")
+    tested = run.privacy.range_test_steps
+    require(tested is None or tested >= 0, "privacy.range_test_steps", tested, "must be 0 or more")
     require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
     for key in ("max_epsilon", "target_epsilon", "claimed_epsilon"):
         value = getattr(run.privacy, key)

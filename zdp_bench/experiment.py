@@ -24,7 +24,7 @@ from zdp_bench import __version__, checkpoint, checks, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
 from zdp_bench.config import Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
-from zdp_bench.data import CHANCES, Augment, Source, Splits, sampling
+from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits, sampling
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
@@ -120,8 +120,8 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
         ) from None
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
-    still = ledger.releases + plan.steps - step  # the most that can stand in the ledger at the end
-    limit = affordable_steps(mechanism, delta, budget, still) if budget else None
+    still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end
+    limit = max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
     training = Training(algorithm, model, optimizer, noise, ledger, limit)
 
     size = micro_batch_size(config, plan, model, task, data, device)
@@ -142,7 +142,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         epoch = plan.epoch_ending_at(step)
         if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
             metrics = evaluate(model, task, data.test, device, size.records)
-            epsilon = tight_epsilon(mechanism, ledger.releases_before(step), delta)
+            epsilon = tight_epsilon(mechanism, plan.before + ledger.releases_before(step), delta)
             epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
             watcher.evaluated(epoch or 0, step, metrics, epsilon)
             if epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps:
@@ -199,7 +199,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
 
 def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:
     """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
-    releases, delta = ledger.releases, config.privacy.delta
+    releases, delta = plan.before + ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
     claim = Claim(sigma, plan.sampling.sample_rate, releases, delta, plan.sampling.records, config.trainer.epochs)
     tight = tight_epsilon(mechanism, releases, delta)
@@ -214,6 +214,7 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, recor
         "noise_multiplier": sigma,
         "z": mechanism.z,
         "steps": releases,
+        "range_test_steps": plan.before,
         "adjacency": plan.sampling.adjacency,
         "sampling": vars(plan.sampling),
         "mechanism": mechanism.as_dict(),
@@ -227,26 +228,32 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, recor
 
 @dataclass(frozen=True)
 class Plan:
-    """How many steps a run takes, and which records each of them sees."""
+    """How many steps a run takes, and which records each of them sees.
+
+    Attributes:
+        before: steps that a learning-rate range test has made on the same records, with the same mechanism.
+    """
 
     sampling: Sampling
     epochs: int
     steps: int
+    before: int = 0
 
     @staticmethod
     def of(config: Run, size: int) -> Plan:
         """The plan for `size` training records."""
-        trainer = config.trainer
+        trainer, before = config.trainer, config.privacy.range_test_steps or 0
         if trainer.sampling == "poisson":
             expected = trainer.batch_size or 1
             require(expected <= size, "trainer.batch_size", expected, f"the training set has only {size:,} records")
             rate = trainer.sample_rate or expected / size
-            return Plan(Sampling("poisson", rate, rate * size, size), trainer.epochs, max(1, round(trainer.epochs / rate)))
+            steps = max(1, round(trainer.epochs / rate))
+            return Plan(Sampling("poisson", rate, rate * size, size), trainer.epochs, steps, before)
         batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
         require(batch <= size, "trainer.batch_size", batch, f"the training set has only {size:,} records")
         scheme: Any = trainer.sampling
         per_epoch = -(-size // batch) if scheme == "shuffled" else size // batch
-        return Plan(Sampling(scheme, batch / size, batch, size), trainer.epochs, trainer.epochs * per_epoch)
+        return Plan(Sampling(scheme, batch / size, batch, size), trainer.epochs, trainer.epochs * per_epoch, before)
 
     def draw(self, seed: int, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
         """The records of a step, and the divisor of its sum: a function of (seed, step) alone, or of nothing when `secure`."""
@@ -267,7 +274,7 @@ class Plan:
         return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
 
 
-def build_model(config: Run, data: Splits) -> nn.Module:
+def build_model(config: Run, data: Splits | Outline) -> nn.Module:
     """The model, initialised from the seed's own stream, whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
@@ -289,7 +296,9 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
             unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
             if unit.z == 0:
                 raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
-            options["noise_multiplier"] = calibrate_mechanism(privacy.target_epsilon, unit, plan.steps, privacy.delta)
+            options["noise_multiplier"] = calibrate_mechanism(
+                privacy.target_epsilon, unit, plan.before + plan.steps, privacy.delta
+            )
         elif privacy.claimed_epsilon:
             claim = Claim(1.0, plan.sampling.sample_rate, plan.steps, privacy.delta, plan.sampling.records, plan.epochs)
             options["noise_multiplier"] = calibrate(privacy.claimed_epsilon, config.accountant, claim)
@@ -415,19 +424,19 @@ def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, s
 def predict(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> Batch:
     """The model's outputs over a whole set, [n, ...], and the targets beside them, at most `size` records at a time.
 
-    A task with maps condenses its outputs batch by batch, so that none piles up.
+    A task with maps condenses its outputs batch by batch, and needs no targets afterwards: then neither piles up in memory.
     """
     model.eval()
-    one = max(1, test.batch(torch.arange(1))[0].numel())
+    one = max(1, test.batch(torch.arange(min(1, len(test))))[0].numel())
     at_once = max(1, min(size or EVALUATION_BATCH, EVALUATION_BATCH, EVALUATION_NUMBERS // one))
-    outputs, wanted = [], []
+    outputs, kept = [], []
     for part in torch.arange(len(test)).split(at_once):
         inputs, targets = test.batch(part)
         answer = model(inputs.to(device))
         outputs.append((task.condense(answer, targets.to(device)) if isinstance(task, Condensing) else answer).cpu())
-        wanted.append(targets)
+        kept.append(targets[:0] if isinstance(task, Condensing) else targets)
     model.train()
-    return torch.cat(outputs), torch.cat(wanted)
+    return torch.cat(outputs), torch.cat(kept)
 
 
 def pick_device(name: str) -> torch.device:

@@ -77,7 +77,7 @@ def test_the_same_and_the_perfect_do_not_differ() -> None:
     assert delong(truth, truth * 1.0, truth * 2.0).p == 1.0
     with pytest.raises(UserError, match="two records of each class"):
         delong(np.array([0, 0, 1]), scores[:3], scores[:3])
-    with pytest.raises(UserError, match="a score for each of"):
+    with pytest.raises(UserError, match="both need a score"):
         delong(truth, scores, scores[:3])
 
 

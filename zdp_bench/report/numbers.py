@@ -22,9 +22,8 @@ def percent(value: float, digits: int = 2) -> str:
 
 
 def mean_and_deviation(values: Sequence[float], unit: str) -> str:
-    """'98.01 ± 0.12 % (n = 3)': the mean and the sample standard deviation over seeds; four digits where there is no unit."""
-    scale, suffix = (100.0, " %") if unit == "%" else (1.0, f" {unit}".rstrip())
+    """'98.01 ± 0.12 % (n = 3)', '0.9601 ± 0.0042 (n = 3)': the mean and the sample standard deviation over seeds."""
+    scale, suffix, digits = (100.0, " %", 2) if unit == "%" else (1.0, f" {unit}".rstrip(), 2 if unit else 4)
     scaled = [scale * value for value in values]
-    digits = 2 if unit else 4
     spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
     return f"{mean(scaled):.{digits}f}{spread}{suffix} (n = {len(scaled)})"

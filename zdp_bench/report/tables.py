@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 from zdp_bench import assets, records
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.records import Record
+from zdp_bench.report.comparisons import Family
 from zdp_bench.report.numbers import epsilon, mean_and_deviation
 
 COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "ε patient", "δ", "provenance")
@@ -138,11 +139,16 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
     every = records.read_all(results)
     rows, shown = [], []
+    families: dict[tuple[str, str], Family] = {}  # metric and data digest -> rows that can be compared with one another
     for filling in fillings:
         runs = [r for r in every if (r["recipe"], r["experiment"]) == (filling.recipe, filling.digest)]
         shown += runs
         printed = {number.column: number for number in numbers if number.row == filling.row}
-        rows += [_row(filling, metric, printed.get("epsilon"), runs) for key, metric in printed.items() if key != "epsilon"]
+        for metric in (number for column, number in printed.items() if column != "epsilon"):
+            rows.append(_row(filling, metric, printed.get("epsilon"), runs))
+            if runs:
+                family = families.setdefault((metric.column, runs[0]["data"]["digest"]), Family(metric.column, {}))
+                family.rows[rows[-1].cells["row"]] = runs
     notes = [
         "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
         "Hyper-parameter search is not counted in any ε.",
@@ -151,6 +157,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
         {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in shown if r["data"]["notes"]}
     )
     notes += sorted({words for run in shown if (words := _baseline(run))})
+    notes += [sentence for family in families.values() for sentence in family.sentences(results)]
     if any(row.cells["ε patient"] for row in rows):
         notes.append("ε patient: of all records that one patient may own, together; the other ε are of one record.")
     ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
@@ -205,6 +212,8 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
         | {
             "n": len(runs),
             "mean": round(ours, 6),
+            "lowest": round(min(values) * scale, 6),
+            "highest": round(max(values) * scale, 6),
             "values": " ".join(f"{value * scale:.6g}" for value in values),
             "seeds": " ".join(str(run["seed"]) for run in runs),
             "epsilon_claimed": privacy["epsilon_claimed"],

@@ -1,0 +1,88 @@
+"""`zdp-bench validate`: every recipe of the project, without a record being read; and what it says, against the run itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_experiment import carry_out, configured
+from zdp_bench import assets, registry
+from zdp_bench.cli import main
+from zdp_bench.config import compose, parse
+from zdp_bench.errors import UserError
+from zdp_bench.report import validation
+from zdp_bench.validate import validate
+
+
+@pytest.fixture
+def _nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building a data set would read its records: that is an error here."""
+    found = registry.lookup
+
+    def lookup(kind: str, name: str) -> Any:
+        if kind != "dataset":
+            return found(kind, name)
+
+        def forbidden(*_: object, **__: object) -> None:
+            raise AssertionError(f"dataset {name} was read")
+
+        return forbidden
+
+    monkeypatch.setattr("zdp_bench.validate.lookup", lookup)
+    monkeypatch.setattr("zdp_bench.experiment.lookup", lookup)
+
+
+@pytest.mark.usefixtures("_nothing_is_read")
+@pytest.mark.parametrize("recipe", assets.group(assets.RECIPES))
+def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) -> None:
+    report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
+    assert report.data["train"] > 0
+    assert sum(layer.parameters for layer in report.layers) == report.model["parameters_real"]
+    private = report.privacy["noise_multiplier"] > 0
+    assert (report.privacy["epsilon_tight"] < 1e6) == private
+    assert report.privacy["epsilon_patient"] >= report.privacy["epsilon_tight"]
+    assert validation.as_rich(dataclasses.asdict(report))
+
+
+def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
+    said = validate(configured(tmp_path))
+    record = carry_out(tmp_path).record
+    assert said.model["parameters_real"] == record["model"]["parameters_real"]
+    for key in ("z", "delta", "epsilon_claimed", "epsilon_tight", "epsilon_rdp", "epsilon_patient", "noise_multiplier"):
+        assert said.privacy[key] == record["privacy"][key]
+    assert said.sampling["steps"] == record["privacy"]["steps"]
+    assert said.sampling["records"] == record["data"]["train"]
+    assert said.cost is not None
+    assert said.cost.seconds > 0
+    assert said.cost.bytes > 4 * 3 * said.model["parameters_real"]
+
+
+def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:
+    words = ["recipe=chest_xray_strict", "model.width=8", "model.hidden=8", "model.pool=1", "dataset.size=32"]
+    report = validate(parse(compose([*words, f"paths.data={tmp_path}"])), trial=False)
+    assert not report.data["found"]
+    assert len(report.surgery) == 8
+    assert {layer.rule for layer in report.layers if layer.kind == "Linear"} == {"book-keeping, linear; C = 1 over all layers"}
+    reference = validate(parse(compose([*words, f"paths.data={tmp_path}", "algorithm.gradients=reference"])), trial=False)
+    assert all(layer.rule.startswith("torch.func, the whole model") for layer in reference.layers)
+
+
+def test_the_verb_prints_json_and_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "recipe=quickstart", "--format", "json", f"paths.data={tmp_path}"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["data"]["train"] == 1437
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "recipe=quickstrt"])
+    assert ended.value.code == 2
+    assert "Did you mean 'quickstart'" in capsys.readouterr().err
+
+
+def test_a_set_without_an_outline_says_what_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zdp_bench.validate.names", lambda kind: [])
+    with pytest.raises(UserError, match='@register\\("outline", "phase_digits"\\)'):
+        validate(parse(compose(["recipe=quickstart"])))

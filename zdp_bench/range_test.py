@@ -1,0 +1,150 @@
+"""The learning-rate range test (Smith 2017, section 3.3), by which Ziller et al. 2021 (deepee) set theirs, and its cost in ε.
+
+The rate grows from step to step, each by the same factor, until the loss explodes; a good rate is where the loss falls fastest.
+Every step is a release of the recipe's own mechanism on the recipe's own training records, so it costs as much as a step of
+training. The loss is that of PUBLIC validation records: the training loss is private, and no ε would cover looking at it.
+
+A run that uses the rate has to count the steps too: `privacy.range_test_steps=N` adds them to every ε of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zdp_bench.algorithms import Problem
+from zdp_bench.config import Run
+from zdp_bench.data import Records, Splits
+from zdp_bench.engine import Training, private_step
+from zdp_bench.errors import UserError, require
+from zdp_bench.experiment import (
+    Plan,
+    build_algorithm,
+    build_model,
+    build_optimizer,
+    check_model,
+    evaluate,
+    micro_batches,
+    pick_device,
+)
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.noise import SecureNoise, SeededNoise
+from zdp_bench.registry import lookup
+
+WATCHED = 256  # validation records, at most
+EXPLODED = 4.0  # times the best loss so far: nothing is to be learnt beyond
+SMOOTHING = 0.7  # of the loss, so that single steps do not decide
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """What a range test saw and what it cost.
+
+    Attributes:
+        rates, losses: one a step; the loss after the step, over public validation records.
+        suggested: the rate at which the loss fell fastest; None where it never fell.
+        steps: releases that were made.
+        epsilon: tight ε of the test alone; epsilon_with_run: of the test and the recipe's whole run after it.
+    """
+
+    rates: list[float]
+    losses: list[float]
+    suggested: float | None
+    steps: int
+    epsilon: float
+    epsilon_with_run: float
+    delta: float
+
+
+def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: int = 50) -> RangeTest:
+    """Try rates from `lowest` to `highest` in so many private steps.
+
+    Formal guarantees:
+        - the model changes only through releases of the recipe's mechanism, each in a ledger; its noise is drawn apart from
+          that of any run, so that the two cannot be subtracted;
+        - the losses are those of validation records, which count as public.
+
+    Raises:
+        UserError: the range is none, or the data set has no validation records.
+    """
+    require(0 < lowest < highest < math.inf, "--lowest", lowest, f"must be positive and below --highest={highest:g}")
+    require(steps >= 3, "--steps", steps, "must be at least 3")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = pick_device(config.device)
+    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    if data.validation is None:
+        raise UserError(
+            f"a range test watches public validation records, and dataset={config.dataset.name} has none; the loss of training "
+            "records is private."
+        )
+    watched = _first(data.validation, WATCHED)
+    task = lookup("task", config.task.name)(**config.task.options)
+    model = build_model(config, data).to(device)
+    plan = Plan.of(config, len(data.train))
+    config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
+    optimizer = build_optimizer(config, model)
+    check_model(model, algorithm, task, data)
+    mechanism, seed = algorithm.mechanism(), _own_seed(config.seed, lowest, highest, steps)
+    noise = SecureNoise() if config.privacy.secure else SeededNoise(seed)
+    rates, losses = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.jsonl", mechanism, noise.repeatable)
+        training = Training(algorithm, model, optimizer, noise, ledger)
+        for step in range(steps):
+            rate = lowest * (highest / lowest) ** (step / (steps - 1))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            indices, divisor = plan.draw(seed, step, config.privacy.secure)
+            batch = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
+            private_step(training, step, batch, divisor)
+            rates.append(rate)
+            losses.append(evaluate(model, task, watched, device)["loss"])
+            if not math.isfinite(losses[-1]) or losses[-1] > EXPLODED * min(losses):
+                break
+        made = ledger.releases
+        ledger.close()
+    delta = config.privacy.delta
+    return RangeTest(
+        rates=rates,
+        losses=losses,
+        suggested=steepest(rates, losses),
+        steps=made,
+        epsilon=tight_epsilon(mechanism, made, delta),
+        epsilon_with_run=tight_epsilon(mechanism, plan.before + made + plan.steps, delta),
+        delta=delta,
+    )
+
+
+def steepest(rates: list[float], losses: list[float]) -> float | None:
+    """The rate at which the smoothed loss falls fastest in log rate; None where it never falls."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if len(finite) < 3:
+        return None
+    smooth, mean = [], finite[0]
+    for loss in finite:
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+        smooth.append(mean)
+    slope = np.gradient(np.array(smooth), np.log(rates[: len(finite)]))
+    best = int(slope.argmin())
+    return rates[best] if slope[best] < 0 else None
+
+
+def _first(records: Records, most: int) -> Records:
+    """The first records of a set, as a set."""
+    rows = slice(0, most)
+    groups = records.groups[rows] if records.groups is not None else None
+    return Records(records.inputs[rows], records.targets[rows], groups, records.pixels)
+
+
+def _own_seed(seed: int, lowest: float, highest: float, steps: int) -> int:
+    """A seed for this very test: no run and no other test draws the same noise."""
+    name = f"range test:{seed}:{lowest!r}:{highest!r}:{steps}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
