@@ -60,7 +60,7 @@ def run(table: str, quick: bool, threads: int, results: Path, only: str = "") ->
         raise unknown("case", only, [case.name for case in cases])
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    facts = environment(threads) | {"memory": "held" if held else "as malloc likes"}
+    facts = environment(threads) | {"allocator": "held" if held else "as malloc likes"}
     stood = read_csv(paths[1]) if only and paths[1].exists() else []
     fresh = {case.name: list(case.measure()) for case in chosen}
     measured: list[Measured] = []
@@ -218,7 +218,7 @@ def _networks(quick: bool, threads: int) -> list[Case]:
 
 
 def _scaling(quick: bool, threads: int) -> list[Case]:
-    """A private step against the batch, and the U-Net of the medical tasks at its full size."""
+    """A private step against the batch, and the U-Net of the medical tasks at its full width."""
     seconds = 0.5 if quick else 2.0
     batches = (16, 64) if quick else (16, 32, 64, 128, 256, 512)
     sides = ["non-private", "private, fast"]
@@ -233,7 +233,7 @@ def _scaling(quick: bool, threads: int) -> list[Case]:
             workload = Workload(model, shape, outputs, batch, loss, options)  # type: ignore[arg-type]
             if not (quick and model == "complex_unet"):
                 cases.append(_compare(f"{label}, batch {batch}", workload, sides, seconds, threads, memory=not quick))
-    size, width, batch = (64, 8, 2) if quick else (320, 32, 2)
+    size, width, batch = (64, 8, 2) if quick else (96, 32, 2)
     unet = Workload("complex_unet", (1, size, size), 1, batch, "map", {"width": width})
     sides = [*sides, "non-private, one record at a time", "private, fast, one record at a time"]
     cases.append(_compare(f"complex U-Net, {width} channels, {size}², batch {batch}", unet, sides, seconds, threads, memory=True))
@@ -244,7 +244,7 @@ def _imaging(quick: bool, threads: int) -> list[Case]:
     """The deepee paper's networks. Batch 32 at 224² and 256² is a GPU's work; the names say what is measured."""
     seconds = 1.0 if quick else 10.0
     hidden = 256 if quick else 4096
-    big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
+    big, small, batch = (32, 32, 2) if quick else (64, 64, 8)
     width = 16 if quick else 64
     workloads = {
         f"VGG-11, {big}², batch {batch}": Workload("vgg11", (3, big, big), 2, batch, "classes", {"hidden": hidden}),
