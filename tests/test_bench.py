@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ import torch
 
 from zdp_bench.bench import tables
 from zdp_bench.bench.measure import Step, by_turns, peak_memory, require_agreement
+from zdp_bench.bench.pages import Row, lines_in_the_batch, read_csv
 from zdp_bench.bench.steps import ALGORITHMS, SIDES, Workload, computes, may_be_baseline
-from zdp_bench.bench.tables import Row
 from zdp_bench.cli import main
 from zdp_bench.errors import UserError
 
@@ -85,8 +87,8 @@ def test_peak_memory_counts_the_weights() -> None:
 
 
 def test_a_table_is_written_with_what_it_was_measured_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Row("a case", "private, fast", 12.3456, 1.25, 1.2, 1.3, 1e-7, memory=100.0, memory_ratio=1.5, paper_ratio=44.7)
-    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: iter([row]))
+    row = Row("a case, batch 1", "private, fast", 12.3456, 1.25, 1.2, 1.3, 1e-7, memory=100.0, memory_ratio=1.5, paper_ratio=44.7)
+    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: [tables.Case("a case, batch 1", lambda: iter([row]))])
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     threads = torch.get_num_threads()
     _, (markdown, numbers) = tables.run("scaling", False, 2, tmp_path)
@@ -97,6 +99,40 @@ def test_a_table_is_written_with_what_it_was_measured_on(tmp_path: Path, monkeyp
     assert line["threads"] == "2"
     assert line["torch"] == torch.__version__.split("+")[0] or line["torch"] == torch.__version__
     assert float(line["ratio"]) == 1.25
+
+
+def test_a_case_measured_anew_leaves_the_others_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 2.0, 3.0])
+
+    def case(name: str) -> tables.Case:
+        row = [
+            Row(name, "private, fast", 0.0, 1.0, 1.0, 1.0, 0.0),
+            Row(name, "private, Opacus hooks", *[math.nan] * 5, note="no"),
+        ]
+        return tables.Case(name, lambda: iter([dataclasses.replace(row[0], milliseconds=next(times)), row[1]]))
+
+    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: [case("MLP, batch 1"), case("CNN, batch 1")])
+    monkeypatch.setattr(tables, "hold_memory", lambda: False)
+    threads = torch.get_num_threads()
+    tables.run("scaling", False, 1, tmp_path)
+    rows, (markdown, numbers) = tables.run("scaling", False, 1, tmp_path, only="cnn")
+    torch.set_num_threads(threads)
+    assert rows[0].milliseconds == 3.0
+    stood = [row for row, _ in read_csv(numbers)]
+    assert [(row.case, row.milliseconds) for row in stood if not row.note] == [("MLP, batch 1", 1.0), ("CNN, batch 1", 3.0)]
+    assert "| private, Opacus hooks | no |" in markdown.read_text()
+    with pytest.raises(UserError, match="CNM"):
+        tables.run("scaling", False, 1, tmp_path, only="CNM")
+
+
+def test_the_line_through_the_times_shows_a_jump() -> None:
+    straight = {16: 2.6, 32: 4.2, 64: 7.4, 128: 13.8}
+    rows = [Row(f"MLP, batch {b}", "private, fast", t, 1.0, 1.0, 1.0, 0.0) for b, t in straight.items()]
+    ((model, side, start, slope, largest),) = lines_in_the_batch(rows)
+    assert (model, side) == ("MLP", "private, fast")
+    assert (start, slope, largest) == pytest.approx((1.0, 0.1, 1.0))
+    rows.append(Row("MLP, batch 256", "private, fast", 60.0, 1.0, 1.0, 1.0, 0.0))
+    assert lines_in_the_batch(rows)[0][-1] > 1.3
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def parser() -> Parser:
         help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3, algorithms (default: all)",
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in under two minutes on two cores")
+    bench.add_argument("--case", default="", metavar="TEXT", help="only the cases whose name contains TEXT; the others stay")
     bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
     _results(bench)
 
@@ -361,7 +362,7 @@ def _find_lr(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from zdp_bench.bench import tables
+    from zdp_bench.bench import pages, tables
     from zdp_bench.terminal import console
 
     if options.threads < 1:
@@ -370,12 +371,12 @@ def _bench(options: argparse.Namespace) -> int:
         if name not in tables.available():
             raise unknown("table", name, tables.available())
     for name in options.tables or tables.available():
-        rows, paths = tables.run(name, options.quick, options.threads, options.results)
+        rows, paths = tables.run(name, options.quick, options.threads, options.results, options.case)
         for case in dict.fromkeys(row.case for row in rows):
-            shown = Table(*tables.COLUMNS, title=case, title_justify="left")
+            shown = Table(*pages.COLUMNS, title=case, title_justify="left")
             for row in rows:
                 if row.case == case:
-                    shown.add_row(*tables.cells(row).values())
+                    shown.add_row(*pages.cells(row).values())
             console().print(shown)
         for path in paths:
             print(f"written: {path}")

@@ -76,8 +76,8 @@ def by_turns(runs: Mapping[str, Callable[[], object]], baseline: Callable[[str],
     timers = {name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads()) for name, run in runs.items()}
     repeats = {}
     for name, timer in timers.items():
-        timer.timeit(1)  # the first call builds what later ones reuse
-        repeats[name] = max(1, int(ROUND_SECONDS / timer.timeit(1).median))
+        first = timer.timeit(1).median  # builds what later calls reuse
+        repeats[name] = max(1, int(ROUND_SECONDS / (timer.timeit(1).median if first < 1 else first)))
     rounds: list[dict[str, float]] = []
     until = time.perf_counter() + seconds
     while len(rounds) < 3 or time.perf_counter() < until:
@@ -112,7 +112,7 @@ def hold_memory() -> bool:
 def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
     """Peak memory of a side's step in MiB, weights, batch and noise included, without the interpreter and its libraries.
 
-    A fresh process runs three steps, so that no other side's leavings count. None where the system does not say (Linux does).
+    A fresh process runs two steps, so that no other side's leavings count. None where the system does not say (Linux does).
     """
     if torch.cuda.is_available():
         return _peak_of(workload, side)
@@ -137,7 +137,7 @@ def _peak_of(workload: dict[str, Any], side: str) -> float:
     else:
         Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
     step = SIDES[side](Workload(**workload))
-    for _ in range(3):
+    for _ in range(2):
         step.run()
     return torch.cuda.max_memory_allocated() / 2**20 if cuda else _resident("VmHWM") - before
 

@@ -203,7 +203,7 @@ def loop(workload: Workload) -> Step:
     return Step(run, lambda: flat(summed()))
 
 
-def opacus(workload: Workload, ghost: bool) -> Step:
+def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> Step:
     """Opacus's own step. Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too small)."""
     warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus's own hooks, on a first layer
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
@@ -214,8 +214,8 @@ def opacus(workload: Workload, ghost: bool) -> Step:
     inputs, targets = workload.records(last=False)
     sgd = torch.optim.SGD(model.parameters(), lr=RATE)
     common: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "expected_batch_size": workload.batch}
-    if not ghost:
-        module: Any = GradSampleModule(model, loss_reduction="sum")
+    if mode != "ghost":
+        module: Any = GradSampleModule(model, loss_reduction="sum", force_functorch=mode == "functorch")
         optimizer: Any = DPOptimizer(sgd, **common, loss_reduction="sum")
 
         def backward() -> None:
@@ -224,17 +224,11 @@ def opacus(workload: Workload, ghost: bool) -> Step:
     else:
         module = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=BOUND)
         optimizer = DPOptimizerFastGradientClipping(sgd, **common, loss_reduction="sum")
-        criterion = nn.CrossEntropyLoss(reduction="sum") if workload.loss == "classes" else nn.MSELoss(reduction="sum")
-        criterion = DPLossFastGradientClipping(module, optimizer, criterion, loss_reduction="sum")
+        criterion = DPLossFastGradientClipping(module, optimizer, _Criterion(workload), loss_reduction="sum")
 
         def backward() -> None:
             optimizer.zero_grad(set_to_none=True)
-            outputs = module(inputs)
-            if workload.loss == "squares":  # Opacus weighs losses of shape [B, 1] by factors [B]: every record by every factor
-                outputs, aim = outputs.squeeze(1), targets.squeeze(1)
-            else:
-                aim = targets
-            criterion(outputs, aim).backward()
+            criterion(module(inputs), targets).backward()
 
     def run() -> None:
         backward()
@@ -242,12 +236,25 @@ def opacus(workload: Workload, ghost: bool) -> Step:
 
     def answer() -> Tensor:
         backward()
-        if not ghost:
+        if mode != "ghost":
             optimizer.clip_and_accumulate()
             return flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
         return flat({str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None})
 
     return Step(run, answer)
+
+
+class _Criterion(nn.Module):
+    """A loss as Opacus's ghost mode wants it: one number a record, [B], whatever `reduction` says."""
+
+    reduction = "sum"
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.workload = workload
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.workload.loss_of(outputs, targets)
 
 
 def _warm(workload: Workload) -> Step:
@@ -270,8 +277,9 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, fast, one record at a time": lambda w: private(w, "fast", micro_batch=1),
     "private, vmap": lambda w: private(w, "reference", last=False),
     "private, loop over records": loop,
-    "private, Opacus hooks": lambda w: opacus(w, ghost=False),
-    "private, Opacus ghost": lambda w: opacus(w, ghost=True),
+    "private, Opacus hooks": lambda w: opacus(w, "hooks"),
+    "private, Opacus functorch": lambda w: opacus(w, "functorch"),
+    "private, Opacus ghost": lambda w: opacus(w, "ghost"),
 }
 # The other algorithms: each computes something of its own, so none has to agree with another.
 ALGORITHMS = {"DP-DFA": "dp_dfa"}

@@ -1,7 +1,7 @@
 """Convolutions of one to three dimensions, transposed or not, real or complex, torch's own and ours.
 
 A complex convolution is a real one over interleaved channels (`nn/layout.py`), so its gradient is that real gradient, folded
-(`nn.convolution.folded_gradient`). Everything below works on real tensors.
+(`nn.convolution.folded_gradient`). Products of columns are as well done by complex numbers as they are, without the two copies.
 
 Per-sample gradients come from one product a record, columns [D, T] · output gradient [T, O], where records are small, and from
 oneDNN's or cuDNN's own weight gradient, record by record, where they are large (seen: equal at 16 million products a record).
@@ -9,7 +9,8 @@ oneDNN's or cuDNN's own weight gradient, record by record, where they are large 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 import torch
@@ -63,37 +64,39 @@ def complex_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Sha
 def _convolution(layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> dict[str, Share]:
     """The shares of weight and bias; `layer` has the attributes all convolutions share."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    shape = tuple(weight.shape)
-    bias = kept(g.flatten(2).sum(dim=2))
-    if weight.is_complex():
-        x, g = as_real_channels(x), as_real_channels(g)
-        shape = (2 * shape[0], 2 * shape[1], *shape[2:])
     numbers = (layer.stride, padding, layer.dilation, layer.groups, bool(layer.transposed), layer.output_padding)
-    geometry = Geometry(shape, *numbers)  # type: ignore[arg-type]
-    if not weight.is_complex():
-        return {"weight": real_share(geometry, x, g), "bias": bias}
-
-    real, kernel = real_share(geometry, x, g), geometry.kernel
-    complex_share = Share(
-        rows=lambda start, stop: folded_gradient(real.rows(start, stop).flatten(3), geometry.transposed).unflatten(3, kernel),
-        weighted_sum=lambda factors: folded_gradient(real.weighted_sum(factors).flatten(2), geometry.transposed).unflatten(
-            2, kernel
-        ),
-    )
-    return {"weight": complex_share, "bias": bias}
+    geometry = Geometry(tuple(weight.shape), *numbers)  # type: ignore[arg-type]
+    share = complex_share if weight.is_complex() else real_share
+    return {"weight": share(geometry, x, g), "bias": kept(g.flatten(2).sum(dim=2))}
 
 
-# ------------------------------------------------------------------------------------------------------ on real tensors
+def complex_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
+    """The share of a complex convolution's weight: records by columns as they are, larger ones and sums as interleaved reals."""
+    rows_, columns_, *kernel = geometry.shape
+    interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
+    reals = cache(lambda: (as_real_channels(x), as_real_channels(g)))
+
+    def folded(real: Tensor) -> Tensor:
+        return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
+
+    def rows(start: int, stop: int) -> Tensor:
+        if 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
+            return folded(_rows_one_by_one(interleaved, *(part[start:stop] for part in reals())))
+        conjugate = x[start:stop].conj().resolve_conj()
+        return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]))
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        real_x, real_g = reals()
+        return folded(weight_gradient(interleaved, real_x, weigh(real_g, factors)))
+
+    return Share(rows, weighted_sum)
 
 
 def real_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
     """The share of a real convolution's weight, from its input [B, C, *] and output gradient [B, O, *]."""
-    # A transposed convolution is a convolution run backwards: its weight gradient has the parts of x and g exchanged.
-    wide, narrow = (g, x) if geometry.transposed else (x, g)
-    positions = prod(narrow.shape[2:])
-    outputs, inputs = narrow.shape[1] // geometry.groups, wide.shape[1] // geometry.groups * prod(geometry.kernel)
-    work = positions * outputs * inputs * geometry.groups
-    large = work >= LARGE_RECORD or len(x) == 1
+    wide, narrow = _wide_and_narrow(geometry, x, g)
+    positions, outputs, inputs = _sizes(geometry, wide, narrow)
+    large = _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
     ghost = geometry.groups == 1 and ghost_is_cheaper(positions, outputs, inputs, x.element_size())
     return Share(
         rows=(lambda a, b: _rows_one_by_one(geometry, x[a:b], g[a:b]))
@@ -102,6 +105,22 @@ def real_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
         weighted_sum=lambda factors: weight_gradient(geometry, x, weigh(g, factors)),
         ghost=(lambda: _gram_norms(geometry, wide, narrow)) if ghost else None,
     )
+
+
+def _wide_and_narrow(geometry: Geometry, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """A transposed convolution is a convolution run backwards: its weight gradient has the parts of x and g exchanged."""
+    return (g, x) if geometry.transposed else (x, g)
+
+
+def _sizes(geometry: Geometry, wide: Tensor, narrow: Tensor) -> tuple[int, int, int]:
+    """Positions T, outputs O and inputs D of one group's product [D, T] · [T, O]."""
+    inputs = wide.shape[1] // geometry.groups * prod(geometry.kernel)
+    return prod(narrow.shape[2:]), narrow.shape[1] // geometry.groups, inputs
+
+
+def _work(geometry: Geometry, x: Tensor, g: Tensor) -> int:
+    """Multiplications of one record's weight gradient."""
+    return prod(_sizes(geometry, *_wide_and_narrow(geometry, x, g))) * geometry.groups
 
 
 def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:

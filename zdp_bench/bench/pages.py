@@ -1,0 +1,154 @@
+"""What `zdp-bench bench` measured, as a page to read and as a CSV that later measurements of single cases join."""
+
+from __future__ import annotations
+
+import csv
+import io
+import platform
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One side of one comparison; ratios are to the fastest side that may be the baseline."""
+
+    case: str
+    side: str
+    milliseconds: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    deviation: float
+    memory: float | None = None
+    memory_ratio: float | None = None
+    paper_ratio: float | None = None
+    note: str = ""
+
+
+Measured = tuple[Row, dict[str, str]]  # and what it was measured on
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What the measurement was made on and with."""
+    named = ("torch", "numpy", "opacus")
+    on = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({_processor()})"
+    return {
+        "device": on,
+        "threads": str(threads),
+        "python": platform.python_version(),
+        **{name: installed(name) or "not installed" for name in named},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def installed(name: str) -> str | None:
+    """A distribution's version; None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+COLUMNS = ("side", "time", "× baseline", "quartiles", "peak MiB", "× its memory", "paper's ratio", "agrees to")
+
+
+def cells(row: Row) -> dict[str, str]:
+    """A row as it is shown."""
+
+    def shown(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    if row.note:
+        return dict(zip(COLUMNS, (row.side, row.note, *[""] * (len(COLUMNS) - 2)), strict=True))
+    quartiles = f"{row.ratio_low:.2f} to {row.ratio_high:.2f}"
+    numbers = (
+        f"{row.milliseconds:.3g} ms" if row.milliseconds < 1000 else f"{row.milliseconds / 1000:.3g} s",
+        f"{row.ratio:.2f}",
+        quartiles,
+        shown(row.memory, ".0f"),
+        shown(row.memory_ratio, ".2f"),
+    )
+    return dict(zip(COLUMNS, (row.side, *numbers, shown(row.paper_ratio, ".1f"), f"{row.deviation:.0e}"), strict=True))
+
+
+def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, float]]:
+    """Cost against batch: (model, side, ms at batch 0, ms a record, the largest time over the line) of every series.
+
+    The line a + b·B is fitted by least squares of RELATIVE deviations, so that small batches count as much as large ones.
+    """
+    series: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row in rows:
+        model, _, batch = row.case.rpartition(", batch ")
+        if not row.note:
+            series.setdefault((model, row.side), []).append((int(batch), row.milliseconds))
+    fitted = []
+    for (model, side), points in series.items():
+        if len(points) > 2:
+            batches, times = (np.array(values, dtype=float) for values in zip(*points, strict=True))
+            slope, start = np.polyfit(batches, times, 1, w=1 / times)
+            fitted.append((model, side, float(start), float(slope), float((times / (start + slope * batches)).max())))
+    return fitted
+
+
+def as_markdown(table: str, measured: list[Measured]) -> str:
+    """One table a case."""
+    lines = [
+        f"# Measured: {table}",
+        "",
+        f"`zdp-bench bench {table}` made this. Times are the best of rounds taken by turns; the baseline of a case is its",
+        "fastest non-private (or real) side. Only the ratios travel to another machine. 'Agrees to': the deviation from",
+        "the first side that computes the same.",
+        "",
+    ]
+    for case in dict.fromkeys(row.case for row, _ in measured):
+        own = [(row, facts) for row, facts in measured if row.case == case]
+        facts = own[0][1]
+        others = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "threads"))
+        lines += [f"## {case}", "", f"On {facts['device']}, {facts['threads']} threads ({others}).", ""]
+        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+        lines += ["| " + " | ".join(cells(row).values()) + " |" for row, _ in own]
+        lines.append("")
+    if table == "scaling" and (fitted := lines_in_the_batch([row for row, _ in measured])):
+        lines += ["## Against the batch: the line a + b·B through the times", ""]
+        lines += ["| model | side | a, ms | b, ms a record | largest time / line |", "| --- | --- | --- | --- | --- |"]
+        lines += [f"| {model} | {side} | {a:.2f} | {b:.3f} | {jump:.2f} |" for model, side, a, b, jump in fitted]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_csv(measured: list[Measured]) -> str:
+    """The numbers, and on every line what they were measured on."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*asdict(measured[0][0]), *measured[0][1]], lineterminator="\n")
+    writer.writeheader()
+    for row, facts in measured:
+        plain = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in asdict(row).items()}
+        writer.writerow({**plain, **facts})
+    return out.getvalue()
+
+
+def read_csv(path: Path) -> list[Measured]:
+    """What `as_csv` wrote."""
+    kinds = {field.name: str(field.type) for field in fields(Row)}
+    measured = []
+    for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        values: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            text = line.pop(name)
+            values[name] = text if kind == "str" else float(text) if text else None
+        measured.append((Row(**values), dict(line)))
+    return measured
