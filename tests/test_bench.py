@@ -10,7 +10,7 @@ import torch
 
 from zdp_bench.bench import tables
 from zdp_bench.bench.measure import Step, by_turns, peak_memory, require_agreement
-from zdp_bench.bench.steps import SIDES, Workload, computes, may_be_baseline
+from zdp_bench.bench.steps import ALGORITHMS, SIDES, Workload, computes, may_be_baseline
 from zdp_bench.bench.tables import Row
 from zdp_bench.cli import main
 from zdp_bench.errors import UserError
@@ -18,11 +18,12 @@ from zdp_bench.errors import UserError
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 COMPLEX = Workload("complex_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 MAP = Workload("complex_unet", (1, 8, 8), 1, 3, "map", {"width": 2, "depth": 1})
+DENSE = Workload("real_mlp", (4, 4), 3, 5, "classes", {"hidden": [6], "activation": "sigmoid"})
 CLASSES = Workload("vgg11", (3, 32, 32), 2, 3, "classes", {"hidden": 4})
 
 
 def _sides(workload: Workload) -> list[str]:
-    every = [side for side in SIDES if side != "warm"]
+    every = [side for side in SIDES if side != "warm" and side not in ALGORITHMS]
     if workload.is_complex:
         return [side for side in every if "Opacus" not in side]
     return [side for side in every if "torch's" not in side]
@@ -36,6 +37,15 @@ def test_all_sides_compute_the_same_and_run(workload: Workload) -> None:
     require_agreement(steps, {side: computes(side) for side in steps})
     for step in steps.values():
         step.run()
+
+
+@pytest.mark.parametrize("side", ALGORITHMS)
+def test_every_algorithm_takes_its_own_step(side: str) -> None:
+    step = SIDES[side](DENSE)
+    before = step.answer()
+    step.run()
+    assert computes(side) == side
+    assert not torch.equal(step.answer(), before)
 
 
 def test_sides_that_disagree_are_not_timed() -> None:

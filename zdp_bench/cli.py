@@ -92,7 +92,10 @@ def parser() -> Parser:
         "bench", help="measure what private and complex training cost", description="Measure, as ratios in one run."
     )
     bench.add_argument(
-        "tables", nargs="*", metavar="TABLE", help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3 (default: all)"
+        "tables",
+        nargs="*",
+        metavar="TABLE",
+        help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3, algorithms (default: all)",
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in under two minutes on two cores")
     bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
@@ -254,14 +257,20 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    from zdp_bench.report import tables
+    from zdp_bench.report import curves, tables
     from zdp_bench.sweep import fillings
     from zdp_bench.terminal import console
 
-    made = tables.build(options.table, options.results, fillings(options.table, options.results))
-    console().print(tables.as_rich(made))
-    for path in tables.write(made, options.results):
-        print(f"written: {path}")
+    fills = fillings(options.table, options.results)
+    if curves.is_figure(options.table):
+        drawn = curves.build(options.table, options.results, fills)
+        console().print(*curves.as_rich(drawn), sep="\n")
+        paths = curves.write(drawn, options.results)
+    else:
+        made = tables.build(options.table, options.results, fills)
+        console().print(tables.as_rich(made))
+        paths = tables.write(made, options.results)
+    print("\n".join(f"written: {path}" for path in paths))
     return 0
 
 

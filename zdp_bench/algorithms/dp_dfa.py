@@ -189,28 +189,31 @@ class DPDFA:
         """The sums of the fully connected layers, δ of the first of them [B, n], and the clipped error [B, K]."""
         names = list(self.connected)
         (error,) = torch.autograd.grad(losses.sum(), seen.outputs[names[-1]])
-        norms = [squared_norms(error).sqrt()]  # each [B], in float64
-        error = weigh(error, clip_factors(norms[0], self.error_clip))
-        deltas = []
-        for name, following, bound in zip(names, names[1:], self.signals, strict=False):
+        height = squared_norms(error).sqrt()  # [B], in float64
+        error = weigh(error, clip_factors(height, self.error_clip))
+        deltas: list[Tensor] = []
+        for name, following in pairwise(names):
             arrived = seen.arrived[following]
-            (delta,) = torch.autograd.grad(arrived, seen.outputs[name], self._carried(name, error, arrived))  # ⊙ φ′
-            norms.append(squared_norms(delta).sqrt())
-            deltas.append(weigh(delta, clip_factors(norms[-1], bound)))
-        deltas.append(error)
+            deltas += torch.autograd.grad(arrived, seen.outputs[name], self._carried(name, error, arrived))  # ⊙ φ′
         activations = [seen.arrived[name].detach() for name in names]
-        heights = [squared_norms(activation).sqrt() for activation in activations]
-        whole = torch.isfinite(torch.stack([*norms, *heights])).all(dim=0)  # [B]
+        norms = torch.stack([squared_norms(rows) for rows in (*deltas, *activations)]).sqrt()  # [2L − 1, B]
+        limits = norms.new_tensor([*self.signals[:-1], *self.activation_clips]).unsqueeze(1)
+        factors = clip_factors(norms / limits, 1.0).to(error.real.dtype)
+        whole = torch.isfinite(norms).all(dim=0) & torch.isfinite(height)  # [B]
+        deltas = [*(weigh(delta, own) for delta, own in zip(deltas, factors, strict=False)), error]
+        every = bool(whole.all())
         sums = {}
-        for name, delta, h, height, bound in zip(names, deltas, activations, heights, self.activation_clips, strict=True):
-            layer, factors = self.connected[name], clip_factors(height, bound)
-            if not whole.all():  # 0 · NaN is NaN: a broken record is left out
-                delta, h, factors = delta[whole], h[whole], factors[whole]
-            sums[f"{name}.weight"] = matrix_sum(weigh(delta, factors), h).resolve_conj().to(layer.weight.dtype)
+        for (name, layer), delta, h, own in zip(
+            self.connected.items(), deltas, activations, factors[len(names) - 1 :], strict=True
+        ):
+            if not every:  # 0 · NaN is NaN: a broken record is left out
+                delta, h, own = delta[whole], h[whole], own[whole]
+            sums[f"{name}.weight"] = matrix_sum(weigh(delta, own), h).resolve_conj().to(layer.weight.dtype)
             if layer.bias is not None:
                 sums[f"{name}.bias"] = delta.sum(dim=0).to(layer.bias.dtype)
-        own = {name: value for name, value in sums.items() if name in self.parameters}
-        return own, torch.where(whole.unsqueeze(1), deltas[0], 0), torch.where(whole.unsqueeze(1), error, 0)
+        own_sums = {name: value for name, value in sums.items() if name in self.parameters}
+        first, error = (value if every else torch.where(whole.unsqueeze(1), value, 0) for value in (deltas[0], error))
+        return own_sums, first, error
 
     def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
         """What the layers in front descend, one number a record [B]: what arrives behind them against where it should go.

@@ -9,17 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
 from zdp_bench.engine import Training, private_step
-from zdp_bench.gradients import Batch, Engine, clipped_sum
+from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.layout import channels_last
@@ -141,13 +142,24 @@ class _NoLedger(Ledger):
 
 
 def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None) -> Step:
-    """Our engine, noise and all."""
+    """Our engine, noise and all, with DP-SGD."""
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
+    return _engine_step(workload, lambda problem: ZetaDPSGD(problem, **options), last, micro_batch)
+
+
+def of_algorithm(name: str, workload: Workload) -> Step:
+    """Our engine with any of the algorithms, as its defaults have it."""
+    return _engine_step(workload, lambda problem: lookup("algorithm", name)(problem, noise_multiplier=1.0, max_grad_norm=BOUND))
+
+
+def _engine_step(
+    workload: Workload, build: Callable[[Problem], Algorithm], last: bool = True, micro_batch: int | None = None
+) -> Step:
     model = workload.build()
     inputs, targets = workload.records(last)
     size = micro_batch or workload.batch
     sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
-    problem = Problem(model, workload.loss_of, sampling)
-    algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=BOUND, gradients=engine)
+    algorithm = build(Problem(model, workload.loss_of, sampling))
     optimizer = torch.optim.SGD(trainable(model).values(), lr=RATE)
     training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
 
@@ -158,7 +170,9 @@ def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: 
         private_step(training, 0, batches(), workload.batch)
 
     def answer() -> Tensor:
-        return flat(clipped_sum(model, workload.loss_of, (inputs, targets), BOUND, engine=engine).sums)
+        total = {name: torch.zeros_like(p, requires_grad=False) for name, p in trainable(model).items()}
+        algorithm.accumulate(total, (inputs, targets))
+        return flat(total)
 
     return Step(run, answer)
 
@@ -259,10 +273,15 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, Opacus hooks": lambda w: opacus(w, ghost=False),
     "private, Opacus ghost": lambda w: opacus(w, ghost=True),
 }
+# The other algorithms: each computes something of its own, so none has to agree with another.
+ALGORITHMS = {"DP-DFA": "dp_dfa"}
+SIDES |= {side: partial(of_algorithm, name) for side, name in ALGORITHMS.items()}
 
 
 def computes(side: str) -> str:
-    """'gradient' or 'clipped sum': sides that compute the same must agree."""
+    """'gradient', 'clipped sum' or an algorithm of its own: sides that compute the same must agree."""
+    if side in ALGORITHMS:
+        return side
     return "gradient" if side.startswith("non-private") else "clipped sum"
 
 

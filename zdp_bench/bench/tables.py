@@ -3,6 +3,7 @@
 zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 scaling          time and peak memory of a private step against the batch
+algorithms       a private step of each algorithm against the non-private one, on its own paper's network
 deepee_2021/3    VGG-11: ours, Opacus, a loop over records, with peak memory (the paper's own numbers are not in its text)
 """
 
@@ -214,11 +215,21 @@ def _imaging(quick: bool, threads: int) -> Iterator[Row]:
     yield from _compare(f"VGG-11, {size}², batch {batch}", workload, sides, seconds, threads, memory=True)
 
 
+def _algorithms(quick: bool, threads: int) -> Iterator[Row]:
+    """A private step of each algorithm against the non-private one, on the networks of its own paper."""
+    seconds = 3.0 if quick else 15.0
+    options = {"hidden": [128, 256], "activation": "sigmoid"}
+    mlp = Workload("real_mlp", (28, 28), 10, 128, "classes", options)
+    sides = ["non-private", "private, fast", "DP-DFA"]
+    yield from _compare("DP-DFA's MLP 784-128-256-10, batch 128", mlp, sides, seconds, threads)
+
+
 _TABLES: dict[str, Callable[[bool, int], Iterator[Row]]] = {
     "zeta_dp_2021/6": _operations,
     "zeta_dp_2021/7": _networks,
     "scaling": _scaling,
     "deepee_2021/3": _imaging,
+    "algorithms": _algorithms,
 }
 
 

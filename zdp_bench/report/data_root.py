@@ -20,10 +20,10 @@ def as_rich(root: Path, chosen: list[Card]) -> Table:
 
 
 def state(root: Path, of: Card) -> str:
-    """In words: bundled, there, or what is missing and what fetches it."""
+    """In words: bundled, unpacked by hand (as its card says), there, or what is missing and what fetches it."""
     needs = card(of.uses) if of.uses else of
     if not needs.files:
-        return "bundled"
+        return "unpacked by hand" if needs.access else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]
     if not lacking:
         return "there"

@@ -87,8 +87,9 @@ class Table:
 
 
 def available() -> list[str]:
-    """Every table there is reference data for: PAPER/N."""
-    return [path.stem.replace("_table", "/") for path in sorted(assets.REFERENCE.glob("*_table*.csv"))]
+    """Every table there is reference data for: PAPER/N, and PAPER/figN for a figure's curves (see `curves`)."""
+    found = [path.stem for pattern in ("*_table*.csv", "*_fig*.csv") for path in sorted(assets.REFERENCE.glob(pattern))]
+    return [stem.replace("_table", "/").replace("_fig", "/fig") for stem in found]
 
 
 def reference(table: str) -> list[Reference]:
@@ -104,9 +105,9 @@ def reference(table: str) -> list[Reference]:
 
 
 def file_stem(table: str) -> str:
-    """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'."""
+    """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
     paper, _, number = table.partition("/")
-    return f"{paper}_table{number}"
+    return f"{paper}_{number}" if number.startswith("fig") else f"{paper}_table{number}"
 
 
 def recipes_of(table: str) -> list[str]:
