@@ -222,6 +222,9 @@ def _algorithms(quick: bool, threads: int) -> Iterator[Row]:
     mlp = Workload("real_mlp", (28, 28), 10, 128, "classes", options)
     sides = ["non-private", "private, fast", "DP-DFA"]
     yield from _compare("DP-DFA's MLP 784-128-256-10, batch 128", mlp, sides, seconds, threads)
+    lenet = Workload("lenet5", (28, 28), 10, 500, "classes", {"linear": "circulant"})
+    sides = ["non-private", "private, fast", "Spectral-DP", "GReDP"]
+    yield from _compare("LeNet-5 with circulant layers, batch 500", lenet, sides, seconds, threads)
 
 
 _TABLES: dict[str, Callable[[bool, int], Iterator[Row]]] = {
