@@ -328,8 +328,8 @@ def _under_measured(seed: int) -> Release:
     return _noisy(Mechanism((block,), _ONE_STEP), ({"gradient": rest}, {"gradient": rest + shares[record]}), seed)
 
 
-def _fourier(seed: int, algorithm: str = "gredp", noise: str = "sound", std: float = SIGMA) -> Release:
-    """GReDP or Spectral-DP as it is registered, on one circulant block of eight numbers: its release, transformed back."""
+def _fourier(seed: int, algorithm: str = "gredp", noise: str = "sound", std: float = SIGMA, back: bool = True) -> Release:
+    """GReDP or Spectral-DP as it is registered, on one circulant block of eight numbers: its release, transformed back or not."""
     generator = torch.Generator().manual_seed(int(stream(seed, "audit", "fourier").generate_state(1, np.uint64)[0]) % 2**63)
     layer = CirculantLinear(8, 8, 8, bias=False).double()
     with torch.no_grad():
@@ -340,7 +340,11 @@ def _fourier(seed: int, algorithm: str = "gredp", noise: str = "sound", std: flo
     made: Algorithm = lookup("algorithm", algorithm)(problem, noise_multiplier=std, max_grad_norm=1.0, noise=noise)
     sums = _sums(made, (inputs[:3], targets[:3])), _sums(made, (inputs, targets))
     (name,) = sums[0]
-    return _noisy(made.mechanism(), sums, seed, post=lambda spectra: made.postprocess({name: spectra}, 1.0)[name])
+
+    def as_gradient(spectra: Tensor) -> Tensor:
+        return made.postprocess({name: spectra}, 1.0)[name] if back else spectra
+
+    return _noisy(made.mechanism(), sums, seed, post=as_gradient)
 
 
 def _opacus(seed: int, ghost: bool = False, secure_mode: bool = False) -> Release:
@@ -444,7 +448,7 @@ CASES: tuple[Case, ...] = (
         "Spectral-DP as published: z = σ",
         SIGMA,
         "flagged",
-        lambda s: _fourier(s, "spectral_dp", "as_published"),
+        lambda s: _fourier(s, "spectral_dp", "as_published", back=False),
     ),
     Case("opacus", "Opacus, complex layer, hooks: z = σ", SIGMA, "flagged", _opacus, "opacus"),
     Case(
