@@ -40,7 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "terminal": BASE,
     "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal"},
-    "audit": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "terminal"},
+    "audit": BASE
+    | DATA_SIDE
+    | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},

@@ -39,6 +39,7 @@ from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.experiment import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, pick_device
 from zdp_bench.gradients import Batch, reference
+from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -327,17 +328,23 @@ def _under_measured(seed: int) -> Release:
     return _noisy(Mechanism((block,), _ONE_STEP), ({"gradient": rest}, {"gradient": rest + shares[record]}), seed)
 
 
-def _spectral(seed: int, noise: str, std: float, back: bool = True) -> Release:
-    """The release of a real gradient in the Fourier domain: unitary FFT, noise on the spectrum, inverse FFT, real part."""
-    rng = np.random.default_rng(stream(seed, "audit", "spectral"))
-    rest, record = (torch.from_numpy(v / np.linalg.norm(v)) for v in rng.standard_normal((2, 8)))
-    block = Block("spectrum", (8,), "complex128", 1.0, std, noise, fft_dims=(0,) if noise == "hermitian" else ())  # type: ignore[arg-type]
-    sums = tuple({"spectrum": torch.fft.fft(value, norm="ortho")} for value in (rest, rest + record))
+def _fourier(seed: int, algorithm: str = "gredp", noise: str = "sound", std: float = SIGMA, back: bool = True) -> Release:
+    """GReDP or Spectral-DP as it is registered, on one circulant block of eight numbers: its release, transformed back or not."""
+    generator = torch.Generator().manual_seed(int(stream(seed, "audit", "fourier").generate_state(1, np.uint64)[0]) % 2**63)
+    layer = CirculantLinear(8, 8, 8, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(layer.weight.shape, dtype=torch.float64, generator=generator))
+    inputs = torch.randn(4, 8, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, 8, (4,), generator=generator)
+    problem = Problem(nn.Sequential(layer), lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP, like=inputs[:0])
+    made: Algorithm = lookup("algorithm", algorithm)(problem, noise_multiplier=std, max_grad_norm=1.0, noise=noise)
+    sums = _sums(made, (inputs[:3], targets[:3])), _sums(made, (inputs, targets))
+    (name,) = sums[0]
 
-    def to_parameters(spectrum: Tensor) -> Tensor:
-        return torch.fft.ifft(spectrum, dim=-1, norm="ortho").real
+    def as_gradient(spectra: Tensor) -> Tensor:
+        return made.postprocess({name: spectra}, 1.0)[name] if back else spectra
 
-    return _noisy(Mechanism((block,), _ONE_STEP), sums, seed, post=to_parameters if back else lambda s: s)  # type: ignore[arg-type]
+    return _noisy(made.mechanism(), sums, seed, post=as_gradient)
 
 
 def _opacus(seed: int, ghost: bool = False, secure_mode: bool = False) -> Release:
@@ -413,29 +420,35 @@ CASES: tuple[Case, ...] = (
         lambda s: _zeta(s, spoil=_forgets_the_imaginary_part),
     ),
     Case("under_measured_norm", "clipping by |Σ g²| for Σ|g|²: z = σ", SIGMA, "flagged", _under_measured),
-    Case(
-        "hermitian", "spectrum with the noise of real signals: z = σ", SIGMA, "passes", lambda s: _spectral(s, "hermitian", SIGMA)
-    ),
+    Case("gredp", "GReDP, sound noise: z = σ", SIGMA, "passes", _fourier),
     Case(
         "gredp_complex_at_z",
         "GReDP, complex noise, at what it gives: z = σ/√2",
         SIGMA * HALF_POWER,
         "passes",
-        lambda s: _spectral(s, "circular", SIGMA * HALF_POWER),
+        lambda s: _fourier(s, noise="complex"),
     ),
     Case(
         "gredp_complex",
         "GReDP, complex noise (its Theorem 1): z = σ",
         SIGMA,
         "flagged",
-        lambda s: _spectral(s, "circular", SIGMA * HALF_POWER),
+        lambda s: _fourier(s, noise="complex"),
     ),
     Case(
         "gredp_real",
         "GReDP, real noise (its Algorithm 2): z = σ",
         SIGMA,
         "flagged",
-        lambda s: _spectral(s, "real_on_complex", SIGMA),
+        lambda s: _fourier(s, noise="as_published"),
+    ),
+    Case("spectral_dp", "Spectral-DP, sound noise: z = σ", SIGMA, "passes", lambda s: _fourier(s, "spectral_dp")),
+    Case(
+        "spectral_dp_2023",
+        "Spectral-DP as published: z = σ",
+        SIGMA,
+        "flagged",
+        lambda s: _fourier(s, "spectral_dp", "as_published", back=False),
     ),
     Case("opacus", "Opacus, complex layer, hooks: z = σ", SIGMA, "flagged", _opacus, "opacus"),
     Case(

@@ -244,9 +244,37 @@ def _run(options: argparse.Namespace) -> int:
             return 0
         jobs = driver.multirun(config_name="config", task_function=Job(), overrides=options.overrides)
     failed = failures(jobs)
+    if "recipe=algorithm_faceoff" in options.overrides:
+        return _faceoff(options.overrides, failed)
     for overrides, error in failed:
         print(f"zdp-bench: {' '.join(overrides)}: {error}", file=sys.stderr)
     return 2 if failed else 0
+
+
+def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
+    """What a face-off ends in: who was skipped and why, a table of each setting tried, and one figure.
+
+    Raises:
+        UserError: every job failed.
+    """
+    from zdp_bench.config import compose, parse
+    from zdp_bench.report import faceoff, figures
+    from zdp_bench.terminal import console
+
+    for error in dict.fromkeys(error for _, error in failed):
+        console().print(f"skipped: {error}")
+    single = [word for word in overrides if "," not in word and not word.startswith(("algorithm", "seed", "privacy.target_"))]
+    config = parse(compose(single))
+    found = faceoff.read(config.results)
+    if not found:
+        raise UserError("the face-off has no run to show: every job was skipped.")
+    for one in found:
+        console().print(faceoff.as_rich(one))
+        for path in faceoff.write(one, config.results):
+            print(f"written: {path}")
+    for path in figures.write(figures.draw("faceoff", config.results, config.data_root), "faceoff", config.results):
+        print(f"written: {path}")
+    return 0
 
 
 # ---------------------------------------------------------------------------------------------- tables, reproduction

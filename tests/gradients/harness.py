@@ -7,12 +7,18 @@ depends on every output, real and imaginary part apart.
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torchvision.models import resnet18
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.circulant import CirculantLinear
@@ -236,7 +242,17 @@ def _activation(name: str) -> Case:
     return Case(f"activation {name}", build, (4,), "complex")
 
 
-# How a model of the zoo is built small: (input shape, outputs, options, kind).
+@cache
+def resnet18_weights() -> str:
+    """A file of weights, as random as a new network's."""
+    torch.manual_seed(0)
+    path = Path(tempfile.mkdtemp()) / "resnet18.pth"
+    torch.save(resnet18().state_dict(), path)
+    atexit.register(shutil.rmtree, path.parent)
+    return str(path)
+
+
+# How a model of the zoo is built small: (input shape, outputs, options, kind); an option that must be made first is a function.
 ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "complex_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "complex"),
     "real_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "real"),
@@ -246,6 +262,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "resnet18_transfer": ((3, 32, 32), 2, {"weights": resnet18_weights}, "real"),
     "lenet5": ((20, 16), 3, {"linear": "circulant"}, "real"),
     "model3": ((1, 8, 9), 3, {"linear": "circulant"}, "real"),
     "alexnet": ((1, 32, 32), 2, {}, "real"),
@@ -264,7 +281,12 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
 def _model(name: str, **more: object) -> Case:
     shape, outputs, options, kind = ZOO[name]
     words = "".join(f", {key}={value}" for key, value in more.items())
-    return Case(f"model {name}{words}", lambda: lookup("model", name)(shape, outputs, **{**options, **more}), shape, kind)
+
+    def build() -> nn.Module:
+        ready = {key: value() if callable(value) else value for key, value in options.items()}
+        return lookup("model", name)(shape, outputs, **{**ready, **more})
+
+    return Case(f"model {name}{words}", build, shape, kind)
 
 
 CASES: list[Case] = [

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
-from zdp_bench.engine import Training, private_step
+from zdp_bench.engine import Training, private_step, zeros
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
@@ -159,7 +159,7 @@ def _engine_step(
     inputs, targets = workload.records(last)
     size = micro_batch or workload.batch
     sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
-    algorithm = build(Problem(model, workload.loss_of, sampling))
+    algorithm = build(Problem(model, workload.loss_of, sampling, like=inputs[:0]))
     optimizer = torch.optim.SGD(trainable(model).values(), lr=RATE)
     training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
 
@@ -170,7 +170,7 @@ def _engine_step(
         private_step(training, 0, batches(), workload.batch)
 
     def answer() -> Tensor:
-        total = {name: torch.zeros_like(p, requires_grad=False) for name, p in trainable(model).items()}
+        total = zeros(algorithm.mechanism(), inputs.device)
         algorithm.accumulate(total, (inputs, targets))
         return flat(total)
 
@@ -282,7 +282,7 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, Opacus ghost": lambda w: opacus(w, "ghost"),
 }
 # The other algorithms: each computes something of its own, so none has to agree with another.
-ALGORITHMS = {"DP-DFA": "dp_dfa"}
+ALGORITHMS = {"DP-DFA": "dp_dfa", "Spectral-DP": "spectral_dp", "GReDP": "gredp"}
 SIDES |= {side: partial(of_algorithm, name) for side, name in ALGORITHMS.items()}
 
 

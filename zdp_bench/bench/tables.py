@@ -265,7 +265,12 @@ def _algorithms(quick: bool, threads: int) -> list[Case]:
     options = {"hidden": [128, 256], "activation": "sigmoid"}
     mlp = Workload("real_mlp", (28, 28), 10, 128, "classes", options)
     sides = ["non-private", "private, fast", "DP-DFA"]
-    return [_compare("DP-DFA's MLP 784-128-256-10, batch 128", mlp, sides, seconds, threads)]
+    lenet = Workload("lenet5", (28, 28), 10, 500, "classes", {"linear": "circulant"})
+    of_gredp = ["non-private", "private, fast", "Spectral-DP", "GReDP"]
+    return [
+        _compare("DP-DFA's MLP 784-128-256-10, batch 128", mlp, sides, seconds, threads),
+        _compare("LeNet-5 with circulant layers, batch 500", lenet, of_gredp, seconds, threads),
+    ]
 
 
 _TABLES: dict[str, Callable[[bool, int], list[Case]]] = {

@@ -58,8 +58,8 @@ class Spectrum:
         return torch.fft.fftn(signal, dim=tuple(range(-len(self.sizes), 0)), norm="ortho")
 
     def gradient(self, spectrum: Tensor) -> Tensor:
-        """Inverse FFT, real part, crop: the weight's gradient."""
-        return torch.fft.ifftn(spectrum, dim=self.dims, norm="ortho").real[(..., *self.lags)]
+        """Inverse FFT, real part, crop: the weight's gradient, of [..., *shape]."""
+        return torch.fft.ifftn(spectrum, dim=tuple(range(-len(self.sizes), 0)), norm="ortho").real[(..., *self.lags)]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import ResNet18_Weights, resnet18
-from torchvision.ops import FrozenBatchNorm2d
 
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -42,6 +40,9 @@ def resnet18_transfer(
     Raises:
         UserError: the weights cannot be had.
     """
+    from torchvision.models import resnet18  # takes a second to load, which only this model should cost
+    from torchvision.ops import FrozenBatchNorm2d
+
     require(1 <= convolutions <= 2, "model.convolutions", convolutions, "must be 1 or 2")
     require(input_shape[0] == 3, "model", "resnet18_transfer", "needs images of three colours")
     network = resnet18(norm_layer=FrozenBatchNorm2d)
@@ -58,6 +59,8 @@ def resnet18_transfer(
 
 
 def _weights(source: str) -> dict[str, Tensor]:
+    from torchvision.models import ResNet18_Weights
+
     if source == IMAGENET:
         try:
             return dict(ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True))

@@ -32,7 +32,7 @@ class Axis:
     """What a figure's curves run over.
 
     Attributes:
-        path: where a record says it, dotted; "epoch": every epoch of a run is a point.
+        path: where a record says it, dotted, or the first of several that says it; "epoch": every epoch of a run is a point.
         label: as shown.
         log: drawn logarithmically.
     """
@@ -43,7 +43,15 @@ class Axis:
 
 
 EPOCH = Axis("epoch", "epoch")
-AXES: dict[str, Axis] = {"dp_dfa_2020/fig2": EPOCH, "dp_dfa_2020/fig3": EPOCH, "dp_dfa_2020/fig4": EPOCH}
+AXES: dict[str, Axis] = {
+    "dp_dfa_2020/fig2": EPOCH,
+    "dp_dfa_2020/fig3": EPOCH,
+    "dp_dfa_2020/fig4": EPOCH,
+    "gredp_2024/fig3": Axis("config.privacy.claimed_epsilon or config.privacy.target_epsilon", "ε aimed at"),
+    "gredp_2024/fig3epochs": EPOCH,
+    "gredp_2024/fig4": Axis("privacy.sampling.expected_batch_size", "batch size", log=True),
+    "gredp_2024/fig5": Axis("config.optimizer.lr", "learning rate", log=True),
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ def _points(runs: Sequence[Record], axis: Axis, metric: Reference) -> Iterator[P
                     by_x.setdefault(float(epoch["epoch"]), []).append(found)
         else:
             found = run["metrics"][metric.column] * scale, privacy["epsilon_claimed"], privacy["epsilon_tight"]
-            by_x.setdefault(float(_at(run, axis.path)), []).append(found)
+            by_x.setdefault(_x(run, axis), []).append(found)
     for x, found_there in sorted(by_x.items()):
         values, claimed, tight = zip(*found_there, strict=True)
         yield Point(x, values, max(claimed), max(tight))  # the ε are the same for every seed: none depends on data
@@ -168,6 +176,11 @@ def _claimed(run: Record, epoch: dict[str, Any]) -> float:
     sampling, sigma = privacy["sampling"], privacy["noise_multiplier"]
     claim = Claim(sigma, sampling["sample_rate"], epoch["step"], privacy["delta"], sampling["records"], epoch["epoch"])
     return ACCOUNTANTS[privacy["claimed_by"]](claim)
+
+
+def _x(run: Record, axis: Axis) -> float:
+    found = (_at(run, path) for path in axis.path.split(" or "))
+    return float(next(value for value in found if value is not None))
 
 
 def _at(run: Record, path: str) -> Any:

@@ -1,0 +1,48 @@
+"""The face-off: test metric against tight ε, a curve an algorithm, a panel for each data set and network that was tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+
+from matplotlib.figure import Figure
+
+from zdp_bench.errors import UserError
+from zdp_bench.registry import register
+from zdp_bench.report.faceoff import RECIPE, read
+from zdp_bench.report.figures import COLOURS, LINES, WIDTH
+
+HEIGHT = 2.8  # inches a row of panels
+
+
+@register("figure", "faceoff")
+def faceoff(results: Path, data_root: Path) -> Figure:
+    """Mean over seeds, and a band from the least to the largest."""
+    found = read(results)
+    if not found:
+        raise UserError(f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`.")
+    columns = min(2, len(found))
+    rows = -(-len(found) // columns)
+    figure = Figure(figsize=(WIDTH, HEIGHT * rows + 0.5))
+    grid = figure.subplots(rows, columns, squeeze=False)
+    names = sorted({algorithm for one in found for algorithm in one.algorithms})
+    style = {name: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, name in enumerate(names)}
+    for axes, one in zip(grid.flat, found, strict=False):
+        for algorithm in one.algorithms:
+            points = [(e, v) for e in one.epsilons if (v := one.values(algorithm, e))]
+            x, (colour, line) = [e for e, _ in points], style[algorithm]
+            axes.plot(x, [mean(v) for _, v in points], line, color=colour, label=algorithm, marker="o", markersize=3)
+            if any(len(v) > 1 for _, v in points):
+                low, high = [min(v) for _, v in points], [max(v) for _, v in points]
+                axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.set_title(one.title)
+        axes.set_xscale("log")
+        axes.set_xticks(one.epsilons, [f"{e:g}" for e in one.epsilons])
+        axes.minorticks_off()
+        axes.set_xlabel("tight ε")
+        axes.set_ylabel(f"test {one.metric.replace('_', ' ')}")
+    for axes in grid.flat[len(found) :]:
+        axes.set_visible(False)
+    handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
+    return figure
