@@ -85,5 +85,6 @@ def test_students_t_and_bonferroni() -> None:
     """By hand: means 2 and 5, pooled variance 1, t = −3/√(2/3) = −3.674 on 4 degrees of freedom: p = 0.0213."""
     assert students_t([1, 2, 3], [4, 5, 6]) == pytest.approx(0.02131, abs=1e-5)
     assert math.isnan(students_t([1], [2, 3]))
+    assert students_t([0.12, 0.12 + 1e-16], [0.5, 0.5 + 1e-16]) < 1e-6  # no warning of nearly equal values
     assert (students_t([2, 2], [2, 2]), students_t([2, 2], [3, 3])) == (1.0, 0.0)
     assert bonferroni(3) == pytest.approx(0.0167, abs=1e-4)

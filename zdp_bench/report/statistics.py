@@ -8,6 +8,7 @@ the SAS/STAT manual prints for the data of DeLong, DeLong & Clarke-Pearson 1988.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,8 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread at all: scipy would warn and divide by nothing
         return 1.0 if first[0] == second[0] else 0.0
-    return float(ttest_ind(first, second).pvalue)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # scipy's, where values are nearly the same
+        return float(ttest_ind(first, second).pvalue)
 
 
 def bonferroni(comparisons: int) -> float:
