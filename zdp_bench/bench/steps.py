@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
-from zdp_bench.engine import Training, private_step, zeros
+from zdp_bench.engine import Total, Training, private_step
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
@@ -170,7 +170,7 @@ def _engine_step(
         private_step(training, 0, batches(), workload.batch)
 
     def answer() -> Tensor:
-        total = zeros(algorithm.mechanism(), inputs.device)
+        total = Total(algorithm.mechanism(), inputs.device)
         algorithm.accumulate(total, (inputs, targets))
         return flat(total)
 
