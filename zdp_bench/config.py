@@ -81,6 +81,23 @@ class Paths:
 
 
 @dataclass(frozen=True)
+class Execution:
+    """How a run is carried out: no key of it changes a result, but for the last bits on a GPU.
+
+    Attributes:
+        checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`. null: not.
+        deterministic: refuse operations whose result differs from call to call (CUDA has some).
+        prefetch: micro-batches read ahead by another thread. null: 1 for a GPU, 0 for a CPU.
+        tensorboard: also write TensorBoard's event files; needs the extra `tensorboard`.
+    """
+
+    checkpoint_steps: int | None = MISSING
+    deterministic: bool = MISSING
+    prefetch: int | None = MISSING
+    tensorboard: bool = MISSING
+
+
+@dataclass(frozen=True)
 class Scalars:
     """The keys that belong to no group."""
 
@@ -88,6 +105,7 @@ class Scalars:
     seed: int = MISSING
     device: str = MISSING
     threads: int | None = MISSING
+    precision: str | None = MISSING
     force: bool = MISSING
 
 
@@ -107,6 +125,7 @@ class Run:
     seed: int
     device: str
     threads: int | None
+    precision: str | None
     force: bool
     dataset: Plugin
     model: Plugin
@@ -118,6 +137,7 @@ class Run:
     trainer: Trainer
     privacy: Privacy
     claims: Claims
+    execution: Execution
     paths: Paths
     resolved: dict[str, Any]
 
@@ -134,7 +154,7 @@ PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer")
 GROUPS = (*PLUGINS, "accountant", "trainer")
 REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `checks.replace_batchnorm`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
-OPERATIONAL = ("paths", "force", "device", "threads", "claims")
+OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
 
 
 # ------------------------------------------------------------------------------------------------------- composing
@@ -189,7 +209,7 @@ def parse(config: DictConfig) -> Run:
     assert isinstance(resolved, dict)
     plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
 
-    sections = {"trainer": Trainer, "privacy": Privacy, "claims": Claims, "paths": Paths}
+    sections = {"trainer": Trainer, "privacy": Privacy, "claims": Claims, "execution": Execution, "paths": Paths}
     scalars = {key: value for key, value in plain.items() if key not in sections and key not in GROUPS}
     checked: dict[str, Any] = {name: _typed(schema, plain.get(name) or {}, name) for name, schema in sections.items()}
     top = _typed(Scalars, scalars, "")
@@ -245,6 +265,11 @@ def _check_values(run: Run) -> None:
             f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches carry no ε here. "
             "Use trainer=poisson or trainer=uniform."
         )
+    every, prefetch = run.execution.checkpoint_steps, run.execution.prefetch
+    require(every is None or every > 0, "execution.checkpoint_steps", every, "must be at least 1")
+    require(prefetch is None or prefetch >= 0, "execution.prefetch", prefetch, "must be 0 or more")
+    if run.precision not in (None, "tf32", "bf16"):
+        raise unknown("precision", str(run.precision), ("tf32", "bf16", "null"))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
         raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
 

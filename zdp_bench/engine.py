@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
+from zdp_bench.distributed import Ranks
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
@@ -26,6 +27,7 @@ class Training:
 
     Attributes:
         max_releases: the budget, in steps; None where no `max_epsilon` was set.
+        ranks: this process among those that take the step together; each brings its share of the records.
     """
 
     algorithm: Algorithm
@@ -34,6 +36,7 @@ class Training:
     noise: NoiseSource
     ledger: Ledger
     max_releases: int | None = None
+    ranks: Ranks = Ranks()
 
 
 def private_step(training: Training, step: int, micro_batches: Iterator[Batch], expected_batch_size: float) -> None:
@@ -45,8 +48,9 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
         expected_batch_size: the divisor, known without looking at the batch.
 
     Formal guarantees:
-        - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once.
-        - The step stands in the ledger before any parameter changes.
+        - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once, by rank 0.
+        - The step stands in the ledger before any parameter changes, on whatever rank: none has the sum before rank 0 gives its
+          share, and rank 0 writes first.
 
     Raises:
         BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
@@ -54,15 +58,19 @@ def private_step(training: Training, step: int, micro_batches: Iterator[Batch], 
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
     if spent and not training.ledger.holds(step):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
-    algorithm, mechanism = training.algorithm, training.algorithm.mechanism()
+    algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
     device = next(training.model.parameters()).device
     training.ledger.append(step)  # before the release exists, and before any of its noise is drawn
-    with drawn_aside(mechanism, training.noise, step, device) as noise:
+    with drawn_aside(mechanism, training.noise, step, device) if ranks.first else nullcontext(_unchanged) as noise:
         total = zeros(mechanism, device)  # S, one tensor a block
         for batch in micro_batches:
             algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
-        release = noise(total)
+        release = ranks.all_reduce(noise(total))
     descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
+
+
+def _unchanged(total: dict[str, Tensor]) -> dict[str, Tensor]:
+    return total
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import resource
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,25 +21,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from zdp_bench import __version__, checkpoint, checks, records
+from zdp_bench import __version__, checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import Run, experiment_digest, optimizer_class, run_digest
+from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest
 from zdp_bench.data import Records, Splits, sampling
+from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
+from zdp_bench.distributed import Ranks
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
-from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
+from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
+from zdp_bench.survival import Stopped, stop_signals, writes
 from zdp_bench.tasks import Task
 
 MICRO_BATCH = 2048
 EVALUATION_BATCH = 1000
+NOT_RECORDED = set(OPERATIONAL) - {"claims"}  # of the configuration: what may differ between a run and its resumption
 
 
 class Watcher(Protocol):
@@ -58,35 +63,53 @@ class Outcome:
     found: bool
 
 
-def run(config: Run, watcher: Watcher) -> Outcome:
-    """Carry out one run, or find it done.
+class Busy(UserError):
+    """Another process is at this run."""
+
+
+def run(config: Run, watcher: Watcher, wait: bool = True) -> Outcome:
+    """Carry out one run, or find it done. One of several ranks brings its share, and rank 0 writes.
+
+    Args:
+        wait: for a process that is at this very run; else it is left to that one.
 
     Formal guarantees:
         - the record's tight ε composes every release in the ledger, of this process and of those killed before it;
         - nothing computed from training records leaves through log, progress or record, but for the trained weights.
 
     Raises:
-        UserError: the data, the device, the ledger or the checkpoint is not usable; says which and why.
+        UserError: the data, the device, the ledger or the checkpoint is not usable, or the disk not to be written to; says
+            which and why.
+        Busy: another process is at this run, and `wait` is false.
+        Stopped: a signal asked for it; the run is saved.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = pick_device(config.device)
+    with own_gpu(config.device) as name:
+        return _run(config, watcher, pick_device(name), wait)
+
+
+def _run(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+    ranks = distributed.join(device.type)
     data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
     digest = run_digest(config, data.digest)
     home = records.folder(config.results, config.recipe, digest)
-    with only_one_process(home):
-        if config.force:
+    with writes(home), only_one_process(home, wait) if ranks.first else nullcontext():
+        if config.force and ranks.first:
             shutil.rmtree(home)
             home.mkdir()
-        if done := records.read(home / "record.json"):
+        if done := ranks.broadcast(records.read(home / "record.json") if ranks.first else None):
             return Outcome(done, home / "record.json", found=True)
-        record = _train(config, data, digest, home, device, watcher)
-        records.write(home / "record.json", record)
-    records.rebuild_csv(config.results)
+        record = ranks.broadcast(_train(config, data, digest, home, device, watcher, ranks))
+        if ranks.first:
+            records.write(home / "record.json", record)
+            records.rebuild_csv(config.results)
     return Outcome(record, home / "record.json", found=False)
 
 
-def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher) -> Record:
+def _train(
+    config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher, ranks: Ranks
+) -> Record:
     started = datetime.now(UTC)
     clock = time.perf_counter()
 
@@ -101,44 +124,61 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     mechanism = algorithm.mechanism()
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
 
-    saved = checkpoint.load(home / "checkpoint.pt", digest)
+    saved = ranks.broadcast(checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None)
     step, epochs = 0, []
     if saved:
         model.load_state_dict(saved.model)
         optimizer.load_state_dict(saved.optimizer)
         step, epochs = saved.step, saved.epochs
-    try:
-        ledger = Ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None)
-    except LedgerError as error:
-        raise UserError(
-            f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
-        ) from None
+    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved, ranks)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
     still = ledger.releases + plan.steps - step  # the most that can stand in the ledger at the end
     limit = affordable_steps(mechanism, delta, budget, still) if budget else None
-    training = Training(algorithm, model, optimizer, noise, ledger, limit)
+    training = Training(algorithm, model, optimizer, noise, ledger, limit, ranks)
+
+    def save() -> None:
+        if ranks.first:
+            state = checkpoint.Checkpoint(digest, step, model.state_dict(), optimizer.state_dict(), ledger.position, epochs)
+            checkpoint.save(home / "checkpoint.pt", state)
+
+    def measured() -> tuple[dict[str, float], float]:
+        """Test metrics and tight ε as they stand: rank 0's, for the others have the same weights."""
+        if not ranks.first:
+            return {}, 0.0
+        return evaluate(model, task, data.test, device), tight_epsilon(mechanism, ledger.releases_before(step), delta)
 
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
-    while step < plan.steps and stopped_by == "epochs":
-        try:
-            indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
-            private_step(training, step, micro_batches(data.train, indices, config, device), divisor)
-            step += 1
-            watcher.stepped(step)
-        except BudgetExceeded:
-            stopped_by = "budget"
-        epoch = plan.epoch_ending_at(step)
-        if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
-            metrics = evaluate(model, task, data.test, device)
-            epsilon = tight_epsilon(mechanism, ledger.releases_before(step), delta)
-            epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
-            watcher.evaluated(epoch or 0, step, metrics, epsilon)
-            if epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps:
-                state = checkpoint.Checkpoint(digest, step, model.state_dict(), optimizer.state_dict(), ledger.position, epochs)
-                checkpoint.save(home / "checkpoint.pt", state)
-    ledger.close()
-    metrics = evaluate(model, task, data.test, device)
+    every = config.execution.checkpoint_steps
+    with arithmetic(config.precision, config.execution.deterministic, model, algorithm, device), stop_signals() as asked:
+        while step < plan.steps and stopped_by == "epochs":
+            try:
+                indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
+                if config.privacy.secure:  # nobody can draw the same: rank 0's batch is the batch
+                    indices = ranks.broadcast(indices)
+                seed_layers(config.seed, step, ranks.rank)
+                private_step(training, step, micro_batches(data.train, ranks.share(indices), config, device), divisor)
+                step += 1
+                watcher.stepped(step)
+            except BudgetExceeded:
+                stopped_by = "budget"
+            epoch = plan.epoch_ending_at(step)
+            due = bool(every) and step % (every or 1) == 0
+            if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
+                metrics, epsilon = ranks.broadcast(measured())
+                epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
+                watcher.evaluated(epoch or 0, step, metrics, epsilon)
+                due = due or epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps
+            signal = ranks.largest(asked())
+            if due or signal:
+                save()
+            if signal and step < plan.steps and stopped_by == "epochs":
+                ledger.close()
+                raise Stopped(signal)
+        ledger.close()
+        metrics, _ = ranks.broadcast(measured())
+    if not ranks.first:
+        return {}
 
     return {
         "format": 1,
@@ -147,7 +187,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         "experiment": experiment_digest(config),
         "seed": config.seed,
         "claims": vars(config.claims),
-        "config": {key: value for key, value in config.resolved.items() if key not in ("paths", "force", "device", "threads")},
+        "config": {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED},
         "data": {
             "name": config.dataset.name,
             "provenance": data.provenance,
@@ -166,7 +206,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
         "epochs": epochs,
-        "environment": environment(device),
+        "environment": environment(device) | {"ranks": ranks.size, "execution": vars(config.execution)},
         "measured": {
             "started_utc": started.isoformat(timespec="seconds"),
             "train_seconds": round(time.perf_counter() - clock, 2),
@@ -280,11 +320,13 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def micro_batches(records_: Records, indices: np.ndarray, config: Run, device: torch.device) -> Iterator[Batch]:
-    """The sampled records in pieces of `trainer.micro_batch`, on the device."""
+    """The sampled records in pieces of `trainer.micro_batch`, on the device; `execution.prefetch` pieces are read ahead."""
     size = config.trainer.micro_batch or MICRO_BATCH
-    for start in range(0, len(indices), size):
-        inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
-        yield inputs.to(device), targets.to(device)
+    starts = range(0, len(indices), size)
+    pieces = (records_.batch(torch.from_numpy(indices[start : start + size])) for start in starts)
+    prefetch = config.execution.prefetch
+    for inputs, targets in ahead(map(pinned(device), pieces), (device.type == "cuda") if prefetch is None else prefetch):
+        yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
 @torch.no_grad()
@@ -296,34 +338,57 @@ def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) 
     return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1])
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one.
+@contextmanager
+def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the run's lock; a second process with the same run waits, and then finds it done.
 
     Raises:
-        UserError: a CUDA device was asked for that is not there.
+        Busy: another process holds it, and `wait` is false.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices. Use device=auto or device=cpu."
-        )
-    return device
-
-
-@contextmanager
-def only_one_process(home: Path) -> Iterator[None]:
-    """Hold the run's lock; a second process with the same run waits, and then finds it done."""
     import fcntl
 
     home.mkdir(parents=True, exist_ok=True)
     with open(home.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Busy(f"{home}: another process is at this run.") from None
         try:
             yield
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def open_ledger(
+    path: Path, mechanism: Mechanism, repeatable: bool, saved: checkpoint.Checkpoint | None, ranks: Ranks
+) -> Ledger:
+    """The run's ledger: rank 0's is the file, the others' a copy that counts along.
+
+    Raises:
+        UserError: the file is not to be trusted.
+    """
+    if ranks.first:
+        try:
+            ledger = Ledger(path, mechanism, repeatable, saved.ledger if saved else None)
+        except LedgerError as error:
+            raise UserError(
+                f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
+            ) from None
+        ranks.broadcast((ledger.steps, ledger.position.digest))
+        return ledger
+    steps, digest = ranks.broadcast(((), ""))
+    return Copy(steps, digest, repeatable)
+
+
+def seed_layers(seed: int, step: int, rank: int) -> None:
+    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise.
+
+    So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew.
+    """
+    number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002 - what a plug-in's layer may use
+    random.seed(number)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class DPSGD:
     """
 
     private = True
+    sums_in_float32 = True  # also where the forward pass runs in bfloat16
 
     def __init__(self, problem: Problem, *, noise_multiplier: float, max_grad_norm: float, gradients: Engine = "auto") -> None:
         require_gaussian(noise_multiplier, max_grad_norm)
