@@ -25,22 +25,26 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"nn"},
     "gradients": BASE | {"nn"},
     "algorithms": BASE | {"gradients", "privacy", "nn"},
-    "engine": BASE | {"algorithms", "gradients", "privacy"},
+    "survival": BASE,
+    "distributed": BASE,
+    "devices": BASE,
+    "engine": BASE | {"algorithms", "gradients", "privacy", "distributed"},
     "data": BASE,
     "tasks": BASE,
     "records": BASE,
     "report": BASE | {"records", "data", "privacy"},
     "config": BASE | {"privacy"},
     "checkpoint": BASE | {"privacy"},
-    "experiment": BASE | DATA_SIDE | {"config", "checkpoint", "engine", "algorithms", "gradients", "privacy", "checks"},
+    "experiment": BASE | DATA_SIDE | {"config", "checkpoint", "engine", "algorithms", "gradients", "privacy", "checks"}
+    | {"distributed", "devices", "survival"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "terminal": BASE,
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal"},
+    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed"},
     "audit": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "terminal"},
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy"},
+    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "distributed", "survival"},
     "__main__": {"cli"},
 }
 

@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     ledger: Position
     epochs: list[dict[str, Any]]
+    scheduler: dict[str, Any] = field(default_factory=dict)  # empty where there is none
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

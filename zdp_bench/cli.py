@@ -1,7 +1,7 @@
 """The verbs of `zdp-bench`. Nothing heavy is imported before a verb needs it, so `--help` answers at once.
 
 A mistake of the user ends in one sentence and exit code 2; a failed job of a sweep in its sentence and exit code 2 at the end;
-an audit with a verdict that was not expected in exit code 1.
+an audit with a verdict that was not expected in exit code 1; a run that SIGTERM stopped, saved, in exit code 75 (survival.py).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _results(of: argparse.ArgumentParser) -> None:
     of.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="the results folder (default: results)")
 
 
-LISTS = ("algorithms", "models", "datasets", "tasks", "optimizers", "accountants", "recipes", "tables", "keys")
+LISTS = ("algorithms", "models", "datasets", "tasks", "optimizers", "schedulers", "accountants", "recipes", "tables", "keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -149,11 +149,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "data": _data,
         "results": _results_verb,
     }
+    from zdp_bench.survival import Stopped, between_runs
+
     try:
-        raise SystemExit(verbs[options.verb](options))
+        with between_runs():
+            raise SystemExit(verbs[options.verb](options))
     except UserError as error:
         print(f"zdp-bench: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except Stopped as stop:
+        print(f"zdp-bench: {stop}.", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("zdp-bench: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
         raise SystemExit(130) from None
@@ -188,17 +194,19 @@ def _run_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from zdp_bench import distributed
     from zdp_bench.config import hydra_session, readable
-    from zdp_bench.sweep import Job, failures
+    from zdp_bench.sweep import Job, sweep
 
+    if options.multirun and distributed.launched():
+        raise UserError("torchrun carries out one run: leave -m out, or sweep with launcher=joblib or launcher=slurm.")
     with readable(options.overrides), hydra_session() as driver:
         if not options.multirun:
             outcome = driver.run(config_name="config", task_function=Job(), overrides=options.overrides).return_value
             if isinstance(outcome, UserError):
                 raise outcome
             return 0
-        jobs = driver.multirun(config_name="config", task_function=Job(), overrides=options.overrides)
-    failed = failures(jobs)
+        failed = sweep(driver, options.overrides)
     for overrides, error in failed:
         print(f"zdp-bench: {' '.join(overrides)}: {error}", file=sys.stderr)
     return 2 if failed else 0
@@ -320,7 +328,7 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
         from zdp_bench.config import known_keys
 
         return [(key, "") for key in known_keys([])]
-    folder = assets.CONF / {"optimizers": "optimizer", "accountants": "accountant"}.get(kind, kind.rstrip("s"))
+    folder = assets.CONF / kind.removesuffix("s")
     return [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
 
 

@@ -133,6 +133,7 @@ class Run:
     replace_batchnorm: Literal["group", "instance", "frozen"] | None  # model.replace_batchnorm, for any model
     algorithm: Plugin
     optimizer: Plugin
+    scheduler: Plugin | None
     accountant: str
     trainer: Trainer
     privacy: Privacy
@@ -150,7 +151,7 @@ class Run:
         return Path(self.paths.results).expanduser()
 
 
-PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer")
+PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer", "scheduler")
 GROUPS = (*PLUGINS, "accountant", "trainer")
 REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `checks.replace_batchnorm`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
@@ -221,7 +222,8 @@ def parse(config: DictConfig) -> Run:
         raise unknown("accountant", accountant, ACCOUNTANTS)
     for kind in PLUGINS:
         plain[kind] = _without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
-    found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS}
+    found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])}
+    found.setdefault("scheduler", None)
     replacement = plain["model"].get("replace_batchnorm")
     run = Run(**vars(top), **checked, **found, replace_batchnorm=replacement, accountant=accountant, resolved=plain)
     _check_values(run)
@@ -295,6 +297,11 @@ def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str
     return {key: value for key, value in node.items() if key not in strangers}
 
 
+def _off(kind: str, node: dict[str, Any]) -> bool:
+    """A run may do without a scheduler, and without nothing else."""
+    return kind == "scheduler" and node.get("name") is None and not any(value is not None for value in node.values())
+
+
 def _plugin(kind: str, node: dict[str, Any]) -> Plugin:
     """Check a plug-in's options against the keyword-only parameters of its builder."""
     options = dict(node)
@@ -303,7 +310,7 @@ def _plugin(kind: str, node: dict[str, Any]) -> Plugin:
         options.pop("replace_batchnorm", None)
     if not isinstance(name, str):
         raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
-    builder = optimizer_class(name) if kind == "optimizer" else lookup(kind, name)
+    builder = TORCHS_OWN[kind](name) if kind in TORCHS_OWN else lookup(kind, name)
     return Plugin(name, check_options(kind, builder, options))
 
 
@@ -319,13 +326,34 @@ def optimizer_class(name: str) -> Callable[..., Any]:
     return getattr(torch.optim, OPTIMIZERS[name])
 
 
+SCHEDULERS = {
+    "step_lr": "StepLR",
+    "multi_step_lr": "MultiStepLR",
+    "exponential_lr": "ExponentialLR",
+    "cosine_annealing_lr": "CosineAnnealingLR",
+    "linear_lr": "LinearLR",
+}
+
+
+def scheduler_class(name: str) -> Callable[..., Any]:
+    """torch's learning-rate scheduler of that name; each takes one step an epoch."""
+    import torch
+
+    if name not in SCHEDULERS:
+        raise unknown("scheduler", name, ["none", *SCHEDULERS])
+    return getattr(torch.optim.lr_scheduler, SCHEDULERS[name])
+
+
+TORCHS_OWN: dict[str, Callable[[str], Callable[..., Any]]] = {"optimizer": optimizer_class, "scheduler": scheduler_class}
+
+
 def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options with their declared types: unknown, missing and mistyped ones are refused by key."""
-    if kind == "optimizer":  # torch's own; its parameters are positional, and it checks their values itself
-        allowed = set(inspect.signature(builder).parameters) - {"params"}
+    if kind in TORCHS_OWN:  # their parameters are positional, and torch checks the values itself
+        allowed = set(inspect.signature(builder).parameters) - {"params", "optimizer"}
         for key in options:
             if key not in allowed:
-                raise unknown("optimizer key", f"optimizer.{key}", [f"optimizer.{a}" for a in allowed])
+                raise unknown(f"{kind} key", f"{kind}.{key}", [f"{kind}.{a}" for a in allowed])
         return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
     hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
@@ -439,11 +467,12 @@ def experiment_digest(run: Run) -> str:
     """
 
     def said(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: said(value) for key, value in node.items() if value is not None and value is not False}
-        return node
+        if not isinstance(node, dict):
+            return node
+        inside = {key: said(value) for key, value in node.items() if value is not None and value is not False}
+        return {key: value for key, value in inside.items() if value != {}}
 
-    content = {key: said(value) for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")}
+    content = said({key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")})
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

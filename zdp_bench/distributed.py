@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+S = TypeVar("S", np.ndarray, Tensor)
 
 PATIENCE = timedelta(days=1)  # how long a rank waits for another: rank 0 may evaluate for long
 
@@ -39,9 +40,9 @@ class Ranks:
         """Whether this is the rank that writes, draws noise and speaks."""
         return self.rank == 0
 
-    def share(self, indices: np.ndarray) -> np.ndarray:
-        """This rank's records among a step's."""
-        return indices[self.rank :: self.size]
+    def share(self, of: S) -> S:
+        """This rank's rows of what has one row for each record of a step, an array or a tensor."""
+        return of[self.rank :: self.size] if self.size > 1 else of
 
     def all_reduce(self, total: dict[str, Tensor]) -> dict[str, Tensor]:
         """Σ over ranks of each block, in place and the same bits on every rank: one message for each precision there is."""

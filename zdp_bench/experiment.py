@@ -24,12 +24,12 @@ from torch import nn
 from zdp_bench import __version__, checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest
-from zdp_bench.data import Records, Splits, sampling
+from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
+from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
 from zdp_bench.distributed import Ranks
 from zdp_bench.engine import Training, private_step
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
@@ -61,10 +61,6 @@ class Outcome:
     record: Record
     path: Path
     found: bool
-
-
-class Busy(UserError):
-    """Another process is at this run."""
 
 
 def run(config: Run, watcher: Watcher, wait: bool = True) -> Outcome:
@@ -120,6 +116,7 @@ def _train(
         Problem(model, task.loss, plan.sampling), **config.algorithm.options
     )
     optimizer = build_optimizer(config, model)
+    scheduler = build_scheduler(config, optimizer)
     fixed = check_model(model, algorithm, task, data)
     mechanism = algorithm.mechanism()
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
@@ -129,6 +126,8 @@ def _train(
     if saved:
         model.load_state_dict(saved.model)
         optimizer.load_state_dict(saved.optimizer)
+        if scheduler:
+            scheduler.load_state_dict(saved.scheduler)
         step, epochs = saved.step, saved.epochs
     ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved, ranks)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
@@ -138,7 +137,9 @@ def _train(
 
     def save() -> None:
         if ranks.first:
-            state = checkpoint.Checkpoint(digest, step, model.state_dict(), optimizer.state_dict(), ledger.position, epochs)
+            rates = scheduler.state_dict() if scheduler else {}
+            weights, moments = model.state_dict(), optimizer.state_dict()
+            state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
             checkpoint.save(home / "checkpoint.pt", state)
 
     def measured() -> tuple[dict[str, float], float]:
@@ -157,8 +158,11 @@ def _train(
                 if config.privacy.secure:  # nobody can draw the same: rank 0's batch is the batch
                     indices = ranks.broadcast(indices)
                 seed_layers(config.seed, step, ranks.rank)
-                private_step(training, step, micro_batches(data.train, ranks.share(indices), config, device), divisor)
+                batches = micro_batches(data.train, indices, config, device, step, data.augment, ranks)
+                private_step(training, step, batches, divisor)
                 step += 1
+                if scheduler and plan.epoch_ending_at(step) is not None:
+                    scheduler.step()
                 watcher.stepped(step)
             except BudgetExceeded:
                 stopped_by = "budget"
@@ -319,13 +323,50 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
 
 
-def micro_batches(records_: Records, indices: np.ndarray, config: Run, device: torch.device) -> Iterator[Batch]:
-    """The sampled records in pieces of `trainer.micro_batch`, on the device; `execution.prefetch` pieces are read ahead."""
+def build_scheduler(config: Run, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """torch's schedule of the learning rate, one step an epoch; None where the recipe has none.
+
+    Raises:
+        UserError: it refuses one of its values.
+    """
+    if config.scheduler is None:
+        return None
+    try:
+        schedule: torch.optim.lr_scheduler.LRScheduler = scheduler_class(config.scheduler.name)(
+            optimizer, **config.scheduler.options
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None
+    return schedule
+
+
+def micro_batches(
+    records_: Records,
+    indices: np.ndarray,
+    config: Run,
+    device: torch.device,
+    step: int = 0,
+    augment: Augment | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 - frozen
+) -> Iterator[Batch]:
+    """This rank's share of the sampled records in pieces of `trainer.micro_batch`, on the device.
+
+    Args:
+        step: names the chance by which `augment` changes the inputs: a resumed step meets the same changes.
+    """
     size = config.trainer.micro_batch or MICRO_BATCH
-    starts = range(0, len(indices), size)
-    pieces = (records_.batch(torch.from_numpy(indices[start : start + size])) for start in starts)
     prefetch = config.execution.prefetch
-    for inputs, targets in ahead(map(pinned(device), pieces), (device.type == "cuda") if prefetch is None else prefetch):
+    if augment:
+        chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
+        chance = ranks.share(chance)
+    indices = ranks.share(indices)
+
+    def pieces() -> Iterator[Batch]:
+        for start in range(0, len(indices), size):
+            inputs, targets = records_.batch(torch.from_numpy(indices[start : start + size]))
+            yield (augment(inputs, chance[start : start + size]) if augment else inputs), targets
+
+    for inputs, targets in ahead(map(pinned(device), pieces()), (device.type == "cuda") if prefetch is None else prefetch):
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
@@ -335,7 +376,7 @@ def evaluate(model: nn.Module, task: Task, test: Records, device: torch.device) 
     model.eval()
     outputs = [model(test.batch(part)[0].to(device)).cpu() for part in torch.arange(len(test)).split(EVALUATION_BATCH)]
     model.train()
-    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1])
+    return task.metrics(torch.cat(outputs), test.batch(torch.arange(len(test)))[1], test.groups)
 
 
 @contextmanager

@@ -2,27 +2,72 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from zdp_bench import distributed
 from zdp_bench.config import compose, experiment_digest, parse
-from zdp_bench.errors import UserError
+from zdp_bench.errors import Busy, UserError
 
 
 class Job:
     """What Hydra calls with a composed configuration, in this process or a launcher's.
 
-    A user's mistake is returned and not raised, so that one bad job of a sweep does not take the others with it.
+    What goes wrong is returned and not raised, so that one bad job of a sweep does not take the others with it. A job that
+    another process is at is left to it (`Busy`), unless it is told to wait.
     """
+
+    def __init__(self, sweep: bool = False, wait: bool = True) -> None:
+        self.sweep = sweep
+        self.wait = wait
 
     def __call__(self, config: DictConfig) -> UserError | None:
         try:
-            _carry_out(config, hydra_files=True)
+            _carry_out(config, hydra_files=True, wait=self.wait)
         except UserError as error:
             return error
+        except Exception as error:
+            if not self.sweep:
+                raise
+            traceback.print_exc()
+            return UserError(f"{type(error).__name__}: {(str(error) or 'no words').splitlines()[0]} (a bug; its traceback is above)")
         return None
+
+
+def sweep(driver: Any, overrides: list[str]) -> list[tuple[list[str], str]]:
+    """Carry out every job of a sweep; the failed ones, as (overrides, reason).
+
+    Several processes may be at the same sweep: each takes the jobs no other is at, and waits for those at the end, so that what
+    a killed process leaves is done as well.
+
+    Raises:
+        UserError: a launcher lost its processes, and with them the knowledge of what they did.
+    """
+    try:
+        jobs = driver.multirun(config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides)
+    except Exception as error:
+        if type(error).__name__ not in LOST:
+            raise
+        raise UserError(
+            f"a process of the sweep was lost ({(str(error) or type(error).__name__).splitlines()[0][:200]}). The same command does "
+            "what is missing."
+        ) from None
+    failed = []
+    for words, error in failures(jobs):
+        if isinstance(error, Busy):
+            again = driver.run(config_name="config", task_function=Job(sweep=True), overrides=words).return_value
+            if again is None:
+                continue
+            error = again
+        failed.append((words, str(error)))
+    return failed
+
+
+# What joblib and submitit raise when a process of theirs is gone; by name, for neither need be installed.
+LOST = ("TerminatedWorkerError", "BrokenProcessPool", "FailedJobError", "UncompletedJobError", "JobPausedError")
 
 
 def run_one(overrides: list[str]) -> None:
@@ -34,14 +79,17 @@ def run_one(overrides: list[str]) -> None:
     _carry_out(compose(overrides), hydra_files=False)
 
 
-def _carry_out(config: DictConfig, hydra_files: bool) -> None:
+def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True) -> None:
     from zdp_bench.experiment import run
     from zdp_bench.report.summary import as_rich
-    from zdp_bench.terminal import Live, console
+    from zdp_bench.terminal import Live, Silent, console
 
     checked = parse(config)
+    if distributed.rank():  # one of several ranks: the first one speaks
+        run(checked, Silent())
+        return
     with Live(console()) as live:
-        outcome = run(checked, live)
+        outcome = run(checked, live, wait)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     console().print(as_rich(outcome.record, outcome.path, outcome.found))
@@ -58,10 +106,10 @@ def _write_hydra_files(folder: Any, config: DictConfig) -> None:
     OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
 
 
-def failures(jobs: Any) -> list[tuple[list[str], str]]:
+def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
     """The failed jobs of a sweep: (overrides, reason). Hydra's sweepers return one list of jobs a batch."""
     flat: Iterable[Any] = (job for batch in jobs for job in batch)
-    return [(list(job.overrides), str(job.return_value)) for job in flat if isinstance(job.return_value, UserError)]
+    return [(list(job.overrides), job.return_value) for job in flat if isinstance(job.return_value, UserError)]
 
 
 def expected_digests(table: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ class BinaryClassification:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none")  # [B]
 
-    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
         scores, truth = outputs.squeeze(-1).cpu().numpy(), targets.cpu().numpy()
         return {
             "roc_auc": float(roc_auc_score(truth, scores)) if len(set(truth.tolist())) == 2 else math.nan,  # needs both classes

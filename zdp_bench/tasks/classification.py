@@ -32,7 +32,7 @@ class Classification:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")  # [B]
 
-    def metrics(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
         truth, classes = targets.cpu().numpy(), outputs.shape[1]
         scores = outputs.double().softmax(dim=1).cpu().numpy()
         complete = len(set(truth.tolist())) == classes and classes > 2

@@ -1,0 +1,38 @@
+"""Augmentation: training inputs only, decided by (seed, step, place in the batch), whatever the micro-batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.test_experiment import TINY
+from zdp_bench.config import compose, parse
+from zdp_bench.data import CHANCES, Records
+from zdp_bench.experiment import micro_batches
+
+RECORDS = Records(torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.long))
+CPU = torch.device("cpu")
+
+
+def shifted(inputs: Tensor, chance: Tensor) -> Tensor:
+    assert chance.shape == (len(inputs), CHANCES)
+    return inputs + chance[:, :2]
+
+
+def augmented(micro_batch: int, step: int = 3, seed: int = 0) -> Tensor:
+    config = parse(compose([*TINY, f"trainer.micro_batch={micro_batch}", f"seed={seed}"]))
+    drawn = np.array([7, 1, 1, 4, 9])
+    return torch.cat([inputs for inputs, _ in micro_batches(RECORDS, drawn, config, CPU, step, shifted)])
+
+
+def test_the_micro_batch_does_not_matter() -> None:
+    assert torch.equal(augmented(5), augmented(2))
+
+
+def test_every_step_seed_and_occurrence_has_its_own_chance() -> None:
+    first = augmented(5)
+    assert not torch.equal(first, augmented(5, step=4))
+    assert not torch.equal(first, augmented(5, seed=1))
+    assert not torch.equal(first[1], first[2])  # one record, drawn twice
+    assert torch.equal(first, augmented(5))
