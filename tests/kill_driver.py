@@ -2,7 +2,8 @@
 
     python kill_driver.py FOLDER JOBS       JOBS: JSON list of {"name", "overrides", "kills": [[moment, step], ...]}
 
-Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. Prints one JSON line a job.
+Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. The kill ["any time", share]
+comes from outside, after that share of the time that the last job without kills took. Prints one JSON line a job.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +89,17 @@ def arrange(moment: str, at: int) -> None:
     checkpoint.os.replace = put_in_place  # type: ignore[attr-defined]
 
 
-def attempt(config: Run, kill: list[Any] | None) -> int:
+def attempt(config: Run, kill: list[Any] | None, undisturbed: float) -> int:
     """Carry out the run in a child; its wait status: 0, or 9 when it killed itself."""
     child = os.fork()
     if child:
+        if kill and kill[0] == "any time":
+            time.sleep(kill[1] * undisturbed)
+            os.kill(child, signal.SIGKILL)  # where it has ended already: it is not waited for yet, so its number is still its own
         return os.waitpid(child, 0)[1]
     code = 1
     try:
-        if kill:
+        if kill and kill[0] != "any time":
             arrange(*kill)
         experiment.run(config, Silent())
         code = 0
@@ -108,6 +113,7 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     experiment.tight_epsilon = functools.cache(experiment.tight_epsilon)
     experiment.rdp_epsilon = functools.cache(experiment.rdp_epsilon)
     composed: dict[str, Run] = {}
+    undisturbed = 0.0  # seconds
     for job in jobs:
         results = folder / job["name"]
         overrides = [*job["overrides"], "threads=1"]
@@ -117,10 +123,11 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
             composed[str(overrides)], paths=dataclasses.replace(composed[str(overrides)].paths, results=str(results))
         )
         if job["kills"]:
-            statuses = [attempt(config, kill) for kill in [*job["kills"], None]]
+            statuses = [attempt(config, kill, undisturbed) for kill in [*job["kills"], None]]
         else:
+            since = time.monotonic()
             experiment.run(config, Silent())
-            statuses = [0]
+            undisturbed, statuses = time.monotonic() - since, [0]
         (home,) = results.glob("runs/*/*.lock")
         print(json.dumps({"name": job["name"], "statuses": statuses, "home": str(home.with_suffix(""))}), flush=True)
 

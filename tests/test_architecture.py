@@ -35,7 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     "report": BASE | {"records", "data", "privacy"},
     "config": BASE | {"privacy"},
     "checkpoint": BASE | {"privacy"},
-    "experiment": BASE | DATA_SIDE | {"config", "checkpoint", "engine", "algorithms", "gradients", "privacy", "checks"}
+    "experiment": BASE
+    | DATA_SIDE
+    | {"config", "checkpoint", "engine", "algorithms", "gradients", "privacy", "checks"}
     | {"distributed", "devices", "survival"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "terminal": BASE,

@@ -45,8 +45,11 @@ def jobs() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Every job, carried out: name -> {"kills", "statuses", "home", "record"}."""
-    folder = tmp_path_factory.mktemp("killed")
-    asked = {job["name"]: job for job in jobs()}
+    return carried_out(tmp_path_factory.mktemp("killed"), jobs())
+
+
+def carried_out(folder: Path, wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    asked = {job["name"]: job for job in wanted}
     root = Path(__file__).resolve().parent.parent
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -66,6 +69,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         found[job["name"]] = asked[job["name"]] | job | {"record": record}
     assert found.keys() == asked.keys()
     return found
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_killed_at_any_time_a_quickstart_ends_as_the_uninterrupted_one(tmp_path: Path, count: int) -> None:
+    """kill -9 from outside, whatever the process is at: reading, composing, a step, a checkpoint, the record."""
+    quickstart = ["recipe=quickstart", "trainer.epochs=3", "execution.checkpoint_steps=7"]
+    rng = random.Random(count)
+    warm, whole = ({"name": name, "overrides": quickstart, "kills": []} for name in ("warm", "whole"))
+    killed = [
+        {"name": f"killed-{i}", "overrides": quickstart, "kills": [["any time", rng.uniform(0, 0.95)]]} for i in range(count)
+    ]
+    found = carried_out(tmp_path, [warm, whole, *killed])
+    for run in named(found, "killed"):
+        assert run["statuses"][-1] == 0
+        assert repeatable(run["record"]) == repeatable(found["whole"]["record"]), run["kills"]
+    landed = sum(run["statuses"][0] == 9 for run in named(found, "killed"))
+    assert landed > count / 3, "most of the kills came after the end: nothing was tested"
 
 
 def repeatable(record: records.Record) -> records.Record:

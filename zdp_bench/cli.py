@@ -206,7 +206,8 @@ def _run(options: argparse.Namespace) -> int:
             if isinstance(outcome, UserError):
                 raise outcome
             return 0
-        failed = sweep(driver, options.overrides)
+        count, failed = sweep(driver, options.overrides)
+    print(f"sweep: {count} jobs, {len(failed)} failed")
     for overrides, error in failed:
         print(f"zdp-bench: {' '.join(overrides)}: {error}", file=sys.stderr)
     return 2 if failed else 0

@@ -78,7 +78,9 @@ def own_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
 
 
 @contextmanager
-def arithmetic(precision: str | None, deterministic: bool, model: nn.Module, algorithm: Any, device: torch.device) -> Iterator[None]:
+def arithmetic(
+    precision: str | None, deterministic: bool, model: nn.Module, algorithm: Any, device: torch.device
+) -> Iterator[None]:
     """Within, torch computes as the policy above says; what was set before is set again at the end.
 
     Raises:

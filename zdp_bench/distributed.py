@@ -75,6 +75,9 @@ class Ranks:
         return int(held)
 
 
+ALONE = Ranks()
+
+
 def launched() -> bool:
     """Whether torchrun, or something that speaks like it, started this process beside others."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ["WORLD_SIZE"]) > 1
@@ -89,7 +92,7 @@ def rank() -> int:
 def join(device_type: str) -> Ranks:
     """Meet the other ranks; NCCL between GPUs, gloo between CPUs. Without torchrun, one rank alone."""
     if not launched():
-        return Ranks()
+        return ALONE
     dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
     atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())

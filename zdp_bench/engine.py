@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.distributed import Ranks
+from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
@@ -36,7 +36,7 @@ class Training:
     noise: NoiseSource
     ledger: Ledger
     max_releases: int | None = None
-    ranks: Ranks = Ranks()
+    ranks: Ranks = ALONE
 
 
 def private_step(training: Training, step: int, micro_batches: Iterator[Batch], expected_batch_size: float) -> None:

@@ -14,7 +14,7 @@ class UserError(Exception):
     """Bad input, told in one sentence a tired person can act on."""
 
 
-class Busy(UserError):
+class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
     """Another process is at this very run."""
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,7 @@ from zdp_bench.assets import CONF
 from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
 from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
-from zdp_bench.distributed import Ranks
+from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
@@ -103,9 +103,7 @@ def _run(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Out
     return Outcome(record, home / "record.json", found=False)
 
 
-def _train(
-    config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher, ranks: Ranks
-) -> Record:
+def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher, ranks: Ranks) -> Record:
     started = datetime.now(UTC)
     clock = time.perf_counter()
 
@@ -151,7 +149,8 @@ def _train(
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
     every = config.execution.checkpoint_steps
-    with arithmetic(config.precision, config.execution.deterministic, model, algorithm, device), stop_signals() as asked:
+    policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
+    with closing(ledger), policy, stop_signals() as asked:
         while step < plan.steps and stopped_by == "epochs":
             try:
                 indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
@@ -177,9 +176,7 @@ def _train(
             if due or signal:
                 save()
             if signal and step < plan.steps and stopped_by == "epochs":
-                ledger.close()
                 raise Stopped(signal)
-        ledger.close()
         metrics, _ = ranks.broadcast(measured())
     if not ranks.first:
         return {}
@@ -347,7 +344,7 @@ def micro_batches(
     device: torch.device,
     step: int = 0,
     augment: Augment | None = None,
-    ranks: Ranks = Ranks(),  # noqa: B008 - frozen
+    ranks: Ranks = ALONE,
 ) -> Iterator[Batch]:
     """This rank's share of the sampled records in pieces of `trainer.micro_batch`, on the device.
 
@@ -400,9 +397,7 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def open_ledger(
-    path: Path, mechanism: Mechanism, repeatable: bool, saved: checkpoint.Checkpoint | None, ranks: Ranks
-) -> Ledger:
+def open_ledger(path: Path, mechanism: Mechanism, repeatable: bool, saved: checkpoint.Checkpoint | None, ranks: Ranks) -> Ledger:
     """The run's ledger: rank 0's is the file, the others' a copy that counts along.
 
     Raises:
@@ -428,7 +423,7 @@ def seed_layers(seed: int, step: int, rank: int) -> None:
     """
     number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
     torch.manual_seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002 - what a plug-in's layer may use
+    np.random.seed(number % 2**32)
     random.seed(number)
 
 

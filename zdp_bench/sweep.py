@@ -33,12 +33,12 @@ class Job:
             if not self.sweep:
                 raise
             traceback.print_exc()
-            return UserError(f"{type(error).__name__}: {(str(error) or 'no words').splitlines()[0]} (a bug; its traceback is above)")
+            return UserError(f"{_words(error)} (a bug; its traceback is above)")
         return None
 
 
-def sweep(driver: Any, overrides: list[str]) -> list[tuple[list[str], str]]:
-    """Carry out every job of a sweep; the failed ones, as (overrides, reason).
+def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str], str]]]:
+    """Carry out every job of a sweep: how many there are, and the failed ones as (overrides, reason).
 
     Several processes may be at the same sweep: each takes the jobs no other is at, and waits for those at the end, so that what
     a killed process leaves is done as well.
@@ -49,21 +49,22 @@ def sweep(driver: Any, overrides: list[str]) -> list[tuple[list[str], str]]:
     try:
         jobs = driver.multirun(config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides)
     except Exception as error:
+        if "srun" in str(error):
+            raise UserError("launcher=slurm: there is no Slurm here (no `srun`). Try launcher=submitit or joblib.") from None
         if type(error).__name__ not in LOST:
             raise
-        raise UserError(
-            f"a process of the sweep was lost ({(str(error) or type(error).__name__).splitlines()[0][:200]}). The same command does "
-            "what is missing."
-        ) from None
+        raise UserError(f"a process of the sweep was lost ({_words(error)}). The same command does what is missing.") from None
     failed = []
-    for words, error in failures(jobs):
-        if isinstance(error, Busy):
-            again = driver.run(config_name="config", task_function=Job(sweep=True), overrides=words).return_value
-            if again is None:
-                continue
-            error = again
-        failed.append((words, str(error)))
-    return failed
+    for words, reason in failures(jobs):
+        if isinstance(reason, Busy):
+            reason = driver.run(config_name="config", task_function=Job(sweep=True), overrides=words).return_value
+        if reason is not None:
+            failed.append((words, str(reason)))
+    return sum(len(batch) for batch in jobs), failed
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no words').splitlines()[0][:200]}"
 
 
 # What joblib and submitit raise when a process of theirs is gone; by name, for neither need be installed.
