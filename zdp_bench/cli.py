@@ -98,6 +98,11 @@ def parser() -> Parser:
     bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
     _results(bench)
 
+    figure = verbs.add_parser("figure", help="draw a paper's figure, as PNG and SVG", description="Draw a paper's figure.")
+    figure.add_argument("figures", nargs="+", metavar="PAPER/figN", help="`zdp-bench list figures` names them")
+    figure.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
+    _results(figure)
+
     results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
     results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
     results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
@@ -131,7 +136,19 @@ def _results(of: argparse.ArgumentParser) -> None:
     of.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="the results folder (default: results)")
 
 
-LISTS = ("algorithms", "models", "datasets", "tasks", "optimizers", "schedulers", "accountants", "recipes", "tables", "keys")
+LISTS = (
+    "algorithms",
+    "models",
+    "datasets",
+    "tasks",
+    "optimizers",
+    "schedulers",
+    "accountants",
+    "recipes",
+    "tables",
+    "figures",
+    "keys",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -141,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     verbs = {
         "run": _run,
         "table": _table,
+        "figure": _figure,
         "reproduce": _reproduce,
         "epsilon": _epsilon,
         "audit": _audit,
@@ -218,29 +236,38 @@ def _run(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     from zdp_bench.report import tables
-    from zdp_bench.sweep import expected_digests
+    from zdp_bench.sweep import fillings
     from zdp_bench.terminal import console
 
-    made = tables.build(options.table, options.results, expected_digests(options.table))
+    made = tables.build(options.table, options.results, fillings(options.table, options.results))
     console().print(tables.as_rich(made))
     for path in tables.write(made, options.results):
         print(f"written: {path}")
     return 0
 
 
+def _figure(options: argparse.Namespace) -> int:
+    from zdp_bench.report import figures
+
+    for name in options.figures:
+        for path in figures.write(figures.draw(name, options.results, _root(options)), name, options.results):
+            print(f"written: {path}")
+    return 0
+
+
 def _reproduce(options: argparse.Namespace) -> int:
-    from zdp_bench.report import tables
-    from zdp_bench.sweep import run_one
+    from zdp_bench.sweep import fillings, run_one
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     failed = []
-    for recipe in tables.recipes_of(options.table):
+    for filling in (f for f in fillings(options.table, options.results) if not f.on):
+        job = [f"recipe={filling.recipe}", *filling.overrides]
         for seed in range(1, options.seeds + 1):
             try:
-                run_one([f"recipe={recipe}", f"seed={seed}", f"paths.results={options.results}", *options.overrides])
+                run_one([*job, f"seed={seed}", f"paths.results={options.results}", *options.overrides])
             except UserError as error:
-                failed.append(f"recipe={recipe} seed={seed}: {error}")
+                failed.append(f"{' '.join(job)} seed={seed}: {error}")
                 print(f"zdp-bench: {failed[-1]}", file=sys.stderr)
     _table(options)
     return 2 if failed else 0
@@ -325,6 +352,10 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
         from zdp_bench.report import tables
 
         return [(name, ", ".join(tables.recipes_of(name)) or "no recipe yet") for name in tables.available()]
+    if kind == "figures":
+        from zdp_bench.registry import lookup, names
+
+        return [(name, str(lookup("figure", name).__doc__).splitlines()[0]) for name in names("figure")]
     if kind == "keys":
         from zdp_bench.config import known_keys
 
@@ -338,13 +369,18 @@ def _first_comment(path: Path) -> str:
     return first.removeprefix("# ") if first.startswith("# ") else ""
 
 
-def _data(options: argparse.Namespace) -> int:
+def _root(options: argparse.Namespace) -> Path:
     import os
 
+    named: Path | None = options.root
+    return (named or Path(os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")).expanduser()
+
+
+def _data(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
     from zdp_bench.terminal import console
 
-    root = (options.root or Path(os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")).expanduser()
+    root = _root(options)
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
         from zdp_bench.report.data_root import as_rich

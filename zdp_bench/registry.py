@@ -25,6 +25,7 @@ HOMES = {
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
     "task": "zdp_bench.tasks",
+    "figure": "zdp_bench.report.figures",
 }
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in HOMES}

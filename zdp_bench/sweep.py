@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench import distributed
+from zdp_bench import assets, distributed, records
 from zdp_bench.config import compose, experiment_digest, parse
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.report.tables import Filling, recipes_of, reference
 
 
 class Job:
@@ -113,8 +116,62 @@ def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
     return [(list(job.overrides), job.return_value) for job in flat if isinstance(job.return_value, UserError)]
 
 
-def expected_digests(table: str) -> dict[str, str]:
-    """recipe -> the digest its runs must have to stand in the table: the recipe as it is now, nothing overridden."""
-    from zdp_bench.report import tables
+def fillings(table: str, results: Path) -> list[Filling]:
+    """What may stand in a table: each job of its recipes as they are now, and the same on other data where that was run.
 
-    return {recipe: experiment_digest(parse(compose([f"recipe={recipe}"]))) for recipe in tables.recipes_of(table)}
+    Raises:
+        UserError: no such table, or a recipe that claims a row the table has not.
+    """
+    known = {number.row for number in reference(table)}
+    found = []
+    done = records.read_all(results)
+    for recipe in recipes_of(table):
+        for overrides in jobs_of(recipe):
+            composed = compose([f"recipe={recipe}", *overrides])
+            own = parse(composed)
+            claim = own.claims
+            if claim.row not in known:
+                raise unknown(f"row of {table} in recipe '{recipe}',", str(claim.row), sorted(known))
+            found.append(Filling(recipe, overrides, str(claim.row), claim.variant, experiment_digest(own)))
+            others = [
+                r["config"]["dataset"]
+                for r in done
+                if r["recipe"] == recipe and r["config"]["dataset"] != own.resolved["dataset"]
+            ]
+            for digest, on in _on_other_data(composed, others).items():
+                found.append(Filling(recipe, overrides, str(claim.row), claim.variant, digest, on))
+    return found
+
+
+def _on_other_data(composed: DictConfig, datasets: list[dict[str, Any]]) -> dict[str, str]:
+    """Digest -> label of a recipe with each of `datasets` in the place of its own."""
+    labels = {}
+    for dataset in datasets:
+        moved = composed.copy()
+        OmegaConf.set_struct(moved, False)
+        moved.dataset = dataset
+        try:
+            digest = experiment_digest(parse(moved))
+        except UserError:
+            continue  # a data set of an older version, with options that are no more
+        defaults = assets.read_yaml(assets.group(assets.DATASETS)[dataset["name"]])
+        changed = {key: value for key, value in dataset.items() if value != defaults.get(key)}
+        options = ", ".join(f"{key}={value}" for key, value in changed.items())
+        labels[digest] = dataset["name"] + (f", {options}" if options else "")
+    return labels
+
+
+def jobs_of(recipe: str) -> list[tuple[str, ...]]:
+    """The overrides of each job of a recipe's own sweep, `hydra.sweeper.params`, but for the seed; one empty job without."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    sweeper = (assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}).get("sweeper") or {}
+    params = {key: value for key, value in (sweeper.get("params") or {}).items() if key != "seed"}
+    axes = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    choices = [
+        [f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()]
+        if axis.is_sweep_override()
+        else [axis.input_line]
+        for axis in axes
+    ]
+    return [tuple(str(word) for word in job) for job in product(*choices)]

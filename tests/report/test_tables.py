@@ -5,17 +5,35 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import assets
+from zdp_bench import assets, cli, sweep
+from zdp_bench.config import compose, experiment_digest, parse
 from zdp_bench.errors import UserError
 from zdp_bench.report import listing, numbers, tables
 
 TABLE = "zeta_dp_2021/1"
-EXPECTED = {recipe: recipe.ljust(64, "e") for recipe in tables.recipes_of(TABLE)}
+ROWS = {
+    "phasemnist": "phasemnist_private",
+    "phasemnist_tuned": "phasemnist_private",
+    "mnist": "mnist_private",
+    "phasemnist_nonprivate": "phasemnist_nonprivate",
+    "mnist_nonprivate": "mnist_nonprivate",
+}
+
+
+def filling(recipe: str, **more: Any) -> tables.Filling:
+    variant = "tuned" if recipe == "phasemnist_tuned" else None
+    return replace(tables.Filling(recipe, (), ROWS[recipe], variant, recipe.ljust(64, "e")), **more)
+
+
+EXPECTED = [filling(recipe) for recipe in ROWS]
 
 
 def cells(results: Path) -> dict[str, dict[str, str]]:
@@ -66,14 +84,75 @@ def test_unknown_tables_are_refused_with_the_nearest() -> None:
 
 def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="measured by `zdp-bench bench zeta_dp_2021/7`"):
-        tables.build("zeta_dp_2021/7", tmp_path, {})
+        tables.build("zeta_dp_2021/7", tmp_path, [])
 
 
-def test_every_claim_names_a_row_of_its_table() -> None:
-    for name, path in assets.group(assets.RECIPES).items():
-        claim = assets.read_yaml(path).get("claims")
-        if claim:
-            assert claim["row"] in {number.row for number in tables.reference(claim["table"])}, name
+@pytest.mark.parametrize("table", tables.available())
+def test_every_claim_names_a_row_of_its_table(table: str) -> None:
+    rows = {number.row for number in tables.reference(table)}
+    assert {one.row for one in sweep.fillings(table, Path("none"))} <= rows
+
+
+def test_a_run_on_other_data_has_a_line_of_its_own_and_is_compared_with_nothing(tmp_path: Path) -> None:
+    digest = "s" * 64
+    save(tmp_path, record("mnist", 1, 0.9), record("mnist", 2, 0.8, experiment=digest))
+    made = tables.build(TABLE, tmp_path, [*EXPECTED, filling("mnist", digest=digest, on="fashion_mnist")])
+    lines = [row.cells for row in made.rows if row.numbers["recipe"] == "mnist"]
+    assert [line["row"] for line in lines] == ["MNIST DP-SGD", "MNIST DP-SGD (on fashion_mnist)"]
+    assert [line["ours"] for line in lines] == ["90.00 % (n = 1)", "80.00 % (n = 1)"]
+    assert [line["paper"] for line in lines] == ["95.67 %", ""]
+    assert lines[1]["difference"] == lines[1]["ε printed"] == ""
+    assert any("no reproduction" in note for note in made.notes)
+
+
+def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path) -> None:
+    moved = parse(compose(["recipe=mnist", "dataset=fashion_mnist"]))
+    more = parse(compose(["recipe=mnist", "dataset=fashion_mnist", "trainer.epochs=1"]))
+    for seed, run in enumerate((moved, more)):
+        save(tmp_path, record("mnist", seed, experiment=experiment_digest(run), config={"dataset": run.resolved["dataset"]}))
+    on = [one for one in sweep.fillings(TABLE, tmp_path) if one.on]
+    assert [(one.recipe, one.on, one.digest) for one in on] == [("mnist", "fashion_mnist", experiment_digest(moved))]
+
+
+def test_a_patients_epsilon_is_a_column_where_patients_own_several_records(tmp_path: Path) -> None:
+    assert "ε patient" not in tables.build(TABLE, tmp_path, EXPECTED).columns
+    one = record("mnist", 1)
+    one["privacy"] |= {"records_per_patient": 3, "epsilon_patient": 7.5}
+    save(tmp_path, one)
+    made = tables.build(TABLE, tmp_path, EXPECTED)
+    assert "ε patient" in made.columns
+    assert [row.cells["ε patient"] for row in made.rows if row.numbers["recipe"] == "mnist"] == ["7.5"]
+
+
+@pytest.fixture
+def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe that sweeps: one row a model, seeds aside."""
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    body = """
+        defaults: [{override /dataset: phase_digits}]
+        claims: {table: zeta_dp_2021/1, row: "${algorithm.gradient}"}
+        hydra: {sweeper: {params: {algorithm.gradient: "wirtinger,autograd", seed: "1,2", model.hidden: "[8]"}}}
+    """
+    (recipes / "sweeping.yaml").write_text(textwrap.dedent(body), encoding="utf-8")
+    monkeypatch.setattr(assets, "RECIPES", recipes)
+    return "sweeping"
+
+
+def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
+    jobs = [("algorithm.gradient=wirtinger", "model.hidden=[8]"), ("algorithm.gradient=autograd", "model.hidden=[8]")]
+    assert sweep.jobs_of(sweeping) == jobs
+    with pytest.raises(UserError, match=r"row of zeta_dp_2021/1 in recipe 'sweeping', 'wirtinger' is not known"):
+        sweep.fillings(TABLE, Path("none"))
+
+
+def test_the_sweep_is_hydras_own(sweeping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(sweep.Job, "__call__", lambda self, config: seen.append(f"{config.algorithm.gradient} {config.seed}"))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "-m", f"recipe={sweeping}", f"paths.results={tmp_path}"])
+    assert stop.value.code == 0
+    assert sorted(seen) == ["autograd 1", "autograd 2", "wirtinger 1", "wirtinger 2"]
 
 
 def test_numbers_are_printed_one_way() -> None:

@@ -1,14 +1,16 @@
 """A paper's table, its numbers beside ours: row, paper, ours, difference, claimed ε, tight ε, provenance.
 
 The paper's numbers come from `results/reference/PAPER_tableN.csv`; which recipe fills which row stands in the recipe's
-`claims`. A record fills a cell only if it ran the recipe as it stands now, nothing overridden but the seed. A cell without a
-record is empty and says which command fills it.
+`claims`; a recipe that sweeps (`hydra.sweeper.params`) fills a row with each of its jobs. A record fills a cell only if it ran
+the recipe as it stands now, nothing overridden but the seed; a run on another data set has a line of its own, marked. A cell
+without a record is empty and says which command fills it.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -20,7 +22,7 @@ from zdp_bench.errors import UserError, unknown
 from zdp_bench.records import Record
 from zdp_bench.report.numbers import epsilon, mean_and_deviation
 
-COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "δ", "provenance")
+COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "ε patient", "δ", "provenance")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,24 @@ class Reference:
     value: str
     unit: str
     where: str
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What fills a row: the runs of a recipe that have one digest.
+
+    Attributes:
+        overrides: beside `recipe=`: a recipe that sweeps fills a row with each of its jobs.
+        digest: the experiment digest its runs must have: the recipe as it stands now.
+        on: the data set, where it is another than the recipe's own.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...]
+    row: str
+    variant: str | None
+    digest: str
+    on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,11 @@ class Table:
     title: str
     rows: list[Row]
     notes: list[str]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns shown: a patient's ε only where patients own more than one record."""
+        return [column for column in COLUMNS if column != "ε patient" or any(row.cells[column] for row in self.rows)]
 
 
 def available() -> list[str]:
@@ -79,22 +104,22 @@ def file_stem(table: str) -> str:
 
 
 def recipes_of(table: str) -> list[str]:
-    """The recipes that fill a table's rows, in the table's order; a variant of ours follows the row it varies.
+    """The recipes that claim rows of a table, by name.
 
     Raises:
         UserError: no such table.
     """
-    order = list(dict.fromkeys(number.row for number in reference(table)))
+    if table not in available():
+        raise unknown("table", table, available())
     claims = {name: assets.read_yaml(path).get("claims") or {} for name, path in assets.group(assets.RECIPES).items()}
-    here = [name for name, claim in claims.items() if claim.get("table") == table]
-    return sorted(here, key=lambda name: (order.index(claims[name]["row"]), claims[name].get("variant") or ""))
+    return [name for name, claim in claims.items() if claim.get("table") == table]
 
 
-def build(table: str, results: Path, expected: dict[str, str]) -> Table:
-    """Lay a table out.
+def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
+    """Lay a table out, a line for each metric of each row, in the paper's order; a variant of ours follows the row it varies.
 
     Args:
-        expected: recipe -> the experiment digest its runs must have (see `config.experiment_digest`).
+        fillings: what may stand in the table (see `sweep.fillings`).
 
     Raises:
         UserError: no such table, or one that no recipe fills.
@@ -102,39 +127,47 @@ def build(table: str, results: Path, expected: dict[str, str]) -> Table:
     numbers = reference(table)
     if not recipes_of(table):
         raise UserError(f"table '{table}' is filled by no recipe; its numbers are measured by `zdp-bench bench {table}`.")
-    found = [r for r in records.read_all(results) if expected.get(r["recipe"]) == r["experiment"]]
-    rows = []
-    for recipe in recipes_of(table):
-        claim = assets.read_yaml(assets.group(assets.RECIPES)[recipe])["claims"]
-        printed = {number.column: number for number in numbers if number.row == claim["row"]}
-        rows.append(_row(recipe, claim, printed, [r for r in found if r["recipe"] == recipe]))
+    order = list(dict.fromkeys(number.row for number in numbers))
+    fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
+    every = records.read_all(results)
+    rows, shown = [], []
+    for filling in fillings:
+        runs = [r for r in every if (r["recipe"], r["experiment"]) == (filling.recipe, filling.digest)]
+        shown += runs
+        printed = {number.column: number for number in numbers if number.row == filling.row}
+        rows += [_row(filling, metric, printed.get("epsilon"), runs) for key, metric in printed.items() if key != "epsilon"]
     notes = [
         "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
         "Hyper-parameter search is not counted in any ε.",
     ]
     notes += sorted(
-        {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in found if r["data"]["notes"]}
+        {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in shown if r["data"]["notes"]}
     )
-    notes += [f"Rows marked 'ours' are variants of ours, not of the paper; recipe {r}." for r in recipes_of(table) if _variant(r)]
+    if any(row.cells["ε patient"] for row in rows):
+        notes.append("ε patient: of all records that one patient may own, together; the other ε are of one record.")
+    ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
+    notes += [f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}." for recipe in ours]
+    if any(f.on for f in fillings):
+        notes.append("Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it.")
     return Table(table, f"{numbers[0].paper}, Table {numbers[0].table}", rows, notes)
 
 
-def _variant(recipe: str) -> str | None:
-    return assets.read_yaml(assets.group(assets.RECIPES)[recipe])["claims"].get("variant")
-
-
-def _row(recipe: str, claim: dict[str, str], printed: dict[str, Reference], runs: list[Record]) -> Row:
-    metric = next(number for column, number in printed.items() if column != "epsilon")
-    variant = claim.get("variant")
-    label = metric.label + (f" ({variant}, ours)" if variant else "")
+def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: list[Record]) -> Row:
+    marks = ([f"{filling.variant}, ours"] if filling.variant else []) + ([f"on {filling.on}"] if filling.on else [])
+    label = metric.label + (f" ({'; '.join(marks)})" if marks else "")
     cells = dict.fromkeys(COLUMNS, "")
-    cells |= {"row": label, "metric": metric.column.replace("_", " "), "paper": f"{metric.value} {metric.unit}".rstrip()}
-    if "epsilon" in printed:
-        cells["ε printed"] = printed["epsilon"].value.replace("inf", "∞")
-    plain: dict[str, object] = {"recipe": recipe, "variant": variant, "metric": metric.column, "unit": metric.unit}
-    plain |= {"paper": float(metric.value), "epsilon_printed": printed["epsilon"].value if "epsilon" in printed else None}
+    cells |= {"row": label, "metric": metric.column.replace("_", " ")}
+    plain: dict[str, object] = {"recipe": filling.recipe, "overrides": " ".join(filling.overrides), "on": filling.on}
+    plain |= {"variant": filling.variant, "metric": metric.column, "unit": metric.unit}
+    plain |= {"paper": None, "epsilon_printed": None}
+    if not filling.on:  # a number on other data is compared with nothing
+        cells |= {"paper": f"{metric.value} {metric.unit}".rstrip()}
+        plain["paper"] = _plain(metric.value)
+        if printed:
+            cells["ε printed"] = printed.value.replace("inf", "∞")
+            plain["epsilon_printed"] = printed.value
     if not runs:
-        cells["ours"] = f"not run: `zdp-bench run recipe={recipe}`"
+        cells["ours"] = f"not run: `zdp-bench run {' '.join([f'recipe={filling.recipe}', *filling.overrides])}`"
         return Row(cells, plain | {"n": 0})
     values = [run["metrics"][metric.column] for run in runs]
     scale = 100.0 if metric.unit == "%" else 1.0
@@ -143,12 +176,15 @@ def _row(recipe: str, claim: dict[str, str], printed: dict[str, Reference], runs
     provenance = runs[0]["data"]["provenance"]
     cells |= {
         "ours": mean_and_deviation(values, metric.unit),
-        "difference": f"{ours - float(metric.value):+.2f}",
         "ε claimed": epsilon(privacy["epsilon_claimed"]),
         "ε tight": epsilon(privacy["epsilon_tight"]),
         "δ": f"{privacy['delta']:g}",
         "provenance": provenance,
     }
+    if isinstance(plain["paper"], float):
+        cells["difference"] = f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
+    if privacy.get("records_per_patient", 1) > 1:
+        cells["ε patient"] = epsilon(privacy["epsilon_patient"])
     return Row(
         cells,
         plain
@@ -160,6 +196,7 @@ def _row(recipe: str, claim: dict[str, str], printed: dict[str, Reference], runs
             "epsilon_claimed": privacy["epsilon_claimed"],
             "claimed_by": privacy["claimed_by"],
             "epsilon_tight": privacy["epsilon_tight"],
+            "epsilon_patient": privacy.get("epsilon_patient"),
             "delta": privacy["delta"],
             "z": privacy["z"],
             "steps": privacy["steps"],
@@ -169,24 +206,32 @@ def _row(recipe: str, claim: dict[str, str], printed: dict[str, Reference], runs
     )
 
 
+def _plain(value: str) -> float | None:
+    """The number a paper prints, or None where it prints none ('not given')."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
 def as_rich(table: Table) -> RichTable:
     """The table on a terminal."""
     shown = RichTable(title=table.title, title_justify="left", caption="\n".join(table.notes), caption_justify="left")
-    for column in COLUMNS:
+    for column in table.columns:
         shown.add_column(column)
     for row in table.rows:
-        shown.add_row(*(row.cells[column] for column in COLUMNS))
+        shown.add_row(*(row.cells[column] for column in table.columns))
     return shown
 
 
 def as_markdown(table: Table) -> str:
     """The table as Markdown."""
     lines = [f"# {table.title}", "", f"`zdp-bench table {table.name}` made this from the records; do not edit.", ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    lines += ["| " + " | ".join(row.cells[column] for column in COLUMNS) + " |" for row in table.rows]
+    lines += ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
+    lines += ["| " + " | ".join(row.cells[column] for column in table.columns) + " |" for row in table.rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
 
 

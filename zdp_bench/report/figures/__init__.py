@@ -1,0 +1,71 @@
+"""Figures, one file per paper: each is a function `(results, data_root) -> Figure`, registered as PAPER/figN.
+
+    @register("figure", "zeta_dp_2021/fig1")
+    def example_ecgs(results: Path, data_root: Path) -> Figure: ...
+
+A figure reads records and tables under `results`, and example records under the data root; it never trains. What it lacks
+it says in one UserError with the command that makes it. Fonts, colours and sizes are set here, once: the colours are Okabe
+and Ito's (2008), told apart by colour-blind readers, and the first four also in grey print with the line styles beside them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from cycler import cycler
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from zdp_bench.registry import lookup
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
+WIDTH = 6.3  # inches: the text width of an A4 page
+
+STYLE: dict[Any, Any] = {
+    "axes.prop_cycle": cycler(color=COLOURS) + cycler(linestyle=LINES),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "image.cmap": "gray",
+    "savefig.dpi": 200,
+    "svg.hashsalt": "zdp-bench",  # the same figure is the same file, byte for byte
+    "svg.fonttype": "none",  # text stays text
+}
+
+
+def draw(name: str, results: Path, data_root: Path) -> Figure:
+    """Draw a figure by name, in our style.
+
+    Raises:
+        UserError: no such figure, or records or data that it needs are not there.
+    """
+    builder = lookup("figure", name)
+    with mpl.rc_context(STYLE):
+        figure: Figure = builder(results, data_root)
+        FigureCanvasAgg(figure).draw()  # lays it out while the style holds
+    return figure
+
+
+def write(figure: Figure, name: str, results: Path) -> list[Path]:
+    """Write `results/figures/PAPER_figN.png` and `.svg`, whole or not at all; returns both paths."""
+    folder = results / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = name.replace("/", "_")
+    paths = []
+    with mpl.rc_context(STYLE):
+        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+            path = folder / f"{stem}{suffix}"
+            partial = path.with_name(f".{path.name}")
+            figure.savefig(partial, format=suffix[1:], metadata=metadata)
+            partial.replace(path)
+            paths.append(path)
+    return paths
