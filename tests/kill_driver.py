@@ -2,8 +2,8 @@
 
     python kill_driver.py FOLDER JOBS       JOBS: JSON list of {"name", "overrides", "kills": [[moment, step], ...]}
 
-Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. The kill ["any time", share]
-comes from outside, after that share of the time that the last job without kills took. Prints one JSON line a job.
+Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. The kill ["any time", steps,
+seconds] comes from outside: so many seconds after so many steps stand in the ledger. Prints one JSON line a job.
 """
 
 from __future__ import annotations
@@ -89,12 +89,15 @@ def arrange(moment: str, at: int) -> None:
     checkpoint.os.replace = put_in_place  # type: ignore[attr-defined]
 
 
-def attempt(config: Run, kill: list[Any] | None, undisturbed: float) -> int:
+def attempt(config: Run, kill: list[Any] | None) -> int:
     """Carry out the run in a child; its wait status: 0, or 9 when it killed itself."""
     child = os.fork()
     if child:
         if kill and kill[0] == "any time":
-            time.sleep(kill[1] * undisturbed)
+            _, steps, seconds = kill
+            while sum(path.read_bytes().count(b"\n") for path in config.results.glob("runs/*/*/ledger.jsonl")) <= steps:
+                time.sleep(0.001)
+            time.sleep(seconds)
             os.kill(child, signal.SIGKILL)  # where it has ended already: it is not waited for yet, so its number is still its own
         return os.waitpid(child, 0)[1]
     code = 1
@@ -113,7 +116,6 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     experiment.tight_epsilon = functools.cache(experiment.tight_epsilon)
     experiment.rdp_epsilon = functools.cache(experiment.rdp_epsilon)
     composed: dict[str, Run] = {}
-    undisturbed = 0.0  # seconds
     for job in jobs:
         results = folder / job["name"]
         overrides = [*job["overrides"], "threads=1"]
@@ -123,11 +125,10 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
             composed[str(overrides)], paths=dataclasses.replace(composed[str(overrides)].paths, results=str(results))
         )
         if job["kills"]:
-            statuses = [attempt(config, kill, undisturbed) for kill in [*job["kills"], None]]
+            statuses = [attempt(config, kill) for kill in [*job["kills"], None]]
         else:
-            since = time.monotonic()
             experiment.run(config, Silent())
-            undisturbed, statuses = time.monotonic() - since, [0]
+            statuses = [0]
         (home,) = results.glob("runs/*/*.lock")
         print(json.dumps({"name": job["name"], "statuses": statuses, "home": str(home.with_suffix(""))}), flush=True)
 

@@ -46,7 +46,10 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "distributed", "survival"},
+    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "sweep", "terminal", "bench"},
+    "cli": BASE
+    | DATA_SIDE
+    | {"config", "sweep", "terminal", "audit", "bench", "privacy", "distributed", "survival", "reproduce"},
     "__main__": {"cli"},
 }
 

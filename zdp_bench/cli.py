@@ -57,8 +57,14 @@ def parser() -> Parser:
     table.add_argument("table", metavar="PAPER/N")
     _results(table)
 
-    reproduce = verbs.add_parser("reproduce", help="run what a table lacks, then write it", description="Run what a table lacks.")
-    reproduce.add_argument("table", metavar="PAPER/N")
+    reproduce = verbs.add_parser(
+        "reproduce",
+        help="run what a table lacks, or all tables, then write them",
+        description="Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke (generated data, "
+        "minutes; fills no paper's cell), here (what the data root holds), paper (everything, estimated first).",
+    )
+    reproduce.add_argument("table", nargs="?", default="", metavar="PAPER/N")
+    reproduce.add_argument("--profile", metavar="smoke|here|paper", help="all tables of all papers")
     reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 1 to N of every row (default 1)")
     reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
     _results(reproduce)
@@ -102,6 +108,14 @@ def parser() -> Parser:
     figure.add_argument("figures", nargs="+", metavar="PAPER/figN", help="`zdp-bench list figures` names them")
     figure.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
     _results(figure)
+
+    report = verbs.add_parser(
+        "report",
+        help="everything on one HTML page",
+        description="Every table, ε, curve and figure on one HTML page that needs no network: open it, mail it, print it.",
+    )
+    report.add_argument("--output", type=Path, metavar="FILE", help="where (default: report.html in the results folder)")
+    _results(report)
 
     results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
     results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
@@ -160,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "table": _table,
         "figure": _figure,
         "reproduce": _reproduce,
+        "report": _report,
         "epsilon": _epsilon,
         "audit": _audit,
         "bench": _bench,
@@ -246,6 +261,42 @@ def _table(options: argparse.Namespace) -> int:
     return 0
 
 
+def _reproduce_all(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench import reproduce
+    from zdp_bench.report import verdicts
+    from zdp_bench.terminal import console
+
+    if options.profile not in reproduce.PROFILES:
+        raise unknown("profile", options.profile, reproduce.PROFILES)
+    closing = reproduce.carry_out(
+        options.profile, options.seeds, options.results, options.overrides, lambda line: print(line, flush=True)
+    )
+    shown = Table("table", "row", "metric", "verdict", "why", title="Every cell", title_justify="left")
+    for verdict in closing.verdicts:
+        shown.add_row(verdict.table, verdict.row, verdict.metric, verdict.verdict, verdict.why)
+    console().print(shown)
+    counted = ", ".join(f"{count} {kind}" for kind, count in verdicts.counts(closing.verdicts).items())
+    print(f"{len(closing.verdicts)} cells: {counted}. {verdicts.RULE}")
+    print("\n".join(f"written: {path}" for path in closing.pages))
+    for job, reason in closing.failed:
+        print(f"zdp-bench: {job}: {reason}", file=sys.stderr)
+    return 2 if closing.failed else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from zdp_bench.report import page, tables
+    from zdp_bench.sweep import fillings
+
+    made = []
+    for name in tables.available():
+        if tables.recipes_of(name):
+            made.append(tables.build(name, options.results, fillings(name, options.results)))
+    print(f"written: {page.write(made, options.results, options.output or options.results / 'report.html')}")
+    return 0
+
+
 def _figure(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
 
@@ -260,6 +311,12 @@ def _reproduce(options: argparse.Namespace) -> int:
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
+    if "=" in options.table:
+        options.table, options.overrides = "", [options.table, *options.overrides]
+    if bool(options.table) == bool(options.profile):
+        raise UserError("zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, and not both.")
+    if options.profile:
+        return _reproduce_all(options)
     failed = []
     for filling in (f for f in fillings(options.table, options.results) if not f.on):
         job = [f"recipe={filling.recipe}", *filling.overrides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import random
@@ -28,14 +29,14 @@ from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_clas
 from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
 from zdp_bench.distributed import ALONE, Ranks
-from zdp_bench.engine import Training, private_step
+from zdp_bench.engine import Training, descend, private_step, zeros
 from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.survival import Stopped, stop_signals, writes
@@ -215,6 +216,32 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "resumed_at_step": saved.step if saved else None,
         },
     }
+
+
+def seconds_a_step(config: Run, timed: int = 3) -> tuple[float, int, int]:
+    """(seconds of one step, steps of the run, peak bytes), timed on a few steps that are thrown away: nothing is written.
+
+    Raises:
+        UserError: the data, the device or the model is not usable.
+    """
+    device = pick_device(config.device)
+    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    task: Task = lookup("task", config.task.name)(**config.task.options)
+    model, plan = build_model(config, data).to(device), Plan.of(config, len(data.train))
+    algorithm: Algorithm = lookup("algorithm", config.algorithm.name)(
+        Problem(model, task.loss, plan.sampling), **config.algorithm.options
+    )
+    optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
+    clocks = [time.perf_counter()]
+    for step in range(timed):
+        indices, divisor = plan.draw(config.seed, step)
+        release = zeros(mechanism, device)
+        for batch in micro_batches(data.train, indices, config, device, step, data.augment):
+            algorithm.accumulate(release, batch)
+        add_noise(release, mechanism, SeededNoise(config.seed), step)
+        descend(model, optimizer, algorithm.postprocess(release, divisor))
+        clocks.append(time.perf_counter())
+    return min(b - a for a, b in itertools.pairwise(clocks)), plan.steps, peak_memory(device)
 
 
 def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:

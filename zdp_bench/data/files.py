@@ -42,6 +42,7 @@ class Card:
     splits: str = ""
     access: str = ""
     uses: str = ""  # the card whose files this one reads
+    stand_in: str = ""  # overrides that put generated data in its place, small, for `zdp-bench reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
 
