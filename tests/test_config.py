@@ -43,6 +43,12 @@ MISTAKES = {
     "epochs": (["recipe=quickstart", "trainer.epochs=0"], r"trainer\.epochs=0: must be at least 1"),
     "delta": (["recipe=quickstart", "privacy.delta=1"], r"privacy\.delta=1\.0: must lie in \(0, 1\)"),
     "budget": (["recipe=quickstart", "privacy.max_epsilon=-1"], r"privacy\.max_epsilon=-1\.0: must be positive"),
+    "target": (["recipe=quickstart", "privacy.target_epsilon=0"], r"privacy\.target_epsilon=0\.0: must be positive"),
+    "two targets": (["recipe=quickstart", "privacy.target_epsilon=1", "privacy.claimed_epsilon=1"], r"give one of them"),
+    "no noise": (
+        ["recipe=quickstart", "algorithm=sgd", "privacy.target_epsilon=1"],
+        r"algorithm=sgd: it has no noise_multiplier",
+    ),
     "seed": (["recipe=quickstart", "seed=-1"], r"seed=-1: must be 0 or more"),
     "device": (["recipe=quickstart", "device=cuba"], r"device 'cuba'.*Did you mean 'cuda'"),
     "shuffled": (
@@ -72,7 +78,7 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
     assert header[1] == f"#   zdp-bench run recipe={recipe}"
 
 
-@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset"}))
+@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset", "figure"}))
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
     assert set(names(kind)) == set(assets.group(assets.CONF / kind))
 

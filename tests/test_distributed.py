@@ -47,7 +47,7 @@ def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProce
     return [subprocess.CompletedProcess(words, p.wait(), *p.communicate()) for p in started]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the weights."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")

@@ -37,7 +37,7 @@ from zdp_bench.config import Run
 from zdp_bench.data import Records, Splits
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.experiment import Plan, build_model, build_optimizer, check_model, micro_batches, pick_device
+from zdp_bench.experiment import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, pick_device
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
@@ -563,9 +563,7 @@ class Subject:
         task: Task = lookup("task", config.task.name)(**config.task.options)
         model = build_model(config, data).to(device)
         plan = Plan.of(config, len(data.train))
-        algorithm = lookup("algorithm", config.algorithm.name)(
-            Problem(model, task.loss, plan.sampling), **config.algorithm.options
-        )
+        config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
         if algorithm.mechanism().z == 0 or plan.sampling.scheme == "shuffled":
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute.")
         check_model(model, algorithm, task, data)

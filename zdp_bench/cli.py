@@ -270,9 +270,11 @@ def _reproduce_all(options: argparse.Namespace) -> int:
 
     if options.profile not in reproduce.PROFILES:
         raise unknown("profile", options.profile, reproduce.PROFILES)
-    closing = reproduce.carry_out(
-        options.profile, options.seeds, options.results, options.overrides, lambda line: print(line, flush=True)
-    )
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    closing = reproduce.carry_out(options.profile, options.seeds, options.results, options.overrides, say)
     shown = Table("table", "row", "metric", "verdict", "why", title="Every cell", title_justify="left")
     for verdict in closing.verdicts:
         shown.add_row(verdict.table, verdict.row, verdict.metric, verdict.verdict, verdict.why)

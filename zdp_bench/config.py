@@ -55,11 +55,15 @@ class Privacy:
     Attributes:
         delta: the δ at which ε is stated.
         max_epsilon: the budget: training stops before the step whose tight ε would exceed it. null: none.
+        target_epsilon: replace `algorithm.noise_multiplier` by the one whose whole run has this tight ε. null: as configured.
+        claimed_epsilon: replace it by the one for which the accountant claims this ε. null: as configured.
         secure: sampling and noise from the operating system's cryptographic randomness instead of the seed.
     """
 
     delta: float = MISSING
     max_epsilon: float | None = MISSING
+    target_epsilon: float | None = MISSING
+    claimed_epsilon: float | None = MISSING
     secure: bool = MISSING
 
 
@@ -254,8 +258,10 @@ def _check_values(run: Run) -> None:
     )
     require(trainer.checkpoint_epochs > 0, "trainer.checkpoint_epochs", trainer.checkpoint_epochs, "must be at least 1")
     require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
-    budget = run.privacy.max_epsilon
-    require(budget is None or budget > 0, "privacy.max_epsilon", budget, "must be positive")
+    for key in ("max_epsilon", "target_epsilon", "claimed_epsilon"):
+        value = getattr(run.privacy, key)
+        require(value is None or value > 0, f"privacy.{key}", value, "must be positive")
+    _check_calibration(run)
     replacement = run.replace_batchnorm
     if replacement not in (None, *REPLACEMENTS):
         raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
@@ -274,6 +280,20 @@ def _check_values(run: Run) -> None:
         raise unknown("precision", str(run.precision), ("tf32", "bf16", "null"))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
         raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+def _check_calibration(run: Run) -> None:
+    """A noise multiplier is calibrated to one ε at most, and only where there is one."""
+    asked = [key for key in ("target_epsilon", "claimed_epsilon") if getattr(run.privacy, key) is not None]
+    if len(asked) > 1:
+        raise UserError(
+            "privacy.target_epsilon and privacy.claimed_epsilon each set algorithm.noise_multiplier: give one of them."
+        )
+    if asked and "noise_multiplier" not in run.algorithm.options:
+        raise UserError(
+            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier that could reach an ε. "
+            "Choose a private algorithm, or leave the key out."
+        )
 
 
 def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str, Any]:
@@ -473,6 +493,8 @@ def experiment_digest(run: Run) -> str:
         return {key: value for key, value in inside.items() if value != {}}
 
     content = said({key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")})
+    if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # what is calibrated is no choice
+        content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

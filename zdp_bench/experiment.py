@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import nn
 from zdp_bench import __version__, checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
+from zdp_bench.config import OPERATIONAL, Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
 from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
 from zdp_bench.distributed import ALONE, Ranks
@@ -34,6 +34,7 @@ from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
@@ -111,9 +112,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     task: Task = lookup("task", config.task.name)(**config.task.options)
     model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
-    algorithm: Algorithm = lookup("algorithm", config.algorithm.name)(
-        Problem(model, task.loss, plan.sampling), **config.algorithm.options
-    )
+    config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     fixed = check_model(model, algorithm, task, data)
@@ -228,9 +227,7 @@ def seconds_a_step(config: Run, timed: int = 3) -> tuple[float, int, int]:
     data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
     task: Task = lookup("task", config.task.name)(**config.task.options)
     model, plan = build_model(config, data).to(device), Plan.of(config, len(data.train))
-    algorithm: Algorithm = lookup("algorithm", config.algorithm.name)(
-        Problem(model, task.loss, plan.sampling), **config.algorithm.options
-    )
+    config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
     optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
     clocks = [time.perf_counter()]
     for step in range(timed):
@@ -319,6 +316,35 @@ def build_model(config: Run, data: Splits) -> nn.Module:
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
         model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
     return checks.replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+
+
+def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
+    """The algorithm, and the configuration with the noise multiplier it has: as configured, or calibrated to an ε.
+
+    z is proportional to the noise multiplier, so that one tight ε is found once for all algorithms that share a plan.
+
+    Raises:
+        UserError: no noise multiplier reaches the ε.
+    """
+    make, options, privacy = lookup("algorithm", config.algorithm.name), dict(config.algorithm.options), config.privacy
+    try:
+        if privacy.target_epsilon:
+            unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
+            if unit.z == 0:
+                raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
+            options["noise_multiplier"] = calibrate_mechanism(privacy.target_epsilon, unit, plan.steps, privacy.delta)
+        elif privacy.claimed_epsilon:
+            claim = Claim(1.0, plan.sampling.sample_rate, plan.steps, privacy.delta, plan.sampling.records, plan.epochs)
+            options["noise_multiplier"] = calibrate(privacy.claimed_epsilon, config.accountant, claim)
+    except ValueError as error:
+        asked = "target" if privacy.target_epsilon else "claimed"
+        value = privacy.target_epsilon or privacy.claimed_epsilon
+        raise UserError(f"privacy.{asked}_epsilon={value:g} with algorithm={config.algorithm.name}: {error}.") from None
+    if options != config.algorithm.options:
+        shown = config.resolved["algorithm"] | {"noise_multiplier": options["noise_multiplier"]}
+        resolved = config.resolved | {"algorithm": shown}
+        config = replace(config, algorithm=Plugin(config.algorithm.name, options), resolved=resolved)
+    return config, make(problem, **options)
 
 
 def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits) -> list[str]:

@@ -37,6 +37,9 @@ CASES = [
     ("zeta_dp_sgd", GAUSSIAN | {"gradient": "wirtinger"}, "complex", 1.0),
     ("zeta_dp_sgd", GAUSSIAN | {"noise": "circular", "gradient": "wirtinger"}, "mixed", 1 / math.sqrt(2)),
     ("zeta_dp_sgd", GAUSSIAN, "real", 1.0),
+    ("dp_dfa", GAUSSIAN, "real", 1.0),
+    ("dp_dfa", GAUSSIAN, "complex", 1.0),
+    ("dp_dfa", GAUSSIAN, "mixed", 1.0),
 ]
 IDS = [
     f"{name}-{network}-{'-'.join(str(v) for k, v in options.items() if k not in GAUSSIAN)}" for name, options, network, _ in CASES

@@ -194,7 +194,7 @@ LAYERS: list[Case] = [
 
 def _activation(name: str) -> Case:
     # Real activations are nn's own subclasses; any other is complex.
-    if isinstance(activation(name, 5), nn.ReLU):
+    if isinstance(activation(name, 5), nn.ReLU | nn.Sigmoid | nn.Tanh):
         return Case(f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)), (4,))
     build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), activation(name, 5), _c(nn.Linear, 5, 3))  # noqa: E731
     return Case(f"activation {name}", build, (4,), "complex")
@@ -210,7 +210,11 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
-    "vgg11": ((3, 32, 32), 3, {"groups": 8, "hidden": 6}, "real"),
+    "complex_dfa_cnn": ((2, 16, 17), 3, {"channels": [4, 5], "hidden": [6, 7]}, "complex"),
+    "real_dfa_cnn": ((16, 17), 3, {"channels": [4, 5], "hidden": [6, 7], "fc_activation": "sigmoid"}, "real"),
+    "transposed_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "vgg11": ((3, 32, 32), 3, {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6}, "real"),
+    "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
 }
 
 

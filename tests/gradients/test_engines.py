@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -175,6 +177,27 @@ def test_a_failing_model_leaves_its_parameters_trainable() -> None:
         fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
+    """What autograd's graph and its hooks hold of each other no garbage collector finds: a step must take it apart itself."""
+    seen: list[weakref.ref[Tensor]] = []
+
+    def watched(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = loss(outputs, targets)
+        seen.extend([weakref.ref(outputs), weakref.ref(losses)])
+        return losses
+
+    model = SpoilsItsInput() if broken else nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    if broken:
+        with pytest.raises(NoRule):
+            fast.clipped_sum(model, watched, (INPUTS, TARGETS), 1.0)
+    else:
+        fast.clipped_sum(model, watched, (INPUTS, TARGETS), 1.0)
+    gc.collect()
+    assert len(seen) == 2
+    assert all(reference() is None for reference in seen)
 
 
 def test_ordinary_gradients_are_left_alone() -> None:

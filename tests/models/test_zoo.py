@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from zdp_bench import assets
+from zdp_bench.checks import replace_batchnorm, surgery
 from zdp_bench.config import check_options
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
@@ -32,11 +33,39 @@ def test_vgg11_has_as_many_parameters_as_the_paper_says() -> None:
     assert parameters("vgg11", (3, 224, 224), 1000) == 132_863_336
 
 
+def test_the_original_unet_has_its_size() -> None:
+    assert 30.9e6 < parameters("transposed_unet", (1, 256, 256), 2) < 31.1e6  # 31 million, as everywhere quoted
+
+
+@pytest.mark.parametrize("name", ["vgg11", "vgg11_unet"])
+def test_batchnorm_as_deepee_ran_it_is_an_instance_norm(name: str) -> None:
+    """deepee runs one copy of the network per record: BatchNorm over one record, with its running statistics switched off."""
+    torch.manual_seed(0)
+    options = {"hidden": 8} if name == "vgg11" else {}
+    model = lookup("model", name)((1, 64, 64), 2, norm="batch", width=8, **options)
+    records = torch.randn(3, 1, 64, 64)
+    with torch.no_grad():
+        one_by_one = torch.cat([model(record.unsqueeze(0)) for record in records])
+        together = model(records)
+        replaced = replace_batchnorm(model, "instance")(records)
+    assert not torch.allclose(one_by_one, together, atol=1e-3)
+    torch.testing.assert_close(replaced, one_by_one, rtol=1e-4, atol=1e-4)
+    report = surgery(model)
+    assert {(line["was"], line["is"]) for line in report} == {("BatchNorm2d", "InstanceNorm2d")}
+    assert len(report) == (8 if name == "vgg11" else 20)
+
+
+@pytest.mark.parametrize("images", [32, 96, 128])
+def test_vgg11_takes_small_films(images: int) -> None:
+    model = lookup("model", "vgg11")((1, images, images), 1, norm="group", groups=4, width=4, pool=2, hidden=4)
+    assert model(torch.randn(2, 1, images, images)).shape == (2, 1)
+
+
 def test_unet_has_fastmris_size() -> None:
     assert 7.7e6 < parameters("complex_unet", (1, 320, 320), 1) < 7.8e6
 
 
-@pytest.mark.parametrize("name", ["complex_unet", "real_unet"])
+@pytest.mark.parametrize("name", ["complex_unet", "real_unet", "transposed_unet"])
 def test_unet_answers_with_a_map(name: str) -> None:
     model = lookup("model", name)((1, 16, 24), 3, width=4, depth=2)
     answer = model(torch.randn(2, 1, 16, 24))
@@ -44,7 +73,18 @@ def test_unet_answers_with_a_map(name: str) -> None:
     assert not answer.is_complex()
 
 
+def test_the_vgg_unet_answers_with_a_map() -> None:
+    model = lookup("model", "vgg11_unet")((3, 32, 64), 2, width=4)
+    assert model(torch.randn(2, 3, 32, 64)).shape == (2, 2, 32, 64)
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="must divide by 32"):
+        lookup("model", "vgg11_unet")((1, 48, 64), 1)
+    with pytest.raises(UserError, match="at least 32²"):
+        lookup("model", "vgg11")((1, 28, 28), 1)
+    with pytest.raises(UserError, match=r"model\.groups=3"):
+        lookup("model", "vgg11")((1, 32, 32), 1, norm="group", groups=3)
     with pytest.raises(UserError, match=r"model\.depth=4"):
         lookup("model", "complex_unet")((1, 100, 100), 1)
     with pytest.raises(UserError, match=r"model\.channels"):

@@ -19,11 +19,16 @@ from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 
 @dataclass(frozen=True)
 class Problem:
-    """What an algorithm is asked to train: a model, a per-record loss, and how records are sampled."""
+    """What an algorithm is asked to train: a model, a per-record loss, and how records are sampled.
+
+    Attributes:
+        seed: the run's; what an algorithm draws once, before it has seen a record (feedback matrices), follows from it.
+    """
 
     model: nn.Module
     loss: Loss
     sampling: Sampling
+    seed: int = 0
 
 
 class Algorithm(Protocol):

@@ -45,6 +45,7 @@ class Card:
     stand_in: str = ""  # overrides that put generated data in its place, small, for `zdp-bench reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
+    releases: dict[str, dict[str, str]] = field(default_factory=dict)  # release -> file name -> "md5:...", "sha1:..."
 
 
 def card(name: str) -> Card:
@@ -68,14 +69,18 @@ def cards() -> list[Card]:
 
 def md5(path: Path) -> str:
     """MD5 of a file, in hex: what the releases publish; a guard against damage, not against an attacker."""
+    return checksum(path, "md5").removeprefix("md5:")
+
+
+def checksum(path: Path, algorithm: str) -> str:
+    """A file's checksum by any of hashlib's algorithms, named: "sha1:67eb…"."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return f"{algorithm}:{hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()}"
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return checksum(path, "sha256").removeprefix("sha256:")
 
 
 def verify(path: Path, expected: RemoteFile, dataset: str) -> None:

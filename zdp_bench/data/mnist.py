@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from zdp_bench.data import Provenance, Records, Splits
+from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.files import Card, card, fetch, sha256, verify
 from zdp_bench.data.idx import read_idx
 from zdp_bench.errors import UserError
@@ -71,10 +72,12 @@ def to_float(images: np.ndarray, name: str, normalise: Normalise) -> torch.Tenso
     return (pixels - mean) / std
 
 
-def _splits(name: str, root: Path, normalise: Normalise, check: bool, mirror: str | None) -> Splits:
+def _splits(name: str, root: Path, normalise: Normalise, check: bool, mirror: str | None, augment: str | None = None) -> Splits:
     train, test, digest, provenance = read(root, card(name), check=check, mirror=mirror)
     records = [Records(to_float(split.images, name, normalise), torch.from_numpy(split.labels)) for split in (train, test)]
-    return Splits(records[0], records[1], tuple(train.images.shape[1:]), CLASSES, provenance, digest)
+    black = float(to_float(np.zeros(1, np.uint8), name, normalise))
+    shape = tuple(train.images.shape[1:])
+    return Splits(records[0], records[1], shape, CLASSES, provenance, digest, augment=augmentation(augment, black))
 
 
 @register("dataset", "mnist")
@@ -84,6 +87,8 @@ def mnist(root: Path, *, normalise: Normalise = "standard", check: bool = True, 
 
 
 @register("dataset", "fashion_mnist")
-def fashion_mnist(root: Path, *, normalise: Normalise = "standard", check: bool = True, mirror: str | None = None) -> Splits:
+def fashion_mnist(
+    root: Path, *, normalise: Normalise = "standard", augment: str | None = None, check: bool = True, mirror: str | None = None
+) -> Splits:
     """Fashion-MNIST: 60,000 / 10,000 pieces of clothing as float32 [28, 28]."""
-    return _splits("fashion_mnist", root, normalise, check, mirror)
+    return _splits("fashion_mnist", root, normalise, check, mirror, augment)

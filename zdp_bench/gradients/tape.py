@@ -49,14 +49,20 @@ class Tape:
     def play_back(self, parameters: list[nn.Parameter], consume: Consumer) -> None:
         """One backward pass from Σ losses; `consume(call, output gradient)` for every call on its way.
 
+        Afterwards the tape is empty: it and the graph, whose hooks hold it, would keep each other alive for ever.
+
         Raises:
             NoRule: a parameter is used outside of its layer.
         """
         assert self.losses is not None
         self.consume = consume
-        if not self.losses.requires_grad:
+        losses, self.losses = self.losses, None
+        if not losses.requires_grad:
             return  # the loss does not depend on any layer: every gradient is zero
-        *elsewhere, _ = torch.autograd.grad(self.losses.sum(), [*parameters, self.token], allow_unused=True)
+        try:
+            *elsewhere, _ = torch.autograd.grad(losses.sum(), [*parameters, self.token], allow_unused=True)
+        finally:
+            self.calls, self.consume = [], None
         if any(gradient is not None for gradient in elsewhere):
             raise NoRule("a parameter that is used outside of its own layer's call")
 

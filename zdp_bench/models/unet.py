@@ -1,5 +1,5 @@
-"""U-Net (Ronneberger et al. 2015), complex or real, without norms: fastMRI's widths (doubling from `width`), 2×2 average pooling,
-2×2 transposed convolutions, a skip connection at every level."""
+"""U-Net (Ronneberger et al. 2015), complex or real, without norms: widths doubling from `width`, 2×2 pooling, 2×2 transposed
+convolutions, a skip connection at every level. fastMRI's form averages where the original takes the maximum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ class UNet(nn.Module):
     """Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights answer with |z|. H and W divide by 2^depth."""
 
     def __init__(
-        self, input_shape: tuple[int, ...], outputs: int, width: int, depth: int, activation: str, dtype: torch.dtype
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        width: int,
+        depth: int,
+        activation: str,
+        dtype: torch.dtype,
+        pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
         images, height, wide = input_shape
@@ -32,7 +39,7 @@ class UNet(nn.Module):
 
         widths = [width * 2**level for level in range(depth + 1)]
         self.down = nn.ModuleList(block(a, b) for a, b in zip([images, *widths[:-1]], widths, strict=True))
-        self.pool = ComplexAvgPool2d(2) if dtype.is_complex else nn.AvgPool2d(2)
+        self.pool = ComplexAvgPool2d(2) if dtype.is_complex else pool(2)
         self.up = nn.ModuleList(transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1]))
         self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
         self.last = conv(width, outputs, 1, dtype=dtype)
@@ -63,3 +70,9 @@ def complex_unet(
 def real_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 32, depth: int = 4, activation: str = "relu") -> UNet:
     """The same U-Net with real weights."""
     return UNet(input_shape, outputs, width, depth, activation, torch.float32)
+
+
+@register("model", "transposed_unet")
+def transposed_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4) -> UNet:
+    """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
+    return UNet(input_shape, outputs, width, depth, "relu", torch.float32, nn.MaxPool2d)

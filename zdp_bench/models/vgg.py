@@ -1,30 +1,61 @@
-"""VGG-11 (Simonyan & Zisserman 2015, configuration A), without norms or with GroupNorm: batch norm mixes records."""
+"""VGG-11 (Simonyan & Zisserman 2015, configuration A), with BatchNorm, GroupNorm or no norm at all.
+
+The medical classifier of Ziller et al. 2021 (deepee) is VGG-11 with BatchNorm whose running statistics are switched off. Their
+framework runs one copy of the network per record, so each copy's BatchNorm sees ONE record and normalises it by its own maps:
+an instance norm. That is `norm: batch` here with `replace_batchnorm: instance`, and the record lists each replaced layer.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
-WIDTHS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # 0: 2×2 max-pooling
+Norm = Literal["none", "batch", "group"]
+
+STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # widths in units of the first; a 2×2 max-pooling after each stage
+SMALLEST = 2 ** len(STAGES)
+
+
+def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
+    """The norm over `channels` maps as a list of one layer, or of none. BatchNorm keeps no running statistics."""
+    if norm == "group":
+        require(groups > 0 and channels % groups == 0, "model.groups", groups, f"must divide the {channels} maps of every layer")
+        return [nn.GroupNorm(groups, channels)]
+    return [nn.BatchNorm2d(channels, track_running_stats=False)] if norm == "batch" else []
+
+
+def convolution(inside: int, out: int, norm: Norm, groups: int) -> list[nn.Module]:
+    """3×3 convolution, norm, ReLU: the one building block, [B, inside, H, W] -> [B, out, H, W]."""
+    return [nn.Conv2d(inside, out, 3, padding=1), *norm_layers(norm, groups, out), nn.ReLU()]
+
+
+def encoder_stages(images: int, width: int, norm: Norm, groups: int) -> list[list[nn.Module]]:
+    """The convolutions of each stage, without the pooling that follows it."""
+    stages, channels = [], images
+    for widths in STAGES:
+        layers: list[nn.Module] = []
+        for multiple in widths:
+            layers += convolution(channels, multiple * width, norm, groups)
+            channels = multiple * width
+        stages.append(layers)
+    return stages
 
 
 class VGG(nn.Module):
-    """[B, C, H, W] -> [B, outputs]; H, W at least 32. The map is pooled to 7×7 whatever the input's size."""
+    """[B, C, H, W] -> [B, outputs]; H, W at least 32. The map is pooled to `pool`×`pool` whatever the input's size."""
 
-    def __init__(self, images: int, outputs: int, groups: int, hidden: int) -> None:
+    def __init__(
+        self, images: int, outputs: int, norm: Norm = "none", groups: int = 32, width: int = 64, pool: int = 7, hidden: int = 4096
+    ) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        channels = images
-        for width in WIDTHS:
-            if not width:
-                layers.append(nn.MaxPool2d(2))
-                continue
-            layers += [nn.Conv2d(channels, width, 3, padding=1), *([nn.GroupNorm(groups, width)] if groups else []), nn.ReLU()]
-            channels = width
-        self.features = nn.Sequential(*layers)
-        self.pool = nn.AdaptiveAvgPool2d(7)
-        wide = channels * 49
+        stages = encoder_stages(images, width, norm, groups)
+        self.features = nn.Sequential(*(layer for stage in stages for layer in (*stage, nn.MaxPool2d(2))))
+        self.pool = nn.AdaptiveAvgPool2d(pool)
+        wide = STAGES[-1][-1] * width * pool**2
         self.classifier = nn.Sequential(
             nn.Linear(wide, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
         )
@@ -34,6 +65,17 @@ class VGG(nn.Module):
 
 
 @register("model", "vgg11")
-def vgg11(input_shape: tuple[int, ...], outputs: int, *, groups: int = 0, hidden: int = 4096) -> VGG:
-    """VGG-11. groups: of each GroupNorm; 0 leaves the norms out. hidden: width of the two fully connected layers."""
-    return VGG(input_shape[0], outputs, groups, hidden)
+def vgg11(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    norm: Norm = "none",
+    groups: int = 32,
+    width: int = 64,
+    pool: int = 7,
+    hidden: int = 4096,
+) -> VGG:
+    """VGG-11. norm, groups: see `norm_layers`. width: maps of the first stage. hidden: width of the linear layers."""
+    images, height, wide = input_shape
+    require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", f"images of at least {SMALLEST}² are needed")
+    return VGG(images, outputs, norm, groups, width, pool, hidden)

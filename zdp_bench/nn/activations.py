@@ -43,6 +43,16 @@ class ReLU(nn.ReLU):
     """ReLU, for real networks."""
 
 
+@register("activation", "sigmoid")
+class Sigmoid(nn.Sigmoid):
+    """The logistic function, for real networks; its slope is at most ¼."""
+
+
+@register("activation", "tanh")
+class Tanh(nn.Tanh):
+    """The hyperbolic tangent, for real networks."""
+
+
 @register("activation", "crelu")
 class CReLU(nn.Module):
     """ReLU(Re z) + i·ReLU(Im z) (Trabelsi et al. 2018, section 3.4)."""

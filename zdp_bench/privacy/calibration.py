@@ -21,7 +21,8 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism
 
 ARITHMETIC = 1  # raise it when an accountant's numbers change: older results are then computed anew
 TOLERANCE = 1e-4  # relative, of σ; the answer is rounded to the private side
@@ -36,6 +37,25 @@ def calibrate(target: float, accountant: str, claim: Claim) -> float:
     """
     question = {"accountant": accountant, "claim": dataclasses.asdict(claim) | {"noise_multiplier": None}}
     return solve(target, lambda sigma: ACCOUNTANTS[accountant](dataclasses.replace(claim, noise_multiplier=sigma)), question)
+
+
+def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float) -> float:
+    """The smallest noise multiplier at which `steps` steps of a mechanism have a TIGHT ε of at most `target`.
+
+    Args:
+        unit: the mechanism at noise multiplier 1; z is proportional to the multiplier, so z is found, and divided by this one's.
+
+    Raises:
+        ValueError: see `calibrate`.
+    """
+    sampling = unit.sampling
+    question = {"accountant": "tight", "scheme": sampling.scheme, "rate": sampling.sample_rate, "steps": steps, "delta": delta}
+
+    def epsilon_of(z: float) -> float:
+        std = sampling.shift * z  # of one block with bound 1: its z is std / shift
+        return tight_epsilon(Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling), steps, delta)
+
+    return solve(target, epsilon_of, question) / unit.z * (1 + 1e-12)  # z may not come out one rounding lower
 
 
 def solve(target: float, epsilon_of: Callable[[float], float], question: dict[str, Any]) -> float:

@@ -37,6 +37,12 @@ class Reference:
     value: str
     unit: str
     where: str
+    deviation: str = ""  # printed behind ±, where the paper prints one
+
+    @property
+    def printed(self) -> str:
+        """The number as the paper prints it: '93.4 ± 0.01 %'."""
+        return " ".join(part for part in (self.value, self.deviation and f"± {self.deviation}", self.unit) if part)
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
     plain |= {"variant": filling.variant, "metric": metric.column, "unit": metric.unit}
     plain |= {"paper": None, "epsilon_printed": None}
     if not filling.on:  # a number on other data is compared with nothing
-        cells |= {"paper": f"{metric.value} {metric.unit}".rstrip()}
+        cells["paper"] = metric.printed
         plain["paper"] = _plain(metric.value)
         if printed:
             cells["ε printed"] = printed.value.replace("inf", "∞")

@@ -1,0 +1,298 @@
+"""DP-DFA against its paper: a record-by-record reference, the thresholds solved from C, and bounds on hostile inputs.
+
+The reference is Algorithm 1 of Lee & Kifer 2020 written out with plain autograd for one record; it shares nothing with the
+package but the feedback matrices.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.dp_dfa import DPDFA
+from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import SAFETY
+from zdp_bench.nn.activations import SeparableSigmoid
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.privacy.accounting import Claim, dp_dfa_2020, pld_uniform, tight_epsilon
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.registry import lookup
+from zdp_bench.tasks.classification import Classification
+
+UNIFORM = Sampling("uniform", 128 / 60_000, 128, 60_000)
+
+
+class Chain(nn.Module):
+    """Two convolutions and three fully connected layers, real or complex, small enough for a loop."""
+
+    def __init__(self, dtype: torch.dtype, slopes: type[nn.Module]) -> None:
+        super().__init__()
+        conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
+        act = SeparableSigmoid if dtype.is_complex else nn.Tanh
+        self.front = nn.Sequential(conv(2, 3, 3, dtype=dtype), act(), conv(3, 4, 3, dtype=dtype), act(), nn.Flatten())
+        inside = nn.Linear(4 * 2 * 3, 6, dtype=dtype), slopes(), nn.Linear(6, 5, dtype=dtype), slopes()
+        self.connected = nn.Sequential(*inside, nn.Linear(5, 3, dtype=dtype))
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.connected(self.front(x.to(self.dtype)))
+        return y.abs() if y.is_complex() else y
+
+
+def chain(kind: str) -> nn.Module:
+    torch.manual_seed(2)
+    dtype = torch.complex128 if kind == "complex" else torch.float64
+    return Chain(dtype, SeparableSigmoid if kind == "complex" else nn.Sigmoid)
+
+
+def dense(kind: str) -> nn.Module:
+    torch.manual_seed(2)
+    activation = "separable_sigmoid" if kind == "complex" else "sigmoid"
+    model = lookup("model", f"{kind}_mlp")((2, 6, 7), 3, hidden=[6, 5], activation=activation)
+    model.dtype = torch.complex128 if kind == "complex" else torch.float64
+    return model.to(model.dtype)
+
+
+def batch(count: int, kind: str = "real", scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    dtype = torch.complex128 if kind == "complex" else torch.float64
+    inputs = scale * torch.randn(count, 2, 6, 7, dtype=dtype, generator=generator)
+    return inputs, torch.randint(0, 3, (count,), generator=generator)
+
+
+def dfa(model: nn.Module, **options: object) -> DPDFA:
+    options = {"noise_multiplier": 3.2, "max_grad_norm": 2.0} | options
+    return DPDFA(Problem(model, Classification().loss, UNIFORM, seed=4), **options)  # type: ignore[arg-type]
+
+
+def summed(algorithm: DPDFA, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    parameters = dict(algorithm.problem.model.named_parameters())
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    algorithm.accumulate(total, (inputs, targets))
+    return total
+
+
+def norm(shares: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(share.abs().square().sum()) for share in shares.values()))
+
+
+# ------------------------------------------------------------------------------------------- one record, written out
+
+
+def clipped(v: Tensor, bound: float) -> Tensor:
+    """min(‖v‖, c)·v/‖v‖; SAFETY is how much below c the package stays."""
+    size = float(torch.linalg.vector_norm(v.detach()))
+    return v * min(1.0, bound * SAFETY / size) if size else v
+
+
+def one_record(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Lines 6 to 16 of Algorithm 1 for one record, x [2, 6, 7]: its share by parameter name."""
+    model = algorithm.problem.model
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d | ComplexConv2d)]
+    went_in: dict[str, Tensor] = {}
+    came_out: dict[str, Tensor] = {}
+    handles = []
+    for name in names:
+        layer = model.get_submodule(name)
+        handles.append(layer.register_forward_pre_hook(lambda _, a, name=name: went_in.__setitem__(name, a[0])))
+        handles.append(layer.register_forward_hook(lambda _, a, out, name=name: came_out.__setitem__(name, out)))
+    loss = algorithm.problem.loss(model(x.unsqueeze(0)), y.unsqueeze(0)).sum()
+    for handle in handles:
+        handle.remove()
+    linear = [name for name in names if isinstance(model.get_submodule(name), nn.Linear)]
+    (error,) = torch.autograd.grad(loss, came_out[linear[-1]], retain_graph=True)
+    error = clipped(error, algorithm.error_clip)
+    share: dict[str, Tensor] = {}
+
+    def fed_back(name: str, following: str) -> tuple[Tensor, Tensor]:
+        """h as the next layer sees it, and B e."""
+        h = went_in[following]
+        return h, (algorithm._feedback[name].to(h.dtype) @ error[0].to(h.dtype)).view_as(h)
+
+    delta = error
+    for index in reversed(range(len(linear))):
+        name = linear[index]
+        if index < len(linear) - 1:
+            (delta,) = torch.autograd.grad(
+                fed_back(name, linear[index + 1])[0],
+                came_out[name],
+                fed_back(name, linear[index + 1])[1],
+                retain_graph=True,
+            )
+        h = clipped(went_in[name][0], algorithm.activation_clips[index])
+        share[f"{name}.weight"], share[f"{name}.bias"] = torch.outer(delta[0], h.conj()), delta[0]
+    bound = algorithm.max_grad_norm / math.sqrt(len(names))
+    front = [name for name in names if name not in linear]
+    for name, following in zip(front, [*front, linear[0]][1:], strict=True):
+        own = {key: p for key, p in model.named_parameters() if key.rpartition(".")[0] == name}
+        h, way = (came_out[linear[0]], delta) if algorithm.convolutions == "hybrid" else fed_back(name, following)
+        gradients = torch.autograd.grad(h, list(own.values()), way, retain_graph=True)
+        jointly = clipped(torch.cat([g.flatten() for g in gradients]), bound).split([g.numel() for g in gradients])
+        share |= {key: part.view_as(g) for key, part, g in zip(own, jointly, gradients, strict=True)}
+    return {key: value.detach() for key, value in share.items()}
+
+
+@pytest.mark.parametrize("kind", ["real", "complex"])
+@pytest.mark.parametrize("network", ["dense", "hybrid", "dfa"])
+@pytest.mark.parametrize("bound", [2.0, 0.35])
+def test_the_sum_is_algorithm_1_record_by_record(network: str, kind: str, bound: float) -> None:
+    model = dense(kind) if network == "dense" else chain(kind)
+    algorithm = dfa(model, max_grad_norm=bound, convolutions="dfa" if network == "dfa" else "hybrid")
+    inputs, targets = batch(7, kind, scale=20.0)
+    total = summed(algorithm, inputs, targets)
+    shares = [one_record(algorithm, x, y) for x, y in zip(inputs, targets, strict=True)]
+    assert total.keys() == shares[0].keys()
+    for name, value in total.items():
+        torch.testing.assert_close(value, sum(share[name] for share in shares), rtol=1e-9, atol=1e-12)
+    rows = algorithm.contributions((inputs, targets))
+    for name, value in rows.items():
+        torch.testing.assert_close(value, torch.stack([share[name] for share in shares]), rtol=1e-9, atol=1e-12)
+
+
+def test_without_clipping_the_output_layer_learns_its_own_gradient() -> None:
+    """‖e‖ and ‖h‖ below their thresholds: the last layer's share is back-propagation's, and the others' are not."""
+    model = dense("real")
+    algorithm = dfa(model, error_clip=10.0, max_grad_norm=1e3)
+    inputs, targets = batch(5)
+    total = summed(algorithm, inputs, targets)
+    gradients = torch.autograd.grad(algorithm.problem.loss(model(inputs), targets).sum(), list(model.parameters()))
+    by_name = dict(zip(dict(model.named_parameters()), gradients, strict=True))
+    for name in ("net.4.weight", "net.4.bias"):
+        torch.testing.assert_close(total[name], by_name[name], rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(total["net.0.weight"], by_name["net.0.weight"], rtol=0.1)
+
+
+# ------------------------------------------------------------------------------------------------- what follows from C
+
+
+@pytest.mark.parametrize(("shape", "hidden", "expected"), [((28, 28), [128, 256], 19.03), ((3, 32, 32), [256, 256, 256], 18.61)])
+def test_the_activation_clip_is_solved_from_c(shape: tuple[int, ...], hidden: list[int], expected: float) -> None:
+    algorithm = dfa(lookup("model", "real_mlp")(shape, 10, hidden=hidden, activation="sigmoid"))
+    assert algorithm.activation_clips == pytest.approx([expected] * (len(hidden) + 1), abs=5e-3)
+    # put back into the sensitivity it was solved from
+    total = sum(s**2 * (1 + clip**2) for s, clip in zip(algorithm.signals, algorithm.activation_clips, strict=True))
+    assert total == pytest.approx(4.0, rel=1e-12)
+
+
+def test_in_the_hybrid_every_layer_has_its_share_of_c() -> None:
+    with torch.device("meta"):
+        model = lookup("model", "real_dfa_cnn")((28, 28), 10, channels=[64, 64], hidden=[384, 384], fc_activation="sigmoid")
+    algorithm = dfa(model, max_grad_norm=3.0)
+    assert algorithm.activation_clips == pytest.approx([59.6, 59.6, 13.4], abs=0.05)
+    for signal, clip in zip(algorithm.signals, algorithm.activation_clips, strict=True):
+        assert signal * math.sqrt(1 + clip**2) == pytest.approx(3 / math.sqrt(5))
+
+
+def test_the_papers_formula_would_break_its_own_bound() -> None:
+    """One γβτ_e for all layers, as printed: τ_h comes out so large that the output layer alone can pass C."""
+    printed = math.sqrt((2.0 / (0.25 * 0.9 * 0.1)) ** 2 / 3 - 1)
+    assert 0.1 * math.sqrt(1 + printed**2) > 2.0
+
+
+@pytest.mark.parametrize("network", ["dense", "hybrid", "dfa"])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3, 1e5])
+def test_no_share_exceeds_c_and_large_inputs_come_close(network: str, scale: float) -> None:
+    model = dense("real") if network == "dense" else chain("real")
+    algorithm = dfa(model, convolutions="dfa" if network == "dfa" else "hybrid")
+    inputs, targets = batch(6, scale=scale)
+    shares = [norm(summed(algorithm, inputs[i : i + 1], targets[i : i + 1])) for i in range(6)]
+    assert max(shares) <= 2.0
+
+
+def test_an_input_of_norm_1000_is_an_activation_too() -> None:
+    """The first layer's share is δ times the CLIPPED input: τ_h, not 1000, times that of its bias."""
+    model = dense("real")
+    algorithm = dfa(model, slope=1.0)  # a wrong γ, larger than sigmoid's: τ_h follows, and the bound still holds
+    inputs, targets = batch(8)
+    inputs *= 1000 / inputs.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    with torch.no_grad():
+        model.net[0].weight.mul_(1e-4)  # type: ignore[union-attr]  # so that φ′ stays near ¼ at such an input
+    shares = [summed(algorithm, inputs[i : i + 1], targets[i : i + 1]) for i in range(8)]
+    assert all(norm(share) <= 2.0 for share in shares)
+    first = max(float(share["net.0.bias"].norm()) for share in shares)
+    assert max(float(share["net.0.weight"].norm()) for share in shares) == pytest.approx(
+        first * algorithm.activation_clips[0], rel=1e-3
+    )
+
+
+def test_a_slope_set_too_low_does_not_break_the_bound() -> None:
+    model = dense("real")
+    model.net[1], model.net[3] = nn.Tanh(), nn.Tanh()  # type: ignore[operator]  # γ is 1, not ¼
+    algorithm = dfa(model, max_grad_norm=0.5)
+    inputs, targets = batch(50, scale=3.0)
+    assert all(norm(summed(algorithm, inputs[i : i + 1], targets[i : i + 1])) <= 0.5 for i in range(50))
+
+
+def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> None:
+    model = chain("real")
+    inputs, targets = batch(2)
+    algorithm = dfa(model, convolutions="dfa")
+    summed(algorithm, inputs, targets)
+    assert set(algorithm._feedback) == {"front.0", "front.2", "connected.0", "connected.2"}
+    for matrix in algorithm._feedback.values():
+        assert float(torch.linalg.matrix_norm(matrix, 2)) == pytest.approx(0.9, rel=1e-12)
+    again, other = (
+        DPDFA(Problem(model, Classification().loss, UNIFORM, seed=s), noise_multiplier=1.0, max_grad_norm=2.0) for s in (4, 5)
+    )
+    summed(again, inputs, targets)
+    summed(other, inputs, targets)
+    assert torch.equal(again._feedback["connected.0"], algorithm._feedback["connected.0"])
+    assert not torch.equal(other._feedback["connected.0"], algorithm._feedback["connected.0"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- ε
+
+
+@pytest.mark.parametrize(
+    ("sigma", "batch_size", "c", "epochs", "printed"), [(0.03, 512, 3.0, 50, 1.28), (0.05, 128, 2.0, 50, 1.03)]
+)
+def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_record(
+    sigma: float, batch_size: int, c: float, epochs: int, printed: float
+) -> None:
+    sampling = Sampling("uniform", batch_size / 60_000, batch_size, 60_000)
+    problem = Problem(lookup("model", "real_mlp")((28, 28), 10, hidden=[16]), Classification().loss, sampling)
+    multiplier, steps = sigma * batch_size / c, epochs * (60_000 // batch_size)
+    mechanism = DPDFA(problem, noise_multiplier=multiplier, max_grad_norm=c).mechanism()
+    claimed = dp_dfa_2020(Claim(multiplier, sampling.sample_rate, steps, 1e-5, 60_000, epochs))
+    assert math.floor(100 * claimed) / 100 == printed
+    assert mechanism.z == pytest.approx(multiplier / 2)
+    tight = tight_epsilon(mechanism, steps, 1e-5)
+    assert tight == pld_uniform(multiplier / 2, sampling.sample_rate, steps, 1e-5)
+    assert {block.std for block in mechanism.blocks} == {sigma * batch_size}  # on the sum; σ on the mean
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_networks_that_are_no_such_chain_are_refused() -> None:
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(84, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    with pytest.raises(UserError, match=r"layer '2' \(LayerNorm\) stands behind a fully connected layer"):
+        dfa(normed)
+    with pytest.raises(UserError, match="no fully connected layer"):
+        dfa(nn.Sequential(nn.Conv2d(2, 3, (6, 7)), nn.Flatten()))
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.last = nn.Linear(84, 84), nn.Linear(84, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.sigmoid(self.inside(torch.sigmoid(self.inside(x.flatten(1))))))
+
+    with pytest.raises(UserError, match="layer 'inside' is called twice"):
+        summed(dfa(Twice().double()), *batch(2))
+
+
+@pytest.mark.parametrize("key", ["max_grad_norm", "error_clip", "feedback_norm", "slope"])
+def test_values_that_mean_nothing_are_refused(key: str) -> None:
+    with pytest.raises(UserError, match=f"algorithm.{key}=0"):
+        dfa(dense("real"), **{key: 0.0})
+
+
+def test_a_sensitivity_that_no_activation_fits_is_refused() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.max_grad_norm=0\.05: is too small for this error_clip"):
+        dfa(dense("real"), max_grad_norm=0.05)

@@ -1,0 +1,64 @@
+"""Augmentation: each image by its own row of chance, and what the names promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from zdp_bench.data import CHANCES
+from zdp_bench.data.augmentation import PADDING, augmentation, crop, flip
+from zdp_bench.data.mnist import fashion_mnist, mnist
+
+
+def chance(count: int) -> Tensor:
+    return torch.rand(count, CHANCES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (3, 7, 6)])
+@pytest.mark.parametrize("name", ["flip", "crop_flip"])
+def test_a_records_change_depends_on_nothing_but_itself(name: str, shape: tuple[int, ...]) -> None:
+    change = augmentation(name, -0.4)
+    assert change is not None
+    images, rows = torch.randn(50, *shape), chance(50)
+    changed = change(images, rows)
+    assert changed.shape == images.shape
+    assert torch.equal(torch.cat([change(images[:17], rows[:17]), change(images[17:], rows[17:])]), changed)
+    assert not torch.equal(changed, images)
+    assert change(images[:0], rows[:0]).shape == (0, *shape)
+
+
+def test_flip_mirrors_half_of_them_left_to_right() -> None:
+    images = torch.randn(2000, 4, 5)
+    mirrored = (flip(images, chance(2000)) != images).flatten(1).any(dim=1)
+    assert 900 < int(mirrored.sum()) < 1100
+    assert torch.equal(flip(images, chance(2000))[mirrored], images[mirrored].flip(-1))
+
+
+def test_crop_moves_the_image_and_pads_with_black() -> None:
+    black = torch.tensor([-0.5, 0.25, 0.0]).view(3, 1, 1)
+    images, rows = torch.randn(400, 3, 8, 9), chance(400)
+    moved = crop(images, rows, black)
+    padded = black.expand(400, 3, 8 + 2 * PADDING, 9 + 2 * PADDING).clone()
+    padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
+    seen = set()
+    for i, row in enumerate(rows):
+        down, across = int(row[1] * 9), int(row[2] * 9)
+        seen.add((down, across))
+        torch.testing.assert_close(moved[i], padded[i, :, down : down + 8, across : across + 9])
+    assert len(seen) > 75  # of 81
+
+
+def test_fashion_mnist_offers_it_and_is_plain_by_default(mini_mnist: Path) -> None:
+    folder = mini_mnist / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for path in (mini_mnist / "MNIST" / "raw").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    assert fashion_mnist(mini_mnist, check=False).augment is None
+    assert mnist(mini_mnist, check=False).augment is None
+    splits = fashion_mnist(mini_mnist, check=False, augment="crop_flip")
+    assert splits.augment is not None
+    changed = splits.augment(splits.train.inputs, chance(len(splits.train)))
+    assert changed.min() >= splits.train.inputs.min()  # padded with black, not with grey

@@ -1,0 +1,195 @@
+"""CIFAR-10 in both layouts, from miniatures and from the real files where they are; what is not the release says so."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from zdp_bench.data import cifar10 as room
+from zdp_bench.data.cifar10 import BATCHES, RECORD, cifar10
+from zdp_bench.data.files import Card, checksum
+from zdp_bench.errors import UserError
+
+
+def _pictures(name: str, count: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(sum(map(ord, name)))
+    return rng.integers(0, 256, (count, 3072), dtype=np.uint8), (np.arange(count) % 10).astype(np.uint8)
+
+
+@pytest.fixture
+def binary(tmp_path: Path) -> Path:
+    """A miniature in the binary layout: its folder."""
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in BATCHES:
+        pixels, labels = _pictures(name)
+        (folder / f"{name}.bin").write_bytes(np.hstack([labels[:, None], pixels]).tobytes())
+    return folder
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The same miniature in the Python layout: its folder."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in BATCHES:
+        pixels, labels = _pictures(name)
+        (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2))
+    return folder
+
+
+def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
+    """From here on the files of the folder, as they are, are the ones `release` names."""
+    sums = {path.name: checksum(path, "sha256") for path in folder.iterdir()}
+    monkeypatch.setattr(room, "card", lambda name: Card(name, "", "official", "", "", "", releases={release: sums}))
+
+
+@pytest.mark.real_data
+def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
+    if not (data_root / "cifar-10-batches-bin").is_dir():
+        pytest.skip("no CIFAR-10 under the data root")
+    splits = cifar10(data_root)
+    assert splits.provenance == "official" or "CIFAR-10 (JPEG)" in splits.notes
+    assert (len(splits.train), len(splits.test)) == (50_000, 10_000)
+    assert torch.bincount(splits.test.targets).tolist() == [1000] * 10
+    assert abs(float(splits.train.inputs.mean())) < 0.01
+    assert abs(float(splits.train.inputs.std()) - 1) < 0.02
+
+
+def test_both_layouts_hold_the_same_records(binary: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_binary = cifar10(binary.parent, check=False)
+    _known(monkeypatch, "python", python)
+    from_python = cifar10(python.parent, layout="python")
+    assert torch.equal(from_binary.train.inputs, from_python.train.inputs)
+    assert torch.equal(from_binary.test.targets, from_python.test.targets)
+    assert from_python.provenance == "official"
+    pixels, labels = _pictures("data_batch_2")
+    unit = cifar10(binary.parent, check=False, normalise="unit")
+    torch.testing.assert_close(unit.train.inputs[21].flatten(), torch.from_numpy(pixels[1]) / 255)
+    assert unit.train.targets[21] == labels[1]
+
+
+@pytest.mark.parametrize(("release", "provenance", "notes"), [("binary", "official", ""), ("jpeg", "derived", "CIFAR-10 (JPEG)")])
+def test_provenance_follows_the_checksums(
+    binary: Path, monkeypatch: pytest.MonkeyPatch, release: str, provenance: str, notes: str
+) -> None:
+    _known(monkeypatch, release, binary)
+    splits = cifar10(binary.parent)
+    assert splits.provenance == provenance
+    assert splits.notes.startswith(notes)
+    assert bool(splits.notes) == (provenance == "derived")
+
+
+def test_an_unknown_copy_is_derived_and_says_so(binary: Path) -> None:
+    splits = cifar10(binary.parent, check=False)
+    assert splits.provenance == "derived"
+    assert "no known release" in splits.notes
+
+
+def _missing(folder: Path) -> None:
+    (folder / "data_batch_3.bin").unlink()
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "data_batch_4.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _empty(folder: Path) -> None:
+    (folder / "test_batch.bin").write_bytes(b"")
+
+
+def _wrong_label(folder: Path) -> None:
+    path = folder / "data_batch_5.bin"
+    raw = bytearray(path.read_bytes())
+    raw[3 * RECORD] = 10
+    path.write_bytes(bytes(raw))
+
+
+def _a_folder(folder: Path) -> None:
+    (folder / "data_batch_1.bin").unlink()
+    (folder / "data_batch_1.bin").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (_missing, r"data_batch_3\.bin: is missing"),
+        (_truncated, r"data_batch_4\.bin: holds 61,459 bytes, .* no whole number of 3073-byte records"),
+        (_empty, r"test_batch\.bin: holds 0 bytes"),
+        (_wrong_label, r"data_batch_5\.bin: holds label 10, .*0 to 9"),
+        (_a_folder, r"data_batch_1\.bin: is missing"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name(binary: Path, breaks: Callable[[Path], None], message: str) -> None:
+    breaks(binary)
+    with pytest.raises(UserError, match=message):
+        cifar10(binary.parent, check=False)
+
+
+def test_no_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not under .*cifar-10-batches-bin or cifar-10-batches-py .*paths\.data"):
+        cifar10(tmp_path)
+
+
+def test_files_of_no_known_release_are_refused(binary: Path) -> None:
+    with pytest.raises(UserError, match=r"no known release.*dataset\.check=false"):
+        cifar10(binary.parent)
+
+
+def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _known(monkeypatch, "binary", binary)
+    raw = bytearray((binary / "data_batch_2.bin").read_bytes())
+    raw[1] ^= 1  # one pixel, by one
+    (binary / "data_batch_2.bin").write_bytes(bytes(raw))
+    with pytest.raises(
+        UserError, match=r"data_batch_2\.bin: is of no known release, but data_batch_1\.bin beside it is of binary"
+    ):
+        cifar10(binary.parent)
+
+
+class Evil:
+    """A pickle that runs a program: it would leave a file behind."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_pickle_of_unknown_origin_is_never_opened(python: Path, check: bool) -> None:
+    (python / "data_batch_1").write_bytes(pickle.dumps(Evil(python / "ran")))
+    with pytest.raises(UserError, match=r"is a pickle, which can run any program.*dataset\.layout=binary"):
+        cifar10(python.parent, check=check)
+    assert not (python / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["a program", "no labels", "other pixels", "fewer labels", "cut short"])
+def test_a_pickle_that_is_not_cifar10_is_refused(python: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    pixels, labels = _pictures("data_batch_1")
+    path = python / "data_batch_1"
+    bodies = {
+        "a program": pickle.dumps(Evil(python / "ran")),
+        "no labels": pickle.dumps({b"data": pixels}),
+        "other pixels": pickle.dumps({b"data": pixels[:, :100], b"labels": labels.tolist()}),
+        "fewer labels": pickle.dumps({b"data": pixels, b"labels": labels.tolist()[:-1]}),
+        "cut short": path.read_bytes()[:-50],
+    }
+    path.write_bytes(bodies[content])
+    _known(monkeypatch, "python", python)
+    with pytest.raises(UserError, match=r"data_batch_1: (is no pickle of|holds 20 images, but 19 labels)"):
+        cifar10(python.parent)
+    assert not (python / "ran").exists()
+
+
+def test_an_unknown_augmentation_is_refused_with_the_nearest(binary: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\.augment 'cropflip' is not known\. Did you mean 'crop_flip'"):
+        cifar10(binary.parent, check=False, augment="cropflip")

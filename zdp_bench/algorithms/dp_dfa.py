@@ -1,0 +1,311 @@
+"""DP-DFA: direct feedback alignment made private (Lee & Kifer 2020, Algorithm 1), and its hybrid for convolutional networks.
+
+A fully connected layer ℓ learns from the error e at the output, carried back by a fixed random matrix instead of by the weights:
+
+    δ_ℓ = (B_ℓ e) ⊙ φ′(z_ℓ)   in hidden layers,   δ_L = e   in the output layer          (eq. 5)
+    share of one record:  δ_ℓ · clip(h_{ℓ−1}, τ_h)ᴴ for the weight, δ_ℓ for the bias      (lines 11 to 16)
+
+with ‖e‖ ≤ τ_e by clipping, ‖B_ℓ‖ = β by scaling and |φ′| ≤ γ, so ‖δ_ℓ‖ ≤ γβτ_e. All clipping comes after the forward pass: the
+output does not know τ_h, and φ′ is taken where the network really is. No per-sample gradient is ever formed: the sum over a
+batch is one matrix product a layer.
+
+What stands in front of the first fully connected layer (convolutions, norms) has two ways to learn, each layer's weight and bias
+clipped JOINTLY at C/√L:
+
+    convolutions: hybrid    back-propagation from δ of the first fully connected layer, stop-gradient (section 4.2)
+                  dfa       its own matrix B carries e to its output, as the next layer sees it (ours: the paper leaves the
+                            details to a supplement)
+
+Also ours: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 breaks the bound 3.6-fold); δ is clipped at γβτ_e, which
+changes nothing where γ is right and keeps the bound where it is not; complex networks: complex B, the adjoint of the derivative
+for ⊙ φ′, noise on each part.
+
+What C means. The paper sets 'the sensitivity of each iteration' to C, and its ε follow from z = σ·m/C with σ the noise on the
+MEAN of m records. Its section 4.2 would have C bound what a REPLACED record moves, 2·share; but it also sets C to the clipping
+bound of DP-BP 'following [1]', which is one record's share. Here C is `max_grad_norm` and bounds one record's share, as
+in DP-SGD, so both cost the same; noise_multiplier is σ·m/C; the tight ε counts a shift of 2C where batches have a fixed size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.errors import UserError, require
+from zdp_bench.gradients import Batch, clipped_sum
+from zdp_bench.gradients.clipping import clip_factors, layers, squared_norms, trainable
+from zdp_bench.gradients.rules import weigh
+from zdp_bench.gradients.rules.linear import matrix_sum
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.noise import stream
+from zdp_bench.registry import register
+
+
+@dataclass
+class Seen:
+    """One forward pass, cut in front of every layer that learns by feedback: the cuts leave each stretch between two its graph.
+
+    Attributes:
+        arrived: layer -> what arrived at it, with the graph that leads back to the layer before.
+        outputs: fully connected layer -> its output z, a leaf of its own [B, n].
+    """
+
+    arrived: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Before another pass."""
+        self.arrived.clear()
+        self.outputs.clear()
+
+
+@register("algorithm", "dp_dfa")
+class DPDFA:
+    """DP-DFA on a chain of layers that ends in fully connected ones, real or complex.
+
+    Formal guarantees: a record's share is at most `max_grad_norm`, whatever inputs, weights and targets are, NaN and ∞ included
+    (such a record contributes nothing); z = noise_multiplier under Poisson sampling.
+
+    Raises:
+        UserError: a value is out of range, or the network is no such chain.
+    """
+
+    private = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        error_clip: float = 0.1,
+        feedback_norm: float = 0.9,
+        slope: float = 0.25,
+        convolutions: Literal["hybrid", "dfa"] = "hybrid",
+    ) -> None:
+        require(0 <= noise_multiplier < math.inf, "algorithm.noise_multiplier", noise_multiplier, "must be 0 or more, and finite")
+        positive = {"max_grad_norm": max_grad_norm, "error_clip": error_clip, "feedback_norm": feedback_norm, "slope": slope}
+        for name, value in positive.items():
+            require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
+        self.problem = problem
+        self.noise_multiplier = noise_multiplier
+        self.max_grad_norm = max_grad_norm
+        self.error_clip = error_clip
+        self.feedback_norm = feedback_norm
+        self.convolutions = convolutions
+        self.front, self.connected = _chain(problem.model)
+        # ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output
+        self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [error_clip]
+        self.activation_clips = self._activation_clips()
+        self.parameters = set(trainable(problem.model))
+        self._feedback: dict[str, Tensor] = {}
+        self._mechanism = self._released()
+
+    def _activation_clips(self) -> list[float]:
+        """τ_h of each fully connected layer, solved from the target sensitivity C.
+
+        Fully connected networks share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). (The paper's formula has γβτ_e for the output layer too,
+        whose factor is τ_e.) In front of which other layers stand: each of the L layers has C/√L. Without bias, without the 1.
+        """
+        biases = [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
+        squares = [signal**2 for signal in self.signals]
+        if self.front:
+            share = self.max_grad_norm**2 / len(layers(self.problem.model))
+            solved = [share / square - bias for square, bias in zip(squares, biases, strict=True)]
+        else:
+            fixed = sum(square * bias for square, bias in zip(squares, biases, strict=True))
+            solved = [(self.max_grad_norm**2 - fixed) / sum(squares)] * len(squares)
+        require(
+            min(solved) > 0,
+            "algorithm.max_grad_norm",
+            self.max_grad_norm,
+            "is too small for this error_clip: biases alone exceed it",
+        )
+        return [math.sqrt(square) for square in solved]
+
+    def _released(self) -> Mechanism:
+        std = self.noise_multiplier * self.max_grad_norm
+        blocks = (
+            parameter_block(name, parameter, self.max_grad_norm, std, "circular" if parameter.is_complex() else "real")
+            for name, parameter in trainable(self.problem.model).items()
+        )
+        return Mechanism(tuple(blocks), self.problem.sampling)
+
+    def mechanism(self) -> Mechanism:
+        return self._mechanism
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        if len(batch[0]) == 0:
+            return
+        for name, value in self._sums(batch).items():
+            total[name] += value
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        rows: dict[str, list[Tensor]] = {name: [] for name in trainable(self.problem.model)}
+        for i in range(len(batch[0])):
+            for name, value in self._sums((batch[0][i : i + 1], batch[1][i : i + 1])).items():
+                rows[name].append(value)
+        parameters = trainable(self.problem.model)
+        return {
+            name: torch.stack(r) if r else parameters[name].new_zeros((0, *parameters[name].shape)) for name, r in rows.items()
+        }
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        return mean(noisy, expected_batch_size)
+
+    # ------------------------------------------------------------------------------------------------------ the sums
+
+    def _sums(self, batch: Batch) -> dict[str, Tensor]:
+        """Σᵢ uᵢ by parameter name."""
+        model, loss = self.problem.model, self.problem.loss
+        if not self.front:
+            with self._cut() as seen, torch.enable_grad():
+                losses = loss(model(batch[0]), batch[1])
+                return self._connected_sums(seen, losses)[0]
+        of_connected: dict[str, Tensor] = {}
+
+        def objective(outputs: Tensor, targets: Tensor) -> Tensor:
+            """What the layers in front descend, one number a record [B]; the engine may ask twice, the last answer is whole."""
+            sums, first, error = self._connected_sums(seen, loss(outputs, targets))
+            of_connected.update(sums)
+            return self._objective_of_front(seen, first, error)
+
+        with self._cut() as seen:
+            ours = len(layers(model))  # the fully connected ones are frozen here
+            bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))  # each layer: C/√L
+            clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
+        return clipped.sums | of_connected
+
+    def _connected_sums(self, seen: Seen, losses: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The sums of the fully connected layers, δ of the first of them [B, n], and the clipped error [B, K]."""
+        names = list(self.connected)
+        (error,) = torch.autograd.grad(losses.sum(), seen.outputs[names[-1]])
+        norms = [squared_norms(error).sqrt()]  # each [B], in float64
+        error = weigh(error, clip_factors(norms[0], self.error_clip))
+        deltas = []
+        for name, following, bound in zip(names, names[1:], self.signals, strict=False):
+            arrived = seen.arrived[following]
+            (delta,) = torch.autograd.grad(arrived, seen.outputs[name], self._carried(name, error, arrived))  # ⊙ φ′
+            norms.append(squared_norms(delta).sqrt())
+            deltas.append(weigh(delta, clip_factors(norms[-1], bound)))
+        deltas.append(error)
+        activations = [seen.arrived[name].detach() for name in names]
+        heights = [squared_norms(activation).sqrt() for activation in activations]
+        whole = torch.isfinite(torch.stack([*norms, *heights])).all(dim=0)  # [B]
+        sums = {}
+        for name, delta, h, height, bound in zip(names, deltas, activations, heights, self.activation_clips, strict=True):
+            layer, factors = self.connected[name], clip_factors(height, bound)
+            if not whole.all():  # 0 · NaN is NaN: a broken record is left out
+                delta, h, factors = delta[whole], h[whole], factors[whole]
+            sums[f"{name}.weight"] = matrix_sum(weigh(delta, factors), h).resolve_conj().to(layer.weight.dtype)
+            if layer.bias is not None:
+                sums[f"{name}.bias"] = delta.sum(dim=0).to(layer.bias.dtype)
+        own = {name: value for name, value in sums.items() if name in self.parameters}
+        return own, torch.where(whole.unsqueeze(1), deltas[0], 0), torch.where(whole.unsqueeze(1), error, 0)
+
+    def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
+        """What the layers in front descend, one number a record [B]: what arrives behind them against where it should go.
+
+        hybrid: ⟨z, δ⟩ of the first fully connected layer, z = W h, so ⟨h, Wᴴδ⟩. dfa: ⟨h, B e⟩ for every layer's own output h.
+        """
+        first, layer = next(iter(self.connected.items()))
+        if self.convolutions == "hybrid":
+            return _inner(seen.arrived[first], delta @ layer.weight.detach().conj())
+        names = [*self.front, first]
+        pairs = ((seen.arrived[following], name) for name, following in pairwise(names))
+        return torch.stack([_inner(arrived, self._carried(name, error, arrived)) for arrived, name in pairs]).sum(dim=0)
+
+    def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
+        """B e, in the shape [B, *] and dtype of what a layer sends on; B is Gaussian, ‖B‖ = β, drawn when first asked for."""
+        rows = math.prod(like.shape[1:])
+        if name not in self._feedback:
+            wide = torch.complex128 if like.is_complex() or error.is_complex() else torch.float64
+            generator = torch.Generator().manual_seed(_seed(self.problem.seed, name))
+            drawn = torch.randn(rows, error.shape[1], dtype=wide, generator=generator)
+            drawn *= self.feedback_norm / torch.linalg.matrix_norm(drawn, 2)
+            self._feedback[name] = drawn.to(error.device, torch.promote_types(like.dtype, error.dtype))
+        feedback = self._feedback[name]
+        carried = error.to(feedback.dtype) @ feedback.T
+        return (carried if like.is_complex() else carried.real).to(like.dtype).view_as(like)
+
+    @contextmanager
+    def _cut(self) -> Iterator[Seen]:
+        """Run the model inside: every layer that learns by feedback starts a graph of its own."""
+        seen = Seen()
+        cut = [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]
+        handles = [self.problem.model.register_forward_pre_hook(lambda *_: seen.clear())]
+        for name in cut:
+            handles.append(self.problem.model.get_submodule(name).register_forward_pre_hook(_arrive(seen, name)))
+        for name, layer in self.connected.items():
+            handles.append(layer.register_forward_hook(_leave(seen, name)))
+        frozen = [p for layer in self.connected.values() for p in layer.parameters(recurse=False) if p.requires_grad]
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+            yield seen
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            for handle in handles:
+                handle.remove()
+
+
+def _arrive(seen: Seen, name: str) -> Callable[..., tuple[Tensor]]:
+    def hook(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
+        if name in seen.arrived:
+            raise UserError(f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers.")
+        seen.arrived[name] = arguments[0]
+        return (arguments[0].detach(),)
+
+    return hook
+
+
+def _leave(seen: Seen, name: str) -> Callable[..., Tensor]:
+    def hook(layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        if output.dim() != 2:
+            raise UserError(
+                f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one."
+            )
+        seen.outputs[name] = output.detach().requires_grad_()
+        return seen.outputs[name]
+
+    return hook
+
+
+def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
+    """The layers in front of the fully connected ones, and those, by name in the model's order.
+
+    Raises:
+        UserError: there is no fully connected layer, or another layer with parameters behind the first.
+    """
+    owners = [names[0].rpartition(".")[0] for names in layers(model)]
+    kinds = {name: model.get_submodule(name) for name in owners}
+    first = next((i for i, name in enumerate(owners) if isinstance(kinds[name], nn.Linear)), len(owners))
+    for name in owners[first:]:
+        if not isinstance(kinds[name], nn.Linear):
+            raise UserError(
+                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) stands behind a fully connected layer, and "
+                "feedback has no rule for it. Take a network that ends in linear layers, with activations that train nothing."
+            )
+    if first == len(owners):
+        raise UserError("algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to carry the error to.")
+    return owners[:first], {name: kinds[name] for name in owners[first:]}  # type: ignore[misc]
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Re⟨a, b⟩ of each record, [B, *] -> [B]; its `.grad` in a is b, also where both are complex."""
+    product = a * b.detach().conj()
+    return (product.real if product.is_complex() else product).flatten(1).sum(dim=1)
+
+
+def _seed(seed: int, layer: str) -> int:
+    return int(stream(seed, "feedback", layer).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,85 @@
+"""The convolutional network of Lee & Kifer 2020, section 5.1: (conv 5×5, max-pool 2) twice, then 384, 384 and the classes.
+
+It is that of Abadi et al. 2016, trained from scratch. The paper gives BP ReLU throughout, DFA tanh in the convolutions and
+sigmoid in the fully connected layers. Its padding is not stated; here none. Max-pooling commutes with every rising activation, so
+it comes first: the same numbers for a quarter of the work.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import require
+from zdp_bench.nn.activations import activation
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.layout import channels_last
+from zdp_bench.nn.pooling import ComplexAvgPool2d
+from zdp_bench.registry import register
+
+KERNEL = 5
+
+
+class DFACNN(nn.Module):
+    """[B, C, H, W] or [B, H, W] -> [B, outputs]; complex weights answer with |z|."""
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        channels: list[int],
+        hidden: list[int],
+        activations: tuple[str, str],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        images, height, width = (1, *input_shape)[-3:]
+        stages: list[nn.Module] = []
+        for wide, narrow in pairwise([images, *channels]):
+            height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
+            if dtype.is_complex:  # of complex numbers none is the largest: the twin averages
+                stages += [ComplexConv2d(wide, narrow, KERNEL), activation(activations[0], narrow), ComplexAvgPool2d(2)]
+            else:
+                stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), activation(activations[0], narrow)]
+        require(min(height, width) > 0, "model.channels", channels, f"images of {input_shape} are too small for that depth")
+        self.convolutions = nn.Sequential(*stages)
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise([[images, *channels][-1] * height * width, *hidden, outputs]):
+            layers += [nn.Linear(wide, narrow, dtype=dtype), activation(activations[1], narrow)]
+        self.connected = nn.Sequential(*layers[:-1])  # no activation after the last layer
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1) if x.dim() == 3 else x
+        y = self.connected(self.convolutions(channels_last(x.to(self.dtype))).flatten(1))
+        return y.abs() if y.is_complex() else y
+
+
+@register("model", "real_dfa_cnn")
+def real_dfa_cnn(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: list[int],
+    hidden: list[int],
+    conv_activation: str = "relu",
+    fc_activation: str = "relu",
+) -> DFACNN:
+    """The network of the paper."""
+    return DFACNN(input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.float32)
+
+
+@register("model", "complex_dfa_cnn")
+def complex_dfa_cnn(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: list[int],
+    hidden: list[int],
+    conv_activation: str = "crelu",
+    fc_activation: str = "separable_sigmoid",
+) -> DFACNN:
+    """The same with complex weights; ours, the paper knows real networks only."""
+    return DFACNN(input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.complex64)
