@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"distributed", "devices", "survival"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "terminal": BASE,
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed"},
+    "tensorboard": BASE | {"config", "experiment"},
+    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard"},
     "audit": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "terminal"},
     "bench": BASE
     | DATA_SIDE

@@ -120,6 +120,7 @@ def parser() -> Parser:
     results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
     results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
     results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
+    results.add_argument("--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value")
     results.add_argument("--sort", metavar="COLUMN", help="sort by a column")
     results.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
     _results(results)
@@ -479,7 +480,7 @@ def _results_verb(options: argparse.Namespace) -> int:
     from zdp_bench.report import listing
     from zdp_bench.terminal import console
 
-    frame = listing.select(options.results, options.filters, options.columns, options.sort)
+    frame = listing.select(options.results, options.filters, options.columns, options.sort, options.by)
     if options.format == "rich":
         console().print(listing.as_rich(frame))
     else:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require, suggestion, unknown
-from zdp_bench.registry import lookup
+from zdp_bench.registry import lookup, names
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Run:
 
 
 PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer", "scheduler")
+PLUGIN_KINDS = ("dataset", "model", "task", "algorithm")  # those that other packages may add to
 GROUPS = (*PLUGINS, "accountant", "trainer")
 REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `checks.replace_batchnorm`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
@@ -173,6 +175,16 @@ def register_yaml() -> None:
     for name, path in assets.group(assets.DATASETS).items():
         options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
         store.store(group="dataset", name=name, node=options, package="dataset")
+    if entry_points(group="zdp_bench.plugins"):
+        for kind in PLUGIN_KINDS:
+            for name in set(names(kind)) - set(group_options(kind)):
+                store.store(group=kind, name=name, node={"name": name} | _defaults(lookup(kind, name)), package=kind)
+
+
+def _defaults(builder: Callable[..., Any]) -> dict[str, Any]:
+    """The YAML that a plug-in of another package would have: its options, with their defaults."""
+    options = (p for p in inspect.signature(builder).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: MISSING if p.default is inspect.Parameter.empty else p.default for p in options}
 
 
 @contextmanager
@@ -304,7 +316,8 @@ def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str
     """
     own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(str(node.get("name")))
     recipe_file = assets.group(assets.RECIPES).get(recipe)
-    if own_file is None or recipe_file is None:
+    known = own_file is not None or node.get("name") in (names(kind) if kind in PLUGIN_KINDS else ())
+    if not known or recipe_file is None:
         return node
     body = assets.read_yaml(recipe_file)
     choices: dict[str, str] = {}
@@ -313,7 +326,8 @@ def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str
             choices |= {key.removeprefix("override /"): name for key, name in entry.items()}
     if choices[kind] == node["name"]:
         return node
-    strangers = set(body.get(kind) or {}) - set(assets.read_yaml(own_file))
+    own = assets.read_yaml(own_file) if own_file else _defaults(lookup(kind, str(node["name"])))
+    strangers = set(body.get(kind) or {}) - set(own)
     return {key: value for key, value in node.items() if key not in strangers}
 
 

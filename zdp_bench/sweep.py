@@ -86,6 +86,7 @@ def run_one(overrides: list[str]) -> None:
 def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True) -> None:
     from zdp_bench.experiment import run
     from zdp_bench.report.summary import as_rich
+    from zdp_bench.tensorboard import Board
     from zdp_bench.terminal import Live, Silent, console
 
     checked = parse(config)
@@ -93,7 +94,7 @@ def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True) -> None
         run(checked, Silent())
         return
     with Live(console()) as live:
-        outcome = run(checked, live, wait)
+        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     console().print(as_rich(outcome.record, outcome.path, outcome.found))
@@ -154,7 +155,8 @@ def _on_other_data(composed: DictConfig, datasets: list[dict[str, Any]]) -> dict
             digest = experiment_digest(parse(moved))
         except UserError:
             continue  # a data set of an older version, with options that are no more
-        defaults = assets.read_yaml(assets.group(assets.DATASETS)[dataset["name"]])
+        card = assets.group(assets.DATASETS).get(dataset["name"])
+        defaults = assets.read_yaml(card) if card else {}
         changed = {key: value for key, value in dataset.items() if value != defaults.get(key)}
         options = ", ".join(f"{key}={value}" for key, value in changed.items())
         labels[digest] = dataset["name"] + (f", {options}" if options else "")
