@@ -116,12 +116,16 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
     misspelt = zdp("run", "recipe=quickstart", "dataset=rigns")
     assert misspelt.returncode == 2
     assert "Did you mean 'rings'?" in misspelt.stderr
-    bounded = "import torch; from zdp_bench.registry import lookup; from zdp_bench.algorithms import Problem\n"
-    bounded += "from zdp_bench.privacy.mechanism import Sampling; from torch import nn\n"
-    bounded += "net = nn.Sequential(nn.Linear(3, 2)); loss = lambda y, t: ((y - t) ** 2).sum(1)\n"
-    bounded += "a = lookup('algorithm', 'sign_sgd')(Problem(net, loss, Sampling('poisson', 0.1, 8.0, 80)), noise_multiplier=1.0, max_grad_norm=0.5)\n"
-    bounded += "u = a.contributions((1e4 * torch.randn(9, 3), torch.randn(9, 2)))\n"
-    bounded += "print(float(sum(v.flatten(1).square().sum(1) for v in u.values()).sqrt().max()))"
+    bounded = """
+import torch
+from zdp_bench.registry import lookup
+from zdp_bench.algorithms import Problem
+from zdp_bench.privacy.mechanism import Sampling
+problem = Problem(torch.nn.Linear(3, 2), lambda y, t: ((y - t) ** 2).sum(1), Sampling("poisson", 0.1, 8.0, 80))
+u = lookup("algorithm", "sign_sgd")(problem, noise_multiplier=1.0, max_grad_norm=0.5).contributions(
+    (1e4 * torch.randn(9, 3), torch.randn(9, 2)))
+print(float(sum(v.flatten(1).square().sum(1) for v in u.values()).sqrt().max()))
+"""
     path = os.pathsep.join([str(tmp_path / "site"), str(DOCS / "example"), str(ROOT)])
     norm = subprocess.run(
         [sys.executable, "-c", bounded], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
