@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_mini_mnist
@@ -87,7 +87,14 @@ def one_configuration(words: list[str]) -> None:
 
 
 def configurations(count: int) -> Callable[[], None]:
-    @settings(max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],  # an example that fails is short enough as it is
+    )
     @given(overrides)
     def run(words: list[str]) -> None:
         one_configuration(words)

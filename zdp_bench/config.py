@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
@@ -236,6 +237,9 @@ def parse(config: DictConfig) -> Run:
     accountant = str((plain.get("accountant") or {}).get("name"))
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
+    for kind in (*PLUGINS, "accountant"):
+        if not isinstance(plain.get(kind) or {}, dict):
+            raise UserError(f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys.")
     for kind in PLUGINS:
         plain[kind] = _without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
     found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])}
@@ -414,6 +418,10 @@ def _typed(schema: type, values: dict[str, Any], prefix: str) -> Any:
     """`values` as an instance of the dataclass `schema`; errors name the full key."""
     dot = f"{prefix}." if prefix else ""
     structure = OmegaConf.structured(schema)
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{prefix}={values}: is no value but a section; set one of its keys, such as {dot}{next(iter(structure))}."
+        )
     known = [str(name) for name in structure]  # `in` would leave out keys that have no default
     for key in values:
         if key not in known:
@@ -440,6 +448,12 @@ def readable(overrides: list[str]) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error, overrides)) from None
+    except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not {"hydra", "omegaconf"} & set(Path(raised_in).parts):  # a bug of ours, and shown as one
+            raise
+        said = " ".join(overrides)
+        raise UserError(f"'{said}' cannot be composed: {_first_line(error)} Give groups a name and keys a value.") from None
 
 
 def sentence(error: Exception, overrides: list[str]) -> str:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import nn
 from zdp_bench import __version__, checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import OPERATIONAL, Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
+from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
 from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
 from zdp_bench.distributed import ALONE, Ranks
@@ -34,7 +34,6 @@ from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
-from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
@@ -110,7 +109,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     clock = time.perf_counter()
 
     task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data).to(device)
+    model = build_model(config, data)
+    check_fit(config, model, task, data)
+    model = model.to(device)
     plan = Plan.of(config, len(data.train))
     config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
     optimizer = build_optimizer(config, model)
@@ -226,7 +227,9 @@ def seconds_a_step(config: Run, timed: int = 3) -> tuple[float, int, int]:
     device = pick_device(config.device)
     data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
     task: Task = lookup("task", config.task.name)(**config.task.options)
-    model, plan = build_model(config, data).to(device), Plan.of(config, len(data.train))
+    model = build_model(config, data)
+    check_fit(config, model, task, data)
+    model, plan = model.to(device), Plan.of(config, len(data.train))
     config, algorithm = build_algorithm(config, Problem(model, task.loss, plan.sampling, config.seed), plan)
     optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
     clocks = [time.perf_counter()]
@@ -311,11 +314,48 @@ class Plan:
 
 
 def build_model(config: Run, data: Splits) -> nn.Module:
-    """The model, initialised from the seed's own stream, whatever was drawn before."""
+    """The model, initialised from the seed's own stream, whatever was drawn before.
+
+    Raises:
+        UserError: it cannot be built for this data: another shape, or more memory than there is.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
-        model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+        try:
+            model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+        except UNFIT as error:
+            raise _unfit(config, data, error) from error
     return checks.replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+
+
+# What torch and Python raise where sizes do not fit one another.
+UNFIT = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AssertionError)
+
+
+def _unfit(config: Run, data: Splits, error: Exception) -> UserError:
+    words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    return UserError(
+        f"model={config.model.name} and task={config.task.name} do not fit dataset={config.dataset.name} (records of shape "
+        f"{list(data.input_shape)}, {data.outputs} outputs): {words}."
+    )
+
+
+def check_fit(config: Run, model: nn.Module, task: Task, data: Splits) -> None:
+    """Try the model and the loss on one test record, which is public: what does not fit is told before anything is trained.
+
+    Raises:
+        UserError: the model does not take the records, or the loss not its outputs.
+    """
+    try:
+        with torch.no_grad():
+            inputs, targets = data.test.batch(torch.arange(1))
+            losses = task.loss(model.eval()(inputs), targets)
+    except UNFIT as error:
+        raise _unfit(config, data, error) from error
+    finally:
+        model.train()
+    if losses.shape != (1,) or losses.is_complex():
+        raise _unfit(config, data, ValueError(f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"))
 
 
 def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
