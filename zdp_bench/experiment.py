@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import nn
 from zdp_bench import __version__, checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import OPERATIONAL, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
+from zdp_bench.config import OPERATIONAL, Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
 from zdp_bench.data import CHANCES, Augment, Records, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
 from zdp_bench.distributed import ALONE, Ranks
@@ -34,6 +34,7 @@ from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
