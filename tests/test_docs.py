@@ -66,6 +66,7 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
             assert program in (".", "pip", "zdp-bench"), text
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", [page for page in PAGES if light(page)], ids=lambda page: page.stem)
 def test_quick_commands_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,6 +134,7 @@ print(float(sum(v.flatten(1).square().sum(1) for v in u.values()).sqrt().max()))
     assert 0.49 < float(norm.stdout) <= 0.5
 
 
+@pytest.mark.timeout(600)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     done = subprocess.run(
