@@ -178,7 +178,7 @@ def register_yaml() -> None:
         store.store(group="dataset", name=name, node=options, package="dataset")
     if entry_points(group="zdp_bench.plugins"):
         for kind in PLUGIN_KINDS:
-            for name in set(names(kind)) - set(group_options(kind)):
+            for name in set(names(kind)) - set(_files(kind)):
                 store.store(group=kind, name=name, node={"name": name} | _defaults(lookup(kind, name)), package=kind)
 
 
@@ -476,9 +476,14 @@ def sentence(error: Exception, overrides: list[str]) -> str:
 
 
 def group_options(group: str) -> list[str]:
-    """The names of a config group, ours or the ConfigStore's."""
+    """The names of a config group: its files', and those of other packages' plug-ins."""
+    others = names(group) if group in PLUGIN_KINDS and entry_points(group="zdp_bench.plugins") else []
+    return sorted({*_files(group), *others})
+
+
+def _files(group: str) -> dict[str, Path]:
     folders = {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
-    return list(assets.group(folders.get(group, assets.CONF / group)))
+    return assets.group(folders.get(group, assets.CONF / group))
 
 
 def known_keys(overrides: list[str]) -> list[str]:
