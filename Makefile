@@ -5,6 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 TABLE ?= zeta_dp_2021/1
 SEEDS ?= 3
+PROFILE ?=
 
 $(STAMP): constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -12,7 +13,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install run test lint types format table reproduce wheel clean
+.PHONY: help install run test lint types format table reproduce report docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +38,14 @@ format: $(STAMP) ## let ruff format the code and fix what it can
 table: $(STAMP) ## rebuild a table from the records: make table TABLE=zeta_dp_2021/1
 	$(BIN)/zdp-bench table $(TABLE)
 
-reproduce: $(STAMP) ## run what a table still lacks, then write it: make reproduce TABLE=zeta_dp_2021/1 SEEDS=3
-	$(BIN)/zdp-bench reproduce $(TABLE) --seeds $(SEEDS)
+reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|paper for all tables, or TABLE=zeta_dp_2021/1 SEEDS=3
+	$(BIN)/zdp-bench reproduce $(if $(PROFILE),--profile $(PROFILE) --seeds $(if $(filter smoke,$(PROFILE)),1,$(SEEDS)),$(TABLE) --seeds $(SEEDS))
+
+docs: $(STAMP) ## build docs/_build/html; warnings are errors
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+report: $(STAMP) ## results/report.html: every table, ε, curve and figure on one page
+	$(BIN)/zdp-bench report
 
 wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

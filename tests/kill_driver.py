@@ -2,7 +2,8 @@
 
     python kill_driver.py FOLDER JOBS       JOBS: JSON list of {"name", "overrides", "kills": [[moment, step], ...]}
 
-Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. Prints one JSON line a job.
+Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. The kill ["any time", steps,
+seconds] comes from outside: so many seconds after so many steps stand in the ledger. Prints one JSON line a job.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +93,16 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
     """Carry out the run in a child; its wait status: 0, or 9 when it killed itself."""
     child = os.fork()
     if child:
+        if kill and kill[0] == "any time":
+            _, steps, seconds = kill
+            while sum(path.read_bytes().count(b"\n") for path in config.results.glob("runs/*/*/ledger.jsonl")) <= steps:
+                time.sleep(0.001)
+            time.sleep(seconds)
+            os.kill(child, signal.SIGKILL)  # where it has ended already: it is not waited for yet, so its number is still its own
         return os.waitpid(child, 0)[1]
     code = 1
     try:
-        if kill:
+        if kill and kill[0] != "any time":
             arrange(*kill)
         experiment.run(config, Silent())
         code = 0

@@ -27,7 +27,10 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"nn"},
     "gradients": BASE | {"nn"},
     "algorithms": BASE | {"gradients", "privacy", "nn"},
-    "engine": BASE | {"algorithms", "gradients", "memory", "privacy"},
+    "survival": BASE,
+    "distributed": BASE,
+    "devices": BASE,
+    "engine": BASE | {"algorithms", "gradients", "memory", "privacy", "distributed"},
     "data": BASE,
     "tasks": BASE,
     "records": BASE,
@@ -36,10 +39,12 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": BASE | {"privacy"},
     "experiment": BASE
     | DATA_SIDE
-    | {"config", "checkpoint", "engine", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks"},
+    | {"config", "checkpoint", "engine", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks"}
+    | {"distributed", "devices", "survival"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "terminal": BASE,
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal"},
+    "tensorboard": BASE | {"config", "experiment"},
+    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard"},
     "audit": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
@@ -48,7 +53,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
     "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks"},
     "range_test": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "privacy"},
-    "cli": BASE | DATA_SIDE | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"},
+    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "sweep", "terminal", "bench"},
+    "cli": BASE
+    | DATA_SIDE
+    | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"}
+    | {"distributed", "survival", "reproduce"},
     "__main__": {"cli"},
 }
 

@@ -288,3 +288,20 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path
     several = carry_out(tmp_path / "b").record["privacy"]
     assert several["epsilon_tight"] == plain["epsilon_tight"]
     assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ["model=complex_cnn"],
+            r"model=complex_cnn and task=classification do not fit dataset=phase_digits \(records of shape \[8, 8\]",
+        ),
+        (["task=binary_classification"], "task=binary_classification do not fit dataset=phase_digits"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_trained(tmp_path: Path, words: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why) as told:
+        run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *words])), Silent())
+    assert "\n" not in str(told.value)
+    assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))

@@ -45,8 +45,11 @@ def jobs() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Every job, carried out: name -> {"kills", "statuses", "home", "record"}."""
-    folder = tmp_path_factory.mktemp("killed")
-    asked = {job["name"]: job for job in jobs()}
+    return carried_out(tmp_path_factory.mktemp("killed"), jobs())
+
+
+def carried_out(folder: Path, wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    asked = {job["name"]: job for job in wanted}
     root = Path(__file__).resolve().parent.parent
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -55,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=60 * len(wanted) + 120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = {}
@@ -66,6 +69,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         found[job["name"]] = asked[job["name"]] | job | {"record": record}
     assert found.keys() == asked.keys()
     return found
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_killed_at_any_time_a_quickstart_ends_as_the_uninterrupted_one(tmp_path: Path, count: int) -> None:
+    """kill -9 from outside, whatever the process is at: a step, the ledger, an evaluation, a checkpoint, the record."""
+    quickstart = ["recipe=quickstart", "trainer.epochs=3", "execution.checkpoint_steps=7"]
+    rng = random.Random(count)
+    moments = [["any time", rng.randrange(61), rng.uniform(0, 0.02)] for _ in range(count)]
+    killed = [{"name": f"killed-{i}", "overrides": quickstart, "kills": [moment]} for i, moment in enumerate(moments)]
+    found = carried_out(tmp_path, [{"name": "whole", "overrides": quickstart, "kills": []}, *killed])
+    for run in named(found, "killed"):
+        assert run["statuses"][-1] == 0
+        assert repeatable(run["record"]) == repeatable(found["whole"]["record"]), run["kills"]
+        assert run["record"]["privacy"]["steps"] == 60
+    landed = sum(run["statuses"][0] == 9 for run in named(found, "killed"))
+    assert landed > count / 2, "the kills came after the end: nothing was tested"
 
 
 def repeatable(record: records.Record) -> records.Record:

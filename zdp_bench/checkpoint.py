@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import warnings
@@ -31,12 +32,18 @@ class Checkpoint:
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write atomically: a kill leaves the old file or the new one, never half of one."""
     body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest]}
+    whole = io.BytesIO()  # first, because torch tells of a full disk in words of its own
+    torch.save(body, whole)
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(body, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(whole.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk has no room for halves
+        raise
 
 
 def load(path: Path, run: str) -> Checkpoint | None:

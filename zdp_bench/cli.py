@@ -1,7 +1,7 @@
 """The verbs of `zdp-bench`. Nothing heavy is imported before a verb needs it, so `--help` answers at once.
 
 A mistake of the user ends in one sentence and exit code 2; a failed job of a sweep in its sentence and exit code 2 at the end;
-an audit with a verdict that was not expected in exit code 1.
+an audit with a verdict that was not expected in exit code 1; a run that SIGTERM stopped, saved, in exit code 75 (survival.py).
 """
 
 from __future__ import annotations
@@ -57,8 +57,14 @@ def parser() -> Parser:
     table.add_argument("table", metavar="PAPER/N")
     _results(table)
 
-    reproduce = verbs.add_parser("reproduce", help="run what a table lacks, then write it", description="Run what a table lacks.")
-    reproduce.add_argument("table", metavar="PAPER/N")
+    reproduce = verbs.add_parser(
+        "reproduce",
+        help="run what a table lacks, or all tables, then write them",
+        description="Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke (generated data, "
+        "minutes; fills no paper's cell), here (what the data root holds), paper (everything, estimated first).",
+    )
+    reproduce.add_argument("table", nargs="?", default="", metavar="PAPER/N")
+    reproduce.add_argument("--profile", metavar="smoke|here|paper", help="all tables of all papers")
     reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 1 to N of every row (default 1)")
     reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
     _results(reproduce)
@@ -128,9 +134,18 @@ def parser() -> Parser:
     figure.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
     _results(figure)
 
+    report = verbs.add_parser(
+        "report",
+        help="everything on one HTML page",
+        description="Every table, ε, curve and figure on one HTML page that needs no network: open it, mail it, print it.",
+    )
+    report.add_argument("--output", type=Path, metavar="FILE", help="where (default: report.html in the results folder)")
+    _results(report)
+
     results = verbs.add_parser("results", help="the records as a table", description="The records as a table.")
     results.add_argument("filters", nargs="*", metavar="column=value", help="only records with these values")
     results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
+    results.add_argument("--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value")
     results.add_argument("--sort", metavar="COLUMN", help="sort by a column")
     results.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
     _results(results)
@@ -185,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "table": _table,
         "figure": _figure,
         "reproduce": _reproduce,
+        "report": _report,
         "epsilon": _epsilon,
         "validate": _validate,
         "find-lr": _find_lr,
@@ -194,11 +210,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         "data": _data,
         "results": _results_verb,
     }
+    from zdp_bench.survival import Stopped, between_runs
+
     try:
-        raise SystemExit(verbs[options.verb](options))
+        with between_runs():
+            raise SystemExit(verbs[options.verb](options))
     except UserError as error:
         print(f"zdp-bench: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except Stopped as stop:
+        print(f"zdp-bench: {stop}.", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         print("zdp-bench: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
         raise SystemExit(130) from None
@@ -233,19 +255,22 @@ def _run_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from zdp_bench import distributed
     from zdp_bench.config import hydra_session, readable
-    from zdp_bench.sweep import Job, failures
+    from zdp_bench.sweep import Job, sweep
 
+    if options.multirun and distributed.launched():
+        raise UserError("torchrun carries out one run: leave -m out, or sweep with launcher=joblib or launcher=slurm.")
     with readable(options.overrides), hydra_session() as driver:
         if not options.multirun:
             outcome = driver.run(config_name="config", task_function=Job(), overrides=options.overrides).return_value
             if isinstance(outcome, UserError):
                 raise outcome
             return 0
-        jobs = driver.multirun(config_name="config", task_function=Job(), overrides=options.overrides)
-    failed = failures(jobs)
+        count, failed = sweep(driver, options.overrides)
     if "recipe=algorithm_faceoff" in options.overrides:
         return _faceoff(options.overrides, failed)
+    print(f"sweep: {count} jobs, {len(failed)} failed")
     for overrides, error in failed:
         print(f"zdp-bench: {' '.join(overrides)}: {error}", file=sys.stderr)
     return 2 if failed else 0
@@ -298,6 +323,44 @@ def _table(options: argparse.Namespace) -> int:
     return 0
 
 
+def _reproduce_all(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench import reproduce
+    from zdp_bench.report import verdicts
+    from zdp_bench.terminal import console
+
+    if options.profile not in reproduce.PROFILES:
+        raise unknown("profile", options.profile, reproduce.PROFILES)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    closing = reproduce.carry_out(options.profile, options.seeds, options.results, options.overrides, say)
+    shown = Table("table", "row", "metric", "verdict", "why", title="Every cell", title_justify="left")
+    for verdict in closing.verdicts:
+        shown.add_row(verdict.table, verdict.row, verdict.metric, verdict.verdict, verdict.why)
+    console().print(shown)
+    counted = ", ".join(f"{count} {kind}" for kind, count in verdicts.counts(closing.verdicts).items())
+    print(f"{len(closing.verdicts)} cells: {counted}. {verdicts.RULE}")
+    print("\n".join(f"written: {path}" for path in closing.pages))
+    for job, reason in closing.failed:
+        print(f"zdp-bench: {job}: {reason}", file=sys.stderr)
+    return 2 if closing.failed else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from zdp_bench.report import page, tables
+    from zdp_bench.sweep import fillings
+
+    made = []
+    for name in tables.available():
+        if tables.recipes_of(name):
+            made.append(tables.build(name, options.results, fillings(name, options.results)))
+    print(f"written: {page.write(made, options.results, options.output or options.results / 'report.html')}")
+    return 0
+
+
 def _figure(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
 
@@ -312,6 +375,12 @@ def _reproduce(options: argparse.Namespace) -> int:
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
+    if "=" in options.table:
+        options.table, options.overrides = "", [options.table, *options.overrides]
+    if bool(options.table) == bool(options.profile):
+        raise UserError("zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, and not both.")
+    if options.profile:
+        return _reproduce_all(options)
     failed = []
     for filling in (f for f in fillings(options.table, options.results) if not f.on):
         job = [f"recipe={filling.recipe}", *filling.overrides]
@@ -501,7 +570,7 @@ def _results_verb(options: argparse.Namespace) -> int:
     from zdp_bench.report import listing
     from zdp_bench.terminal import console
 
-    frame = listing.select(options.results, options.filters, options.columns, options.sort)
+    frame = listing.select(options.results, options.filters, options.columns, options.sort, options.by)
     if options.format == "rich":
         console().print(listing.as_rich(frame))
     else:

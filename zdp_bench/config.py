@@ -10,9 +10,11 @@ import hashlib
 import inspect
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -24,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require, suggestion, unknown
-from zdp_bench.registry import lookup
+from zdp_bench.registry import lookup, names
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,23 @@ class Paths:
 
 
 @dataclass(frozen=True)
+class Execution:
+    """How a run is carried out: no key of it changes a result, but for the last bits on a GPU.
+
+    Attributes:
+        checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`. null: not.
+        deterministic: refuse operations whose result differs from call to call (CUDA has some).
+        prefetch: micro-batches read ahead by another thread. null: 1 for a GPU, 0 for a CPU.
+        tensorboard: also write TensorBoard's event files; needs the extra `tensorboard`.
+    """
+
+    checkpoint_steps: int | None = MISSING
+    deterministic: bool = MISSING
+    prefetch: int | None = MISSING
+    tensorboard: bool = MISSING
+
+
+@dataclass(frozen=True)
 class Scalars:
     """The keys that belong to no group."""
 
@@ -95,6 +114,7 @@ class Scalars:
     seed: int = MISSING
     device: str = MISSING
     threads: int | None = MISSING
+    precision: str | None = MISSING
     force: bool = MISSING
 
 
@@ -114,6 +134,7 @@ class Run:
     seed: int
     device: str
     threads: int | None
+    precision: str | None
     force: bool
     dataset: Plugin
     model: Plugin
@@ -127,6 +148,7 @@ class Run:
     trainer: Trainer
     privacy: Privacy
     claims: Claims
+    execution: Execution
     paths: Paths
     resolved: dict[str, Any]
 
@@ -140,10 +162,11 @@ class Run:
 
 
 PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer", "scheduler")
+PLUGIN_KINDS = ("dataset", "model", "task", "algorithm")  # those that other packages may add to
 GROUPS = (*PLUGINS, "accountant", "trainer")
 REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `checks.replace_batchnorm`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
-OPERATIONAL = ("paths", "force", "device", "threads", "claims")
+OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
 
 
 # ------------------------------------------------------------------------------------------------------- composing
@@ -157,6 +180,16 @@ def register_yaml() -> None:
     for name, path in assets.group(assets.DATASETS).items():
         options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
         store.store(group="dataset", name=name, node=options, package="dataset")
+    if entry_points(group="zdp_bench.plugins"):
+        for kind in PLUGIN_KINDS:
+            for name in set(names(kind)) - set(_files(kind)):
+                store.store(group=kind, name=name, node={"name": name} | _defaults(lookup(kind, name)), package=kind)
+
+
+def _defaults(builder: Callable[..., Any]) -> dict[str, Any]:
+    """The YAML that a plug-in of another package would have: its options, with their defaults."""
+    options = (p for p in inspect.signature(builder).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: MISSING if p.default is inspect.Parameter.empty else p.default for p in options}
 
 
 def choose(key: Any, options: dict[Any, Any]) -> Any:
@@ -213,7 +246,7 @@ def parse(config: DictConfig) -> Run:
     assert isinstance(resolved, dict)
     plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
 
-    sections = {"trainer": Trainer, "privacy": Privacy, "claims": Claims, "paths": Paths}
+    sections = {"trainer": Trainer, "privacy": Privacy, "claims": Claims, "execution": Execution, "paths": Paths}
     scalars = {key: value for key, value in plain.items() if key not in sections and key not in GROUPS}
     checked: dict[str, Any] = {name: _typed(schema, plain.get(name) or {}, name) for name, schema in sections.items()}
     top = _typed(Scalars, scalars, "")
@@ -223,6 +256,9 @@ def parse(config: DictConfig) -> Run:
     accountant = str((plain.get("accountant") or {}).get("name"))
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
+    for kind in (*PLUGINS, "accountant"):
+        if not isinstance(plain.get(kind) or {}, dict):
+            raise UserError(f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys.")
     for kind in PLUGINS:
         plain[kind] = _without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
     found: dict[str, Any] = {kind: _plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])}
@@ -280,6 +316,11 @@ def _check_values(run: Run) -> None:
             f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches carry no ε here. "
             "Use trainer=poisson or trainer=uniform."
         )
+    every, prefetch = run.execution.checkpoint_steps, run.execution.prefetch
+    require(every is None or every > 0, "execution.checkpoint_steps", every, "must be at least 1")
+    require(prefetch is None or prefetch >= 0, "execution.prefetch", prefetch, "must be 0 or more")
+    if run.precision not in (None, "tf32", "bf16"):
+        raise unknown("precision", str(run.precision), ("tf32", "bf16", "null"))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
         raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
 
@@ -306,7 +347,8 @@ def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str
     """
     own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(str(node.get("name")))
     recipe_file = assets.group(assets.RECIPES).get(recipe)
-    if own_file is None or recipe_file is None:
+    known = own_file is not None or node.get("name") in (names(kind) if kind in PLUGIN_KINDS else ())
+    if not known or recipe_file is None:
         return node
     body = assets.read_yaml(recipe_file)
     choices: dict[str, str] = {}
@@ -315,7 +357,8 @@ def _without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str
             choices |= {key.removeprefix("override /"): name for key, name in entry.items()}
     if choices[kind] == node["name"]:
         return node
-    strangers = set(body.get(kind) or {}) - set(assets.read_yaml(own_file))
+    own = assets.read_yaml(own_file) if own_file else _defaults(lookup(kind, str(node["name"])))
+    strangers = set(body.get(kind) or {}) - set(own)
     return {key: value for key, value in node.items() if key not in strangers}
 
 
@@ -403,6 +446,10 @@ def _typed(schema: type, values: dict[str, Any], prefix: str) -> Any:
     """`values` as an instance of the dataclass `schema`; errors name the full key."""
     dot = f"{prefix}." if prefix else ""
     structure = OmegaConf.structured(schema)
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{prefix}={values}: is no value but a section; set one of its keys, such as {dot}{next(iter(structure))}."
+        )
     known = [str(name) for name in structure]  # `in` would leave out keys that have no default
     for key in values:
         if key not in known:
@@ -429,6 +476,12 @@ def readable(overrides: list[str]) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error, overrides)) from None
+    except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not {"hydra", "omegaconf"} & set(Path(raised_in).parts):  # a bug of ours, and shown as one
+            raise
+        said = " ".join(overrides)
+        raise UserError(f"'{said}' cannot be composed: {_first_line(error)} Give groups a name and keys a value.") from None
 
 
 def sentence(error: Exception, overrides: list[str]) -> str:
@@ -451,9 +504,14 @@ def sentence(error: Exception, overrides: list[str]) -> str:
 
 
 def group_options(group: str) -> list[str]:
-    """The names of a config group, ours or the ConfigStore's."""
+    """The names of a config group: its files', and those of other packages' plug-ins."""
+    others = names(group) if group in PLUGIN_KINDS and entry_points(group="zdp_bench.plugins") else []
+    return sorted({*_files(group), *others})
+
+
+def _files(group: str) -> dict[str, Path]:
     folders = {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
-    return list(assets.group(folders.get(group, assets.CONF / group)))
+    return assets.group(folders.get(group, assets.CONF / group))
 
 
 def known_keys(overrides: list[str]) -> list[str]:

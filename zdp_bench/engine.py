@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
+from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
@@ -24,6 +25,7 @@ class Training:
 
     Attributes:
         max_releases: the budget, in steps; None where no `max_epsilon` was set.
+        ranks: this process among those that take the step together; each brings its share of the records.
     """
 
     algorithm: Algorithm
@@ -32,6 +34,7 @@ class Training:
     noise: NoiseSource
     ledger: Ledger
     max_releases: int | None = None
+    ranks: Ranks = ALONE
 
 
 def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float) -> None:
@@ -44,8 +47,9 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
         expected_batch_size: the divisor, known without looking at the batch.
 
     Formal guarantees:
-        - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once.
-        - The step stands in the ledger before any parameter changes.
+        - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once, by rank 0.
+        - The step stands in the ledger before any parameter changes, on whatever rank: none has the sum before rank 0 gives its
+          share, and rank 0 writes first.
 
     Raises:
         BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
@@ -54,10 +58,13 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
     if spent and not training.ledger.holds(step):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
-    algorithm, mechanism = training.algorithm, training.algorithm.mechanism()
+    algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
     device = next(training.model.parameters()).device
     training.ledger.append(step)  # before the release exists, and before any of its noise is drawn
-    release = add_noise(summed(algorithm, mechanism, micro_batches, device), mechanism, training.noise, step)
+    total = summed(algorithm, mechanism, micro_batches, device)  # this rank's share of S
+    if ranks.first:
+        total = add_noise(total, mechanism, training.noise, step)
+    release = ranks.all_reduce(total)
     descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
 
 

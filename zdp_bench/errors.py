@@ -14,6 +14,10 @@ class UserError(Exception):
     """Bad input, told in one sentence a tired person can act on."""
 
 
+class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
+    """Another process is at this very run."""
+
+
 def suggestion(word: str, allowed: Iterable[str]) -> str:
     """The nearest right spelling as ` Did you mean 'x'?`, or an empty string when nothing is near."""
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.55)

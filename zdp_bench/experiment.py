@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
+import random
 import resource
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,29 +22,33 @@ import numpy as np
 import torch
 from torch import nn
 
-from zdp_bench import __version__, checkpoint, checks, records
+from zdp_bench import __version__, checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.assets import CONF
-from zdp_bench.config import Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
+from zdp_bench.config import OPERATIONAL, Plugin, Run, experiment_digest, optimizer_class, run_digest, scheduler_class
 from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits, sampling
-from zdp_bench.engine import Training, private_step
-from zdp_bench.errors import UserError, require
+from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
+from zdp_bench.distributed import ALONE, Ranks
+from zdp_bench.engine import Total, Training, descend, private_step
+from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.memory import MicroBatches, Size, largest
 from zdp_bench.optimizers import BY_MAGNITUDE
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
-from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, LedgerError
+from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
+from zdp_bench.survival import Stopped, stop_signals, writes
 from zdp_bench.tasks import Condensing, Scoring, Task
 
 MICRO_BATCH = 2048
 EVALUATION_BATCH = 1000
 EVALUATION_NUMBERS = 2**21  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
+NOT_RECORDED = set(OPERATIONAL) - {"claims"}  # of the configuration: what may differ between a run and its resumption
 
 
 class Watcher(Protocol):
@@ -62,40 +68,54 @@ class Outcome:
     found: bool
 
 
-def run(config: Run, watcher: Watcher) -> Outcome:
-    """Carry out one run, or find it done.
+def run(config: Run, watcher: Watcher, wait: bool = True) -> Outcome:
+    """Carry out one run, or find it done. One of several ranks brings its share, and rank 0 writes.
+
+    Args:
+        wait: for a process that is at this very run; else it is left to that one.
 
     Formal guarantees:
         - the record's tight ε composes every release in the ledger, of this process and of those killed before it;
         - nothing computed from training records leaves through log, progress or record, but for the trained weights.
 
     Raises:
-        UserError: the data, the device, the ledger or the checkpoint is not usable; says which and why.
+        UserError: the data, the device, the ledger or the checkpoint is not usable, or the disk not to be written to; says
+            which and why.
+        Busy: another process is at this run, and `wait` is false.
+        Stopped: a signal asked for it; the run is saved.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = pick_device(config.device)
+    with own_gpu(config.device) as name:
+        return _run(config, watcher, pick_device(name), wait)
+
+
+def _run(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+    ranks = distributed.join(device.type)
     data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
     digest = run_digest(config, data.digest)
     home = records.folder(config.results, config.recipe, digest)
-    with only_one_process(home):
-        if config.force:
+    with writes(home), only_one_process(home, wait) if ranks.first else nullcontext():
+        if config.force and ranks.first:
             shutil.rmtree(home)
             home.mkdir()
-        if done := records.read(home / "record.json"):
+        if done := ranks.broadcast(records.read(home / "record.json") if ranks.first else None):
             return Outcome(done, home / "record.json", found=True)
-        record = _train(config, data, digest, home, device, watcher)
-        records.write(home / "record.json", record)
-    records.rebuild_csv(config.results)
+        record = ranks.broadcast(_train(config, data, digest, home, device, watcher, ranks))
+        if ranks.first:
+            records.write(home / "record.json", record)
+            records.rebuild_csv(config.results)
     return Outcome(record, home / "record.json", found=False)
 
 
-def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher) -> Record:
+def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher, ranks: Ranks) -> Record:
     started = datetime.now(UTC)
     clock = time.perf_counter()
 
     task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data).to(device)
+    model = build_model(config, data)
+    check_fit(config, model, task, data)
+    model = model.to(device)
     plan = Plan.of(config, len(data.train))
     problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
     config, algorithm = build_algorithm(config, problem, plan)
@@ -105,7 +125,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     mechanism = algorithm.mechanism()
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
 
-    saved = checkpoint.load(home / "checkpoint.pt", digest)
+    saved = ranks.broadcast(checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None)
     step, epochs = 0, []
     if saved:
         model.load_state_dict(saved.model)
@@ -113,44 +133,64 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         if scheduler:
             scheduler.load_state_dict(saved.scheduler)
         step, epochs = saved.step, saved.epochs
-    try:
-        ledger = Ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None)
-    except LedgerError as error:
-        raise UserError(
-            f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
-        ) from None
+    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved, ranks)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
     still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end
     limit = max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
-    training = Training(algorithm, model, optimizer, noise, ledger, limit)
+    training = Training(algorithm, model, optimizer, noise, ledger, limit, ranks)
+    size = micro_batch_size(config, plan, model, task, data, device)
+
+    def save() -> None:
+        if ranks.first:
+            rates = scheduler.state_dict() if scheduler else {}
+            weights, moments = model.state_dict(), optimizer.state_dict()
+            state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
+            checkpoint.save(home / "checkpoint.pt", state)
+
+    def measured() -> tuple[dict[str, float], float]:
+        """Test metrics and tight ε as they stand: rank 0's, for the others have the same weights."""
+        if not ranks.first:
+            return {}, 0.0
+        spent = tight_epsilon(mechanism, plan.before + ledger.releases_before(step), delta)
+        return evaluate(model, task, data.test, device, size.records), spent
 
     size = micro_batch_size(config, plan, model, task, data, device)
 
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
-    while step < plan.steps and stopped_by == "epochs":
-        try:
-            indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
-            pieces = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets, size)
-            private_step(training, step, pieces, divisor)
-            step += 1
-            if scheduler and plan.epoch_ending_at(step) is not None:
-                advance(scheduler, model, task, data, device)
-            watcher.stepped(step)
-        except BudgetExceeded:
-            stopped_by = "budget"
-        epoch = plan.epoch_ending_at(step)
-        if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
-            metrics = evaluate(model, task, data.test, device, size.records)
-            epsilon = tight_epsilon(mechanism, plan.before + ledger.releases_before(step), delta)
-            epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
-            watcher.evaluated(epoch or 0, step, metrics, epsilon)
-            if epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps:
-                rates = scheduler.state_dict() if scheduler else {}
-                weights, moments = model.state_dict(), optimizer.state_dict()
-                state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
-                checkpoint.save(home / "checkpoint.pt", state)
-    ledger.close()
+    every = config.execution.checkpoint_steps
+    policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
+    with closing(ledger), policy, stop_signals() as asked:
+        while step < plan.steps and stopped_by == "epochs":
+            try:
+                indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
+                if config.privacy.secure:  # nobody can draw the same: rank 0's batch is the batch
+                    indices = ranks.broadcast(indices)
+                seed_layers(config.seed, step, ranks.rank)
+                batches = micro_batches(
+                    data.train, indices, config, device, step, data.augment, data.augment_targets, size, ranks
+                )
+                private_step(training, step, batches, divisor)
+                step += 1
+                if scheduler and plan.epoch_ending_at(step) is not None:
+                    advance(scheduler, model, task, data, device)
+                watcher.stepped(step)
+            except BudgetExceeded:
+                stopped_by = "budget"
+            epoch = plan.epoch_ending_at(step)
+            due = bool(every) and step % (every or 1) == 0
+            if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
+                metrics, epsilon = ranks.broadcast(measured())
+                epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
+                watcher.evaluated(epoch or 0, step, metrics, epsilon)
+                due = due or epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps
+            signal = ranks.largest(asked())
+            if due or signal:
+                save()
+            if signal and step < plan.steps and stopped_by == "epochs":
+                raise Stopped(signal)
+    if not ranks.first:
+        return {}
     outputs, targets = predict(model, task, data.test, device, size.records)
     metrics = task.metrics(outputs, targets, data.test.groups)
     if isinstance(task, Scoring):
@@ -165,7 +205,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         "experiment": experiment_digest(config),
         "seed": config.seed,
         "claims": vars(config.claims),
-        "config": {key: value for key, value in config.resolved.items() if key not in ("paths", "force", "device", "threads")},
+        "config": {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED},
         "data": {
             "name": config.dataset.name,
             "provenance": data.provenance,
@@ -186,7 +226,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
         "epochs": epochs,
-        "environment": environment(device),
+        "environment": environment(device) | {"ranks": ranks.size, "execution": vars(config.execution)},
         "measured": {
             "started_utc": started.isoformat(timespec="seconds"),
             "train_seconds": round(time.perf_counter() - clock, 2),
@@ -195,6 +235,33 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "resumed_at_step": saved.step if saved else None,
         },
     }
+
+
+def seconds_a_step(config: Run, timed: int = 3) -> tuple[float, int, int]:
+    """(seconds of one step, steps of the run, peak bytes), timed on a few steps that are thrown away: nothing is written.
+
+    Raises:
+        UserError: the data, the device or the model is not usable.
+    """
+    device = pick_device(config.device)
+    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    task: Task = lookup("task", config.task.name)(**config.task.options)
+    model = build_model(config, data)
+    check_fit(config, model, task, data)
+    model, plan = model.to(device), Plan.of(config, len(data.train))
+    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+    config, algorithm = build_algorithm(config, problem, plan)
+    optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
+    clocks = [time.perf_counter()]
+    for step in range(timed):
+        indices, divisor = plan.draw(config.seed, step)
+        total = Total(mechanism, device)
+        for batch in micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets):
+            algorithm.accumulate(total, batch)
+        release = add_noise(total.whole(), mechanism, SeededNoise(config.seed), step)
+        descend(model, optimizer, algorithm.postprocess(release, divisor))
+        clocks.append(time.perf_counter())
+    return min(b - a for a, b in itertools.pairwise(clocks)), plan.steps, peak_memory(device)
 
 
 def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:
@@ -275,11 +342,48 @@ class Plan:
 
 
 def build_model(config: Run, data: Splits | Outline) -> nn.Module:
-    """The model, initialised from the seed's own stream, whatever was drawn before."""
+    """The model, initialised from the seed's own stream, whatever was drawn before.
+
+    Raises:
+        UserError: it cannot be built for this data: another shape, or more memory than there is.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
-        model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+        try:
+            model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+        except UNFIT as error:
+            raise _unfit(config, data, error) from error
     return checks.replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+
+
+# What torch and Python raise where sizes do not fit one another.
+UNFIT = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AssertionError)
+
+
+def _unfit(config: Run, data: Splits | Outline, error: Exception) -> UserError:
+    words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    return UserError(
+        f"model={config.model.name} and task={config.task.name} do not fit dataset={config.dataset.name} (records of shape "
+        f"{list(data.input_shape)}, {data.outputs} outputs): {words}."
+    )
+
+
+def check_fit(config: Run, model: nn.Module, task: Task, data: Splits) -> None:
+    """Try the model and the loss on one test record, which is public: what does not fit is told before anything is trained.
+
+    Raises:
+        UserError: the model does not take the records, or the loss not its outputs.
+    """
+    try:
+        with torch.no_grad():
+            inputs, targets = data.test.batch(torch.arange(1))
+            losses = task.loss(model.eval()(inputs), targets)
+    except UNFIT as error:
+        raise _unfit(config, data, error) from error
+    finally:
+        model.train()
+    if losses.shape != (1,) or losses.is_complex():
+        raise _unfit(config, data, ValueError(f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"))
 
 
 def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
@@ -393,8 +497,9 @@ def micro_batches(
     augment: Augment | None = None,
     augment_targets: Augment | None = None,
     size: Size | None = None,
+    ranks: Ranks = ALONE,
 ) -> MicroBatches:
-    """The sampled records in pieces, on the device.
+    """This rank's share of the sampled records, in pieces, on the device.
 
     Args:
         step: names the chance by which records are made or `augment` changes their inputs: a resumed step meets the same.
@@ -403,16 +508,23 @@ def micro_batches(
     chance = torch.empty(0)
     if augment or augment_targets or records_.by_chance:
         chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
+        chance = ranks.share(chance)
+    indices = ranks.share(indices)
+    pin, prefetch = pinned(device), config.execution.prefetch
 
     def piece(cut: slice) -> Batch:
         own = chance[cut]
         inputs, targets = records_.batch(torch.from_numpy(indices[cut]), own if records_.by_chance else None)
         inputs = augment(inputs, own) if augment else inputs
         targets = augment_targets(targets, own) if augment_targets else targets
-        return inputs.to(device), targets.to(device)
+        return pin((inputs, targets))
+
+    def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
+        for inputs, targets in ahead(pieces, (device.type == "cuda") if prefetch is None else prefetch):
+            yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     fixed = config.trainer.micro_batch
-    return MicroBatches(len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH))
+    return MicroBatches(len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH), placed)
 
 
 def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
@@ -439,34 +551,55 @@ def predict(model: nn.Module, task: Task, test: Source, device: torch.device, si
     return torch.cat(outputs), torch.cat(kept)
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one.
+@contextmanager
+def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the run's lock; a second process with the same run waits, and then finds it done.
 
     Raises:
-        UserError: a CUDA device was asked for that is not there.
+        Busy: another process holds it, and `wait` is false.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices. Use device=auto or device=cpu."
-        )
-    return device
-
-
-@contextmanager
-def only_one_process(home: Path) -> Iterator[None]:
-    """Hold the run's lock; a second process with the same run waits, and then finds it done."""
     import fcntl
 
     home.mkdir(parents=True, exist_ok=True)
     with open(home.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Busy(f"{home}: another process is at this run.") from None
         try:
             yield
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def open_ledger(path: Path, mechanism: Mechanism, repeatable: bool, saved: checkpoint.Checkpoint | None, ranks: Ranks) -> Ledger:
+    """The run's ledger: rank 0's is the file, the others' a copy that counts along.
+
+    Raises:
+        UserError: the file is not to be trusted.
+    """
+    if ranks.first:
+        try:
+            ledger = Ledger(path, mechanism, repeatable, saved.ledger if saved else None)
+        except LedgerError as error:
+            raise UserError(
+                f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
+            ) from None
+        ranks.broadcast((ledger.steps, ledger.position.digest))
+        return ledger
+    steps, digest = ranks.broadcast(((), ""))
+    return Copy(steps, digest, repeatable)
+
+
+def seed_layers(seed: int, step: int, rank: int) -> None:
+    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise.
+
+    So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew.
+    """
+    number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

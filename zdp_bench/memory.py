@@ -39,15 +39,20 @@ class Size:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The `count` records of one step, in pieces of `size`. Every walk through them starts anew, in pieces of today's size."""
+    """The `count` records of one step, in pieces of `size`. Every walk through them starts anew, in pieces of today's size.
+
+    Attributes:
+        placed: what becomes of the pieces on their way: to the device, fetched ahead.
+    """
 
     count: int
     piece: Callable[[slice], Batch]
     size: Size
+    placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
 
     def __iter__(self) -> Iterator[Batch]:
         records = self.size.records
-        return (self.piece(slice(start, start + records)) for start in range(0, self.count, records))
+        return self.placed(self.piece(slice(start, start + records)) for start in range(0, self.count, records))
 
 
 def ran_out(error: BaseException) -> bool:

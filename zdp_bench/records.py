@@ -76,11 +76,15 @@ def write_text(path: Path, text: str) -> None:
     """Put `text` at `path`, whole or not at all; two writers end with one of the two texts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk has no room for halves
+        raise
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

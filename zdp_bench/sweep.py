@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -9,24 +10,68 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench import assets, records
+from zdp_bench import assets, distributed, records
 from zdp_bench.config import compose, experiment_digest, parse
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.tables import Filling, recipes_of, reference
 
 
 class Job:
     """What Hydra calls with a composed configuration, in this process or a launcher's.
 
-    A user's mistake is returned and not raised, so that one bad job of a sweep does not take the others with it.
+    What goes wrong is returned and not raised, so that one bad job of a sweep does not take the others with it. A job that
+    another process is at is left to it (`Busy`), unless it is told to wait.
     """
+
+    def __init__(self, sweep: bool = False, wait: bool = True) -> None:
+        self.sweep = sweep
+        self.wait = wait
 
     def __call__(self, config: DictConfig) -> UserError | None:
         try:
-            _carry_out(config, hydra_files=True)
+            _carry_out(config, hydra_files=True, wait=self.wait)
         except UserError as error:
             return error
+        except Exception as error:
+            if not self.sweep:
+                raise
+            traceback.print_exc()
+            return UserError(f"{_words(error)} (a bug; its traceback is above)")
         return None
+
+
+def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str], str]]]:
+    """Carry out every job of a sweep: how many there are, and the failed ones as (overrides, reason).
+
+    Several processes may be at the same sweep: each takes the jobs no other is at, and waits for those at the end, so that what
+    a killed process leaves is done as well.
+
+    Raises:
+        UserError: a launcher lost its processes, and with them the knowledge of what they did.
+    """
+    try:
+        jobs = driver.multirun(config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides)
+    except Exception as error:
+        if "srun" in str(error):
+            raise UserError("launcher=slurm: there is no Slurm here (no `srun`). Try launcher=submitit or joblib.") from None
+        if type(error).__name__ not in LOST:
+            raise
+        raise UserError(f"a process of the sweep was lost ({_words(error)}). The same command does what is missing.") from None
+    failed = []
+    for words, reason in failures(jobs):
+        if isinstance(reason, Busy):
+            reason = driver.run(config_name="config", task_function=Job(sweep=True), overrides=words).return_value
+        if reason is not None:
+            failed.append((words, str(reason)))
+    return sum(len(batch) for batch in jobs), failed
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no words').splitlines()[0][:200]}"
+
+
+# What joblib and submitit raise when a process of theirs is gone; by name, for neither need be installed.
+LOST = ("TerminatedWorkerError", "BrokenProcessPool", "FailedJobError", "UncompletedJobError", "JobPausedError")
 
 
 def run_one(overrides: list[str]) -> None:
@@ -38,14 +83,18 @@ def run_one(overrides: list[str]) -> None:
     _carry_out(compose(overrides), hydra_files=False)
 
 
-def _carry_out(config: DictConfig, hydra_files: bool) -> None:
+def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True) -> None:
     from zdp_bench.experiment import run
     from zdp_bench.report.summary import as_rich
-    from zdp_bench.terminal import Live, console
+    from zdp_bench.tensorboard import Board
+    from zdp_bench.terminal import Live, Silent, console
 
     checked = parse(config)
+    if distributed.rank():  # one of several ranks: the first one speaks
+        run(checked, Silent())
+        return
     with Live(console()) as live:
-        outcome = run(checked, live)
+        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     console().print(as_rich(outcome.record, outcome.path, outcome.found))
@@ -62,10 +111,10 @@ def _write_hydra_files(folder: Any, config: DictConfig) -> None:
     OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
 
 
-def failures(jobs: Any) -> list[tuple[list[str], str]]:
+def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
     """The failed jobs of a sweep: (overrides, reason). Hydra's sweepers return one list of jobs a batch."""
     flat: Iterable[Any] = (job for batch in jobs for job in batch)
-    return [(list(job.overrides), str(job.return_value)) for job in flat if isinstance(job.return_value, UserError)]
+    return [(list(job.overrides), job.return_value) for job in flat if isinstance(job.return_value, UserError)]
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
@@ -106,7 +155,8 @@ def _on_other_data(composed: DictConfig, datasets: list[dict[str, Any]]) -> dict
             digest = experiment_digest(parse(moved))
         except UserError:
             continue  # a data set of an older version, with options that are no more
-        defaults = assets.read_yaml(assets.group(assets.DATASETS)[dataset["name"]])
+        card = assets.group(assets.DATASETS).get(dataset["name"])
+        defaults = assets.read_yaml(card) if card else {}
         changed = {key: value for key, value in dataset.items() if value != defaults.get(key)}
         options = ", ".join(f"{key}={value}" for key, value in changed.items())
         labels[digest] = dataset["name"] + (f", {options}" if options else "")

@@ -15,6 +15,14 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=160)
 
 
+class Silent:
+    """Watches a run and says nothing."""
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None: ...
+
+
 class Live:
     """Watches one run; an `experiment.Watcher` and a context manager."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.spectral_dp import low_pass, one_sided
-from zdp_bench.engine import zeros
+from zdp_bench.engine import Total
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.circulant import CirculantLinear
@@ -40,11 +40,11 @@ def algorithm(name: str, layer: nn.Module | None = None, sigma: float = SIGMA, *
 def releases(of: Algorithm, count: int, batch: Batch | None = None, seed: int = 0) -> Tensor:
     """[count, parameters]: what the optimiser would be given, of one fixed batch."""
     rows, mechanism = [], of.mechanism()
-    summed = zeros(mechanism, CPU)
+    summed = Total(mechanism, CPU)
     if batch is not None:
         of.accumulate(summed, batch)
     for step in range(count):
-        total = {name: value.clone() for name, value in summed.items()}
+        total = {name: value.clone() for name, value in summed.whole().items()}
         gradients = of.postprocess(add_noise(total, mechanism, SeededNoise(seed), step), 1.0)
         rows.append(torch.cat([value.flatten() for value in gradients.values()]))
     return torch.stack(rows)
@@ -118,7 +118,7 @@ def test_sound_gredp_clips_as_per_layer_dp_sgd_does() -> None:
     ours, theirs = algorithm("gredp", conv), algorithm("dp_sgd", conv, per_layer=True)
     totals = []
     for x in (ours, theirs):
-        total = zeros(x.mechanism(), CPU)
+        total = Total(x.mechanism(), CPU)
         x.accumulate(total, batch)
         totals.append(x.postprocess(total, 6.0))
     for name, value in totals[0].items():

@@ -106,9 +106,10 @@ def accepted(case: Case) -> bool:
 
 PRIVATE = [name for name in names("algorithm") if lookup("algorithm", name).private]
 CASES: list[Case] = [c for name in PRIVATE for o in choices(name) for kind in NETWORKS if accepted(c := (name, o, kind))]
+IDS = ["-".join([name, *map(str, options.values()), kind]) for name, options, kind in CASES]
 
 
-@pytest.fixture(params=CASES, ids=["-".join([c[0], *map(str, c[1].values()), c[2]]) for c in CASES])
+@pytest.fixture(params=CASES, ids=IDS)
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 

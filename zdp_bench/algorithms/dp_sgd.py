@@ -23,6 +23,7 @@ class DPSGD:
     """
 
     private = True
+    sums_in_float32 = True  # also where the forward pass runs in bfloat16
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ class ZetaDPSGD:
     """
 
     private = True
+    sums_in_float32 = True  # also where the forward pass runs in bfloat16
 
     def __init__(
         self,

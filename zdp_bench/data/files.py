@@ -44,6 +44,7 @@ class Card:
     access: str = ""
     uses: str = ""  # the card whose files this one reads
     folder: str = ""  # under the data root, where no list of files was published
+    stand_in: str = ""  # overrides that put generated data in its place, small, for `zdp-bench reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
     releases: dict[str, dict[str, str]] = field(default_factory=dict)  # release -> file name -> "md5:...", "sha1:..."

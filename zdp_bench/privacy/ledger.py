@@ -113,6 +113,11 @@ class Ledger:
     def position(self) -> Position:
         return Position(len(self._steps), self._digest)
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Every release's step, in the order they were made."""
+        return tuple(self._steps)
+
     def close(self) -> None:
         self._file.close()
 
@@ -172,6 +177,20 @@ class Ledger:
             os.fsync(file.fileno())
         os.replace(partial, self.path)
         _fsync_folder(self.path.parent)
+
+
+class Copy(Ledger):
+    """The ledger as the other processes of a run know it: the same count, and no file. Rank 0 has the file."""
+
+    def __init__(self, steps: tuple[int, ...], digest: str, repeatable: bool) -> None:
+        self.repeatable = repeatable
+        self._steps = list(steps)
+        self._digest = digest
+
+    def close(self) -> None: ...
+
+    def _write(self, body: dict[str, Any]) -> None:
+        self._digest = _chain(self._digest, body)
 
 
 def _line(previous: str, body: dict[str, Any]) -> bytes:

@@ -25,8 +25,8 @@ TELLING = [
 ]
 
 
-def select(results: Path, filters: list[str], columns: str | None, sort: str | None) -> pd.DataFrame:
-    """The records that pass every `column=value` filter, with the chosen columns.
+def select(results: Path, filters: list[str], columns: str | None, sort: str | None, by: str | None = None) -> pd.DataFrame:
+    """The records that pass every `column=value` filter, with the chosen columns; or one line a group, `by` columns.
 
     Raises:
         UserError: a column does not exist, or a filter is not of the form column=value.
@@ -43,9 +43,27 @@ def select(results: Path, filters: list[str], columns: str | None, sort: str | N
         if not equals:
             raise UserError(f"'{condition}' is no filter: write column=value, such as recipe=phasemnist.")
         frame = frame[frame[known(column)].astype(str) == value]
+    if by:
+        frame = group(frame, by)
+        columns = columns or ",".join(frame.columns)
     if sort:
         frame = frame.sort_values(known(sort), kind="stable")
     return frame[[known(column) for column in (columns.split(",") if columns else TELLING)]]
+
+
+def group(frame: pd.DataFrame, by: str) -> pd.DataFrame:
+    """One line for each set of equal values in the columns `by` (comma-separated): n, mean and standard deviation of `value`.
+
+    Raises:
+        UserError: a column does not exist.
+    """
+    columns = by.split(",")
+    for column in columns:
+        if column not in frame.columns:
+            raise unknown("column", column, frame.columns)
+    columns += [] if "metric" in columns else ["metric"]  # values of different metrics have no mean
+    grouped = frame.groupby(columns, dropna=False, sort=True)["value"]
+    return grouped.agg(n="count", mean="mean", deviation="std").reset_index()
 
 
 def as_rich(frame: pd.DataFrame) -> Table:

@@ -1,0 +1,64 @@
+"""A data set and an algorithm of our own, found by zdp-bench through the entry point in pyproject.toml."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.data import Records, Splits
+from zdp_bench.gradients import Batch, reference
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.registry import register
+
+
+@register("dataset", "rings")
+def rings(root: Path, *, noise: float = 0.1, seed: int = 1) -> Splits:
+    """Complex points on two circles."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def split(count: int) -> Records:
+        labels = torch.arange(count) % 2
+        angle = 6.2832 * torch.rand(count, generator=generator)
+        radius = 1.0 + labels + noise * torch.randn(count, generator=generator)
+        return Records(torch.polar(radius, angle).unsqueeze(1), labels)  # [n, 1] complex64, [n]
+
+    digest = hashlib.sha256(f"rings v1:{noise}:{seed}".encode()).hexdigest()
+    return Splits(split(1000), split(200), input_shape=(1,), outputs=2, provenance="synthetic", digest=digest)
+
+
+@register("algorithm", "sign_sgd")
+class SignSGD:
+    """Each record votes with the phase of its gradient: |u_k| = 1 in every one of n coordinates, scaled to norm C."""
+
+    private = True
+
+    def __init__(self, problem: Problem, *, noise_multiplier: float, max_grad_norm: float) -> None:
+        require_gaussian(noise_multiplier, max_grad_norm)
+        self.problem, self.sigma, self.bound = problem, noise_multiplier, max_grad_norm
+
+    def mechanism(self) -> Mechanism:
+        """What a step releases: all the accountant ever sees."""
+        std = self.sigma * self.bound
+        parameters = trainable(self.problem.model)
+        blocks = (parameter_block(n, p, self.bound, std, "circular" if p.is_complex() else "real") for n, p in parameters.items())
+        return Mechanism(tuple(blocks), self.problem.sampling)
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        """The uᵢ, [B, *shape]: ‖uᵢ‖ ≤ C over all parameters together."""
+        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
+        entries = sum(p.numel() for p in trainable(self.problem.model).values())
+        phases = {name: torch.sgn(torch.nan_to_num(g)) for name, g in gradients.items()}
+        return {name: phase * (0.999 * self.bound / entries**0.5) for name, phase in phases.items()}
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        """total += Σᵢ uᵢ."""
+        if len(batch[0]):
+            for name, each in self.contributions(batch).items():
+                total[name] += each.sum(dim=0)
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        """The gradient, from the noisy sum alone."""
+        return mean(noisy, expected_batch_size)

@@ -1,0 +1,195 @@
+"""Whatever is configured and whatever lies in a file: a clean result, or one clear sentence; never a traceback.
+
+A few examples whenever the tests are run, 1,000 configurations and 200 damaged files with `--slow`.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import write_mini_mnist
+from zdp_bench.config import GROUPS, compose, group_options, known_keys, parse
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import seconds_a_step
+from zdp_bench.registry import lookup, names
+
+FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")  # where and how, and what would leave this machine
+KEYS = [key for key in known_keys([]) if not key.startswith(FIXED)]
+SCALARS = [
+    "null",
+    "true",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "0.5",
+    "1e-3",
+    "1e308",
+    "-inf",
+    "nan",
+    "abc",
+    "''",
+    "ε",
+    "???",
+    "${seed}",
+    "${no}",
+]
+LISTS = ["[]", "[4]", "[4,3]", "[0]", "[a]", "[[1]]", "{}", "{a: 1}", "[1", "{", "a,b", "range(1,3)", "1..2"]
+
+keys = st.one_of(
+    st.sampled_from(KEYS),
+    st.sampled_from(KEYS).map(lambda key: key[:-1]),  # a letter is missing
+    st.sampled_from(["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]),
+)
+values = st.one_of(
+    st.sampled_from(SCALARS), st.sampled_from(LISTS), st.integers(-3, 40).map(str), st.floats(-2, 2).map(str), st.text(max_size=6)
+)
+choices = st.sampled_from([group for group in GROUPS if group != "dataset"]).flatmap(
+    lambda group: st.sampled_from([*group_options(group), "nothing"]).map(lambda name: f"{group}={name}")
+)
+overrides = st.lists(
+    st.one_of(choices, st.builds("{}={}".format, keys, values), st.sampled_from(["", "=", "seed", "~model"])), max_size=4
+)
+
+
+def quiet() -> Any:
+    """What torch and numpy warn of on their way is not looked at here."""
+    return warnings.catch_warnings(action="ignore")
+
+
+def a_sentence(error: UserError) -> None:
+    text = str(error)
+    assert text.strip()
+    assert "\n" not in text.strip(), text
+    assert "Traceback" not in text
+    assert len(text) < 2000, text
+
+
+def one_configuration(words: list[str]) -> None:
+    """Compose, check, and take one step of what passes for a configuration."""
+    with quiet():
+        try:
+            config = parse(compose(["recipe=quickstart", "model.hidden=[4]", *words]))
+            if config.trainer.micro_batch is not None and config.trainer.micro_batch < 8:
+                return  # right, and slow
+            seconds_a_step(config, timed=1)
+        except UserError as error:
+            a_sentence(error)
+
+
+def configurations(count: int) -> Callable[[], None]:
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],  # an example that fails is short enough as it is
+    )
+    @given(overrides)
+    def run(words: list[str]) -> None:
+        one_configuration(words)
+
+    return run
+
+
+def test_any_configuration_is_a_clean_run_or_a_sentence() -> None:
+    configurations(40)()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_configurations_are_clean_runs_or_sentences() -> None:
+    configurations(1000)()
+
+
+# ------------------------------------------------------------------------------------------------------ damaged files
+
+
+def cut(body: bytes, rng: random.Random) -> bytes:
+    return body[: rng.randrange(len(body) + 1)]
+
+
+def flipped(body: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(body)
+    for _ in range(min(len(body), rng.choice([1, 8, 200]))):
+        at = rng.randrange(min(len(body), rng.choice([64, len(body)])))
+        changed[at] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def noise(body: bytes, rng: random.Random) -> bytes:
+    return rng.randbytes(rng.choice([0, 1, 100, len(body)]))
+
+
+def longer(body: bytes, rng: random.Random) -> bytes:
+    return body + rng.randbytes(100)
+
+
+DAMAGES = (cut, flipped, noise, longer)
+SMALL: dict[str, dict[str, Any]] = {
+    "cpsc2018_synthetic": {"count": 40},
+    "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 8},
+}
+
+
+def whole_set(name: str, root: Path) -> None:
+    """Read a data set to its last record."""
+    options: dict[str, Any] = {"check": False} if name in ("mnist", "phasemnist") else SMALL[name]
+    data = lookup("dataset", name)(root, **options)
+    for part in (data.train, data.test):
+        inputs, _ = part.batch(torch.arange(len(part)))
+        assert len(inputs) == len(part) > 0
+
+
+def damaged(name: str, root: Path, count: int, seed: int = 0) -> int:
+    """Read the set `count` times with a file damaged, which is mended afterwards; how often that ended in a sentence."""
+    rng = random.Random(f"{name}{seed}")
+    if "mnist" in name:
+        write_mini_mnist(root)
+    whole_set(name, root)
+    every = sorted(path for path in root.rglob("*") if path.is_file())
+    told = 0
+    for _ in range(count):
+        path, damage = rng.choice(every), rng.choice(DAMAGES)
+        body = path.read_bytes()
+        path.write_bytes(damage(body, rng))
+        try:
+            with quiet():
+                whole_set(name, root)
+        except UserError as error:
+            a_sentence(error)
+            told += 1
+        except Exception as error:
+            raise AssertionError(f"{path.name}, {damage.__name__}: {type(error).__name__}: {error}") from error
+        finally:
+            path.write_bytes(body)
+    return told
+
+
+FILES = ["mnist", "phasemnist", *SMALL]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_read_or_named(name: str, tmp_path: Path) -> None:
+    assert damaged(name, tmp_path, 6) > 0, "no damage was noticed: was anything damaged?"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FILES)
+def test_two_hundred_damaged_files_are_read_or_named(name: str, tmp_path: Path) -> None:
+    assert damaged(name, tmp_path, 50, seed=1) > 0
+
+
+def test_every_generated_set_in_a_real_format_is_damaged_here() -> None:
+    assert {name for name in names("dataset") if name.endswith("_synthetic")} <= set(SMALL)

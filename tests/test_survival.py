@@ -1,0 +1,169 @@
+"""What ends a run from outside: signals, full disks; and that the same command then ends as an undisturbed run does."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.test_experiment import Silent, carry_out, configured, repeatable
+from zdp_bench import checkpoint, cli, experiment, records
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import run
+from zdp_bench.survival import Stopped, writes
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> records.Record:
+    """The undisturbed run."""
+    return repeatable(carry_out(tmp_path_factory.mktemp("whole")).record)
+
+
+def after_step(monkeypatch: pytest.MonkeyPatch, at: int, do: Any) -> Any:
+    """Have `do` done at the end of step number `at` (from 0); returns what undoes it."""
+    real = experiment.private_step
+
+    def step(training: Any, number: int, *rest: Any) -> None:
+        real(training, number, *rest)
+        if number == at:
+            do()
+
+    monkeypatch.setattr(experiment, "private_step", step)
+    return lambda: monkeypatch.setattr(experiment, "private_step", real)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: Any, number: int, code: int
+) -> None:
+    undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    monkeypatch.setattr(cli, "_list", lambda _: carry_out(tmp_path))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["list"])
+    assert left.value.code == code
+    assert "all is saved, and the same command goes on from here" in capsys.readouterr().err
+    assert signal.getsignal(number) == before
+    undo()
+    watcher = Silent()
+    assert repeatable(run(configured(tmp_path), watcher).record) == whole
+    assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
+
+
+def test_a_signal_in_the_last_step_finishes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+    after_step(monkeypatch, 19, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert repeatable(carry_out(tmp_path).record) == whole
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_step(monkeypatch, 3, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path)
+
+
+def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_list", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["list"])
+    assert left.value.code == 75
+    assert not isinstance(Stopped(signal.SIGTERM), Exception)  # so that no sweep takes it for a failed job and goes on
+
+
+def test_a_checkpoint_every_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+    class PowerCut(BaseException): ...
+
+    def cut() -> None:
+        raise PowerCut
+
+    undo = after_step(monkeypatch, 17, cut)
+    with pytest.raises(PowerCut):
+        carry_out(tmp_path, "execution.checkpoint_steps=4")
+    undo()
+    watcher = Silent()
+    assert repeatable(run(configured(tmp_path), watcher).record) == whole  # without the key: it is no part of the run
+    assert watcher.done_at_start == 16
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """The system refuses to let any file grow over `count` bytes: what a full disk looks like."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("count", "file"), [(1000, "ledger.jsonl"), (4000, "checkpoint")])
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, whole: Any, count: int, file: str) -> None:
+    with files_of_at_most(count), pytest.raises(UserError, match=r"Nothing that was saved is lost.*the same command") as told:
+        carry_out(tmp_path)
+    assert "\n" not in str(told.value)
+    (home,) = (path.parent for path in tmp_path.glob("runs/*/*/ledger.jsonl"))
+    assert not (home / "record.json").exists()
+    assert not list(home.glob("*.partial")), "a full disk has no room for halves"
+    assert (home / "checkpoint.pt").exists() is False, file
+    assert repeatable(carry_out(tmp_path).record) == whole
+
+
+def test_a_disk_that_fills_up_later_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    real = records.write
+    monkeypatch.setattr(records, "write", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        carry_out(tmp_path)
+    monkeypatch.setattr(records, "write", real)
+    watcher = Silent()
+    assert repeatable(run(configured(tmp_path), watcher).record) == whole
+    assert watcher.done_at_start == 20
+
+
+def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"Not a directory, so no results can be written there\. Set paths\.results"):
+        carry_out(tmp_path / "file")
+    with pytest.raises(FileNotFoundError), writes(tmp_path):  # not ours to tell
+        (tmp_path / "nothing" / "there").read_text()
+
+
+def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
+    def draws(*of: int) -> list[float]:
+        experiment.seed_layers(*of)
+        return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+    first = draws(1, 7, 0)
+    assert first == draws(1, 7, 0)
+    for other in ((2, 7, 0), (1, 8, 0), (1, 7, 1)):
+        assert all(a != b for a, b in zip(first, draws(*other), strict=True))
+
+
+def test_a_run_with_dropout_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = experiment.build_model
+    monkeypatch.setattr(experiment, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5)))
+    plain = ["algorithm=sgd", "execution.checkpoint_steps=3"]
+    torch.manual_seed(1)
+    whole = carry_out(tmp_path / "whole", *plain)
+    torch.manual_seed(2)  # another process stands elsewhere in its own stream
+    undo = after_step(monkeypatch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped):
+        carry_out(tmp_path / "stopped", *plain)
+    undo()
+    resumed = carry_out(tmp_path / "stopped", *plain)
+    assert repeatable(resumed.record) == repeatable(whole.record)
+    weights = [checkpoint.load(o.path.parent / "checkpoint.pt", o.record["run"]).model for o in (whole, resumed)]  # type: ignore[union-attr]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

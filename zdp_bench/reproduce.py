@@ -1,0 +1,226 @@
+"""Every table of every paper in one command, resumable: `zdp-bench reproduce --profile smoke|here|paper`.
+
+    smoke   each recipe with few steps on generated or embedded data: shows that everything runs. Its runs, tables and page lie
+            in a folder of their own and fill no cell of a paper.
+    here    as published, wherever the data root holds the data
+    paper   as published, fetching what may be fetched; time and memory are estimated before it starts
+
+What there is to do follows from the tables and recipes there are. A run that is done is found and not repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zdp_bench import assets, records
+from zdp_bench.bench import tables as measured
+from zdp_bench.config import Run, compose, experiment_digest, parse
+from zdp_bench.data import files
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import pick_device, run, seconds_a_step
+from zdp_bench.report import page, tables, verdicts
+from zdp_bench.report.tables import Filling, Table
+from zdp_bench.sweep import fillings
+from zdp_bench.terminal import Silent
+
+PROFILES = ("smoke", "here", "paper")
+SMOKE_FOLDER = "smoke"  # under the results folder
+SMOKE_NOTE = "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; they reproduce nothing."
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that a table wants."""
+
+    table: str
+    filling: Filling
+    seed: int
+    words: tuple[str, ...]  # Hydra overrides
+
+    def __str__(self) -> str:
+        return " ".join([f"recipe={self.filling.recipe}", *self.filling.overrides, f"seed={self.seed}"])
+
+
+@dataclass(frozen=True)
+class Closing:
+    """How it ended: the verdict on every cell, and what failed although nothing was missing."""
+
+    verdicts: list[verdicts.Verdict]
+    failed: list[tuple[str, str]]
+    pages: list[Path]
+
+
+def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Say) -> Closing:
+    """Run what the profile's tables lack, write them and the page, and judge every cell.
+
+    Args:
+        extra: overrides that say where and how: paths.data, threads, device.
+        say: is told the progress, one line at a time.
+    """
+    folder = results / SMOKE_FOLDER if profile == "smoke" else results
+    named = [name for name in tables.available() if tables.recipes_of(name)]
+    wanted, missing = _jobs(named, profile, seeds, folder, extra)
+    if profile == "paper":
+        for line in estimate(wanted, results):
+            say(line)
+    failed = _run_all(wanted, missing, say)
+
+    made = [_build(name, profile, folder, extra, missing) for name in named]
+    for table in made:
+        tables.write(table, folder)
+    for name in [name for name in measured.available() if name not in named]:
+        if not (folder / "tables" / f"{tables.file_stem(name)}.md").exists():
+            say(f"measuring {name} ...")
+            measured.run(name, quick=profile != "paper", threads=2, results=folder)
+    pages = [page.write(made, folder, folder / "report.html")]
+    return Closing([verdict for table in made for verdict in verdicts.of_table(table)], failed, pages)
+
+
+# -------------------------------------------------------------------------------------------------------- what to run
+
+
+def _jobs(
+    named: list[str], profile: str, seeds: int, folder: Path, extra: list[str]
+) -> tuple[list[Job], dict[tuple[str, tuple[str, ...]], str]]:
+    """The runs to make, and for (recipe, overrides) that cannot be made here, why."""
+    jobs: dict[tuple, Job] = {}
+    missing: dict[tuple[str, tuple[str, ...]], str] = {}
+    for table in named:
+        for filling in (f for f in fillings(table, folder) if not f.on):
+            words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
+            config = parse(compose(words))
+            if profile == "smoke":
+                reduced = smoke(config)
+                if reduced is None:
+                    missing[filling.recipe, filling.overrides] = f"no stand-in for data set '{config.dataset.name}'"
+                    continue
+                words += reduced
+            elif profile == "here" and (why := lacking(config)):
+                missing[filling.recipe, filling.overrides] = why
+                continue
+            for seed in range(1, seeds + 1):
+                job = Job(table, filling, seed, (*words, f"seed={seed}"))
+                jobs.setdefault((filling.recipe, filling.overrides, seed), job)
+    return list(jobs.values()), missing
+
+
+def lacking(config: Run) -> str:
+    """What the data root does not hold of a run's data set, in words; empty where nothing is missing."""
+    card = files.card(config.dataset.name)
+    source = files.card(card.uses) if card.uses else card
+    gone = files.missing(config.data_root, source)
+    if not gone:
+        return ""
+    return f"the data root lacks {Path(gone[0].path).name}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
+
+
+def smoke(config: Run) -> list[str] | None:
+    """The overrides that make a run a matter of seconds; None where nothing can stand in for its data.
+
+    The stand-in is named by the data set's card (`stand_in`), or is the one called NAME_synthetic; what is embedded or
+    generated already stands for itself.
+    """
+    name = config.dataset.name
+    card = files.card(name)
+    if card.stand_in:
+        words = card.stand_in.split()
+    elif f"{name}_synthetic" in assets.group(assets.DATASETS):
+        words = [f"dataset={name}_synthetic", *files.card(f"{name}_synthetic").stand_in.split()]
+    elif card.provenance == "synthetic" or not (card.files or card.uses or card.access):
+        words = []
+    else:
+        return None
+    trainer = config.trainer
+    size = "trainer.sample_rate=0.1" if trainer.sample_rate is not None else "trainer.batch_size=16"
+    return [*words, "trainer.epochs=1", size]
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+
+
+def _run_all(wanted: list[Job], missing: dict[tuple[str, tuple[str, ...]], str], say: Say) -> list[tuple[str, str]]:
+    failed = []
+    since = time.monotonic()
+    for number, job in enumerate(wanted, start=1):
+        try:
+            outcome = run(parse(compose(list(job.words))), Silent())
+            headline = outcome.record["headline"]
+            state = f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else "")
+        except UserError as error:
+            failed.append((str(job), str(error)))
+            missing.setdefault((job.filling.recipe, job.filling.overrides), str(error))
+            state = f"failed: {error}"
+        left = (time.monotonic() - since) / number * (len(wanted) - number)
+        say(f"[{number:>{len(str(len(wanted)))}}/{len(wanted)}] {job.table}  {job}: {state}; {_duration(left)} left")
+    return failed
+
+
+def _build(name: str, profile: str, folder: Path, extra: list[str], missing: dict[tuple[str, tuple[str, ...]], str]) -> Table:
+    """A table laid out; an empty cell says why it is empty."""
+    stands = fillings(name, folder)
+    if profile == "smoke":
+        stands = [_reduced(filling, folder, extra) for filling in stands if not filling.on]
+    made = tables.build(name, folder, stands)
+    rows = []
+    for row in made.rows:
+        key = (str(row.numbers["recipe"]), tuple(str(row.numbers["overrides"]).split()))
+        if not row.numbers["n"] and key in missing:
+            row = dataclasses.replace(row, cells=row.cells | {"ours": f"not run: {missing[key]}"})
+        rows.append(row)
+    notes = [SMOKE_NOTE, *made.notes] if profile == "smoke" else made.notes
+    return dataclasses.replace(made, rows=rows, notes=notes)
+
+
+def _reduced(filling: Filling, folder: Path, extra: list[str]) -> Filling:
+    """What a smoke run of this row looks like: marked as on other data, so that nothing is compared with the paper."""
+    words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
+    config = parse(compose(words))
+    reduced = smoke(config)
+    if reduced is None:
+        return dataclasses.replace(filling, on="nothing", digest="")
+    small = parse(compose([*words, *reduced]))
+    return dataclasses.replace(filling, on=f"{small.dataset.name}, smoke", digest=experiment_digest(small))
+
+
+# --------------------------------------------------------------------------------------------------------- estimating
+
+
+def estimate(wanted: list[Job], results: Path) -> list[str]:
+    """Time and memory of what is still to be run: from the records of the same experiment, else from a few timed steps."""
+    known = {r["experiment"]: r for r in records.read_all(results)}
+    lines, total, unknown, most = [], 0.0, 0, 0.0
+    for of in {(job.filling.recipe, job.filling.overrides): job for job in wanted}.values():
+        runs = [job for job in wanted if job.filling == of.filling]
+        config = parse(compose(list(of.words)))
+        done = known.get(of.filling.digest)
+        device = str(pick_device(config.device))
+        try:
+            if done:
+                seconds, memory = done["measured"]["train_seconds"], done["measured"]["peak_memory_bytes"]
+                source = f"as on {done['environment']['device']}"
+            else:
+                (a_step, steps, memory), source = seconds_a_step(config), f"three steps on {device}"
+                seconds = a_step * steps
+        except UserError as error:
+            unknown += len(runs)
+            lines.append(f"  {of.filling.recipe} {' '.join(of.filling.overrides)}: unknown ({error})")
+            continue
+        total, most = total + seconds * len(runs), max(most, memory / 2**30)
+        lines.append(
+            f"  {of.filling.recipe} {' '.join(of.filling.overrides)}: {len(runs)} runs of {_duration(seconds)}, "
+            f"{memory / 2**30:.1f} GiB ({source})"
+        )
+    head = f"to run: {len(wanted)} runs, about {_duration(total)} one after another, up to {most:.1f} GiB"
+    return [head + (f"; {unknown} runs could not be estimated" if unknown else ""), *lines]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
