@@ -158,6 +158,7 @@ def test_the_sweep_is_hydras_own(sweeping: str, tmp_path: Path, monkeypatch: pyt
 def test_numbers_are_printed_one_way() -> None:
     assert [numbers.epsilon(value) for value in (math.inf, 3.3967, 0.05, None, math.nan)] == ["∞", "3.4", "0.05", "", ""]
     assert numbers.mean_and_deviation([0.5], "%") == "50.00 % (n = 1)"
+    assert numbers.mean_and_deviation([0.5, math.nan], "%") == "undefined (n = 2)"
     assert numbers.mean_and_deviation([0.042], "") == "0.0420 (n = 1)"
     assert numbers.mean_and_deviation([1.0, 3.0], "dB") == "2.00 ± 1.41 dB (n = 2)"
 

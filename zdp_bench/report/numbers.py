@@ -22,7 +22,12 @@ def percent(value: float, digits: int = 2) -> str:
 
 
 def mean_and_deviation(values: Sequence[float], unit: str) -> str:
-    """'98.01 ± 0.12 % (n = 3)', '0.9601 ± 0.0042 (n = 3)': the mean and the sample standard deviation over seeds."""
+    """'98.01 ± 0.12 % (n = 3)', '0.9601 ± 0.0042 (n = 3)': the mean and the sample standard deviation over seeds.
+
+    'undefined' where a value is no number: a ROC curve needs records of both classes.
+    """
+    if any(math.isnan(value) for value in values):
+        return f"undefined (n = {len(values)})"
     scale, suffix, digits = (100.0, " %", 2) if unit == "%" else (1.0, f" {unit}".rstrip(), 2 if unit else 4)
     scaled = [scale * value for value in values]
     spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""

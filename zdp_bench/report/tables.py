@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +203,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
         "δ": f"{privacy['delta']:g}",
         "provenance": provenance,
     }
-    if isinstance(plain["paper"], float):
+    if isinstance(plain["paper"], float) and not math.isnan(ours):
         cells["difference"] = f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
     if privacy.get("records_per_patient", 1) > 1:
         cells["ε patient"] = epsilon(privacy["epsilon_patient"])
