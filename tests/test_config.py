@@ -75,10 +75,12 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
     assert run.recipe == recipe
     header = assets.group(assets.RECIPES)[recipe].read_text(encoding="utf-8").splitlines()[:2]
     assert header[0].startswith("# ")
-    assert header[1] == f"#   zdp-bench run recipe={recipe}"
+    words = header[1].split()
+    assert words[:3] in (["#", "zdp-bench", "run"], ["#", "zdp-bench", "reproduce"])
+    assert f"recipe={recipe}" in words
 
 
-@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset", "figure", "outline"}))
+@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "check", "dataset", "figure", "outline"}))
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
     assert set(names(kind)) == set(assets.group(assets.CONF / kind))
 

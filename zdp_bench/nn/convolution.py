@@ -85,10 +85,13 @@ class _Convolve(torch.autograd.Function):
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
         of_input = of_weight = None
         if to_input or to_weight:
-            x, real_weight = as_real_channels(channels_last(x)), channels_last(interleaved_weight(weight, geometry.transposed))
+            x, g_real = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
+            real_weight = channels_last(interleaved_weight(weight, geometry.transposed))
+            if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
+                x, g_real, real_weight = x.contiguous(), g_real.contiguous(), real_weight.contiguous()
             wanted = [to_input, to_weight, False]
             of_input, of_weight, _ = torch.ops.aten.convolution_backward(
-                as_real_channels(channels_last(g)), x, real_weight, None, *geometry.numbers(), wanted
+                g_real, x, real_weight, None, *geometry.numbers(), wanted
             )
         return (
             as_complex_channels(of_input) if of_input is not None else None,
