@@ -88,7 +88,7 @@ class _Convolve(torch.autograd.Function):
             x, g_real = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
             real_weight = channels_last(interleaved_weight(weight, geometry.transposed))
             if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
-                x, g_real, real_weight = x.contiguous(), g_real.contiguous(), real_weight.contiguous()
+                x, g_real, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g_real, real_weight))
             wanted = [to_input, to_weight, False]
             of_input, of_weight, _ = torch.ops.aten.convolution_backward(
                 g_real, x, real_weight, None, *geometry.numbers(), wanted
