@@ -154,8 +154,6 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         spent = tight_epsilon(mechanism, plan.before + ledger.releases_before(step), delta)
         return evaluate(model, task, data.test, device, size.records), spent
 
-    size = micro_batch_size(config, plan, model, task, data, device)
-
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
     every = config.execution.checkpoint_steps
@@ -189,9 +187,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 save()
             if signal and step < plan.steps and stopped_by == "epochs":
                 raise Stopped(signal)
-    if not ranks.first:
-        return {}
-    outputs, targets = predict(model, task, data.test, device, size.records)
+        if not ranks.first:
+            return {}
+        outputs, targets = predict(model, task, data.test, device, size.records)  # in the run's own arithmetic
     metrics = task.metrics(outputs, targets, data.test.groups)
     if isinstance(task, Scoring):
         records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
