@@ -78,8 +78,9 @@ def test_the_way_back_is_the_gradient(padded: bool) -> None:
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5)])
+@pytest.mark.parametrize("sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5), (70,), (70, 6), (6, 71)])
 def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
+    """Up to 64 points by matrices, beyond by FFT."""
     torch.manual_seed(0)
     x, g = (torch.randn(B, channels, *(max(1, s // 2) for s in sizes), dtype=torch.float64) for channels in (2, 3))
     of = Correlation(x, g, sizes)
