@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from tests.data.broken import refused
 from zdp_bench.data.fastmri import KSpaceRecords
 from zdp_bench.data.kspace_phantom import kspace_phantom
+from zdp_bench.registry import lookup
 
 
 def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: Path) -> None:
@@ -27,6 +30,17 @@ def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: P
     assert (reference - zero_filled).square().sum() > 0.02 * reference.square().sum()
     assert inputs.angle().std() > 0.3  # the coil's phase
     assert kspace_phantom(tmp_path / "a", patients=4, test_share=0.25, seed=1).digest != splits.digest
+
+
+@pytest.mark.parametrize("unit", ["slice", "volume"])
+def test_the_outline_is_that_of_the_set(tmp_path: Path, unit: str) -> None:
+    options: dict[str, Any] = {"patients": 4, "height": 32, "width": 40, "slices": 2, "unit": unit, "test_share": 0.25}
+    told = lookup("outline", "kspace_phantom")(tmp_path, **options)
+    splits = kspace_phantom(tmp_path, **options)
+    inputs, targets = splits.train.batch(torch.arange(2))
+    assert (told.train, told.test, told.records_per_patient) == (len(splits.train), len(splits.test), splits.records_per_patient)
+    assert (told.input_shape, told.target_shape) == (tuple(inputs.shape[1:]), tuple(targets.shape[1:]))
+    assert (told.dtype, told.target_dtype) == (inputs.dtype, targets.dtype)
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:

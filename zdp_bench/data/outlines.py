@@ -5,6 +5,7 @@ Sets whose files have headers worth reading say it themselves, beside their adap
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -83,20 +84,22 @@ def speech_commands_synthetic(
     return Outline(clips - test, test, (1, 124, bins), len(words), COMPLEX)
 
 
-def _kspace(train: int, test: int, height: int, width: int, per_patient: int, found: bool) -> Outline:
-    """Zero-filled complex images, whose targets are magnitudes."""
-    shape = (1, height, width)
-    return Outline(train, test, shape, 1, COMPLEX, (height, width), REAL, per_patient, found)
+def _kspace(volumes: tuple[int, int], unit: str, slices: int, height: int, width: int, found: bool) -> Outline:
+    """Zero-filled complex images, and as targets two magnitudes each: the reference's and the zero-filled one's."""
+    train, test = volumes
+    if unit == "volume":
+        return Outline(train, test, (slices, 1, height, width), 1, COMPLEX, (slices, 2, height, width), REAL, 1, found)
+    return Outline(train * slices, test * slices, (1, height, width), 1, COMPLEX, (2, height, width), REAL, slices, found)
 
 
 @register("outline", "fastmri")
 def fastmri(root: Path, *, height: int, width: int, slices: int | None, unit: str, **_: object) -> Outline:
-    """The release's 973 and 199 volumes; 34,742 and 7,135 slices."""
+    """The release's 973 and 199 volumes; 34,742 and 7,135 slices, at most 50 of one volume."""
     found = (root / "fastMRI" / "singlecoil_train").is_dir()
-    if unit == "volume":
-        return _kspace(973, 199, height, width, 1, found)
-    train, test = (973 * slices, 199 * slices) if slices else (34_742, 7_135)
-    return _kspace(train, test, height, width, slices or 50, found)
+    outline = _kspace((973, 199), unit, slices or 36, height, width, found)
+    if unit == "volume" or slices:
+        return outline
+    return replace(outline, train=34_742, test=7_135, records_per_patient=50)
 
 
 @register("outline", "kspace_from_volumes")
@@ -107,10 +110,9 @@ def kspace_from_volumes(
     from zdp_bench.data.nifti import paths_of
 
     volumes = len(paths_of(root / folder)) if (root / folder).is_dir() else 0
-    each = 1 if unit == "volume" else slices or 36
     test = round((volumes or 260) * test_share)
     train = (volumes or 260) - test
-    return _kspace(train * each, test * each, height, width, each, found=bool(volumes))
+    return _kspace((train, test), unit, slices or 36, height, width, found=bool(volumes))
 
 
 @register("outline", "kspace_phantom")
@@ -118,8 +120,8 @@ def kspace_phantom(
     root: Path, *, patients: int, height: int, width: int, slices: int, unit: str, test_share: float, **_: object
 ) -> Outline:
     """As many as asked for."""
-    each, test = 1 if unit == "volume" else slices, max(1, round(patients * test_share))
-    return _kspace((patients - test) * each, test * each, height, width, each, found=True)
+    test = max(1, round(patients * test_share))
+    return _kspace((patients - test, test), unit, slices, height, width, found=True)
 
 
 @register("outline", "synthetic_images")
