@@ -7,6 +7,7 @@ mechanism, the time from one step on random numbers. What is wrong with a recipe
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,15 +163,17 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
 
 
 def cost_of(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int) -> Cost:
-    """Time and memory from steps on random records: one at first, then as many as a few seconds allow."""
+    """Time and memory from steps on random records: one at first, then more, for a few seconds in all."""
     if config.threads:
         torch.set_num_threads(config.threads)
     expected = max(1, round(plan.sampling.expected_batch_size))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
     activations = _activation_bytes(model, data)
-    size, spent, per_record = 1, 0.0, 0.0
-    while True:
+    spent, per_record = 0.0, 0.0
+    for size in _growing(at_once):
+        if spent + per_record * size > SECONDS:
+            break
         began = time.perf_counter()
         total = {
             block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype)) for block in algorithm.mechanism().blocks
@@ -178,14 +181,20 @@ def cost_of(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, dat
         algorithm.accumulate(total, _random_batch(data, size))
         took = time.perf_counter() - began
         spent, per_record = spent + took, took / size
-        larger = min(at_once, 4 * size)
-        if larger == size or spent + per_record * larger > SECONDS:
-            break
-        size = larger
     noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
     held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
     threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     return Cost(plan.steps * (per_record * expected + noise), held, threads)
+
+
+def _growing(largest: int) -> Iterator[int]:
+    """Batch sizes to try: one twice, for the first time builds what later ones reuse, then four times as many each."""
+    yield 1
+    size = 1
+    while size < largest:
+        yield size
+        size *= 4
+    yield largest
 
 
 def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
