@@ -24,13 +24,15 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiment import pick_device, run, seconds_a_step
 from zdp_bench.report import page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
-from zdp_bench.sweep import fillings
+from zdp_bench.sweep import fillings, jobs_of
 from zdp_bench.terminal import Silent
 
 PROFILES = ("smoke", "here", "paper")
 SMOKE_FOLDER = "smoke"  # under the results folder
-SMOKE_NOTE = "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; they reproduce nothing."
-SWEEP_NOTE = "smoke tries every setting of a sweep once"
+SMOKE_NOTE = (
+    "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; they reproduce nothing. Of a sweep "
+    "there are as many rows as it takes for every setting to occur."
+)
 
 Say = Callable[[str], None]
 
@@ -83,6 +85,7 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
     """
     folder = results / SMOKE_FOLDER if profile == "smoke" else results
     named = [name for name in tables.available() if tables.recipes_of(name)]
+    say(f"working out what {len(named)} tables want ...")
     plan = plan_of(named, profile, seeds, folder, extra)
     if profile == "paper":
         for line in estimate(plan.jobs, results):
@@ -108,16 +111,13 @@ def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: lis
     plan = Plan([], {}, {})
     known: set[tuple[Key, int]] = set()
     for table in named:
-        found = fillings(table, folder)
-        telling = _telling(found)
+        found = fillings(table, folder, telling_jobs if profile == "smoke" else None)
         plan.stands[table] = stands = [filling for filling in found if filling.on and profile != "smoke"]
         for filling in (f for f in found if not f.on):
             key = filling.recipe, filling.overrides
             words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
             why = ""
-            if profile == "smoke" and key not in telling:
-                why = SWEEP_NOTE
-            elif profile == "smoke":
+            if profile == "smoke":
                 reduced = smoke(config := parse(compose(words)))
                 if reduced is None:
                     why = f"no stand-in for data set '{config.dataset.name}'"
@@ -136,15 +136,14 @@ def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: lis
     return plan
 
 
-def _telling(found: list[Filling]) -> set[Key]:
-    """Of each recipe's sweep, the jobs with a setting that none before them has."""
-    seen: dict[str, set[str]] = {}
-    telling = set()
-    for filling in found:
-        settings = seen.setdefault(filling.recipe, set())
-        if not filling.overrides or not settings.issuperset(filling.overrides):
-            telling.add((filling.recipe, filling.overrides))
-        settings.update(filling.overrides)
+def telling_jobs(recipe: str) -> list[tuple[str, ...]]:
+    """Of a recipe's sweep, the jobs with a setting that none before them has."""
+    seen: set[str] = set()
+    telling = []
+    for job in jobs_of(recipe):
+        if not job or not seen.issuperset(job):
+            telling.append(job)
+        seen.update(job)
     return telling
 
 
