@@ -13,10 +13,10 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install run test lint types format table reproduce report docs wheel clean
+.PHONY: help install run test lint types vulnerabilities format table reproduce report docs wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## build .venv from constraints.txt (once)
 
@@ -31,6 +31,9 @@ lint: $(STAMP) ## ruff: lint and format check
 
 types: $(STAMP) ## mypy
 	$(BIN)/mypy
+
+vulnerabilities: $(STAMP) ## hold the pinned dependencies against the OSV database; says so where that cannot be reached
+	.ci/vulnerabilities $(BIN)/pip-audit
 
 format: $(STAMP) ## let ruff format the code and fix what it can
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

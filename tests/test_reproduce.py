@@ -88,17 +88,32 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
 def test_paper_is_estimated_before_it_starts(small: Path, tmp_path: Path) -> None:
     write_mini_mnist(tmp_path / "root")
     extra = [f"paths.data={tmp_path / 'root'}", "dataset.check=false", "threads=1"]
-    wanted, missing = reproduce._jobs(["zeta_dp_2021/1"], "paper", 2, small, extra)
-    assert (len(wanted), missing) == (4, {})
-    head, *lines = reproduce.estimate(wanted, small)
+    plan = reproduce.plan_of(["zeta_dp_2021/1"], "paper", 2, small, extra)
+    assert (len(plan.jobs), plan.missing) == (4, {})
+    head, *lines = reproduce.estimate(plan.jobs, small)
     assert head.startswith("to run: 4 runs, about ")
     assert [line.split(":")[0].strip() for line in lines] == ["mnist", "phasemnist"]
     assert all("three steps on cpu" in line for line in lines)
     (tmp_path / "root" / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(b"no picture")
-    head, *lines = reproduce.estimate(wanted[:1], small)
+    head, *lines = reproduce.estimate(plan.jobs[:1], small)
     assert head.endswith("; 1 runs could not be estimated")
     assert "unknown" in lines[0]
     assert not list(small.glob("runs/*/*")), "an estimate leaves nothing behind"
+
+
+def test_smoke_tries_every_setting_of_a_sweep(small: Path) -> None:
+    path = assets.RECIPES / "swept.yaml"
+    body = TINY["mnist"].replace("model: {hidden: [4]}", "model: {hidden: [5]}")
+    axes = "{optimizer.lr: '0.1,0.2,0.3', 'algorithm.max_grad_norm': '1,2'}"
+    path.write_text(f"# swept\n{body}hydra: {{sweeper: {{params: {axes}}}}}\n")
+    plan = reproduce.plan_of(["zeta_dp_2021/1"], "smoke", 1, small / "smoke", ["threads=1"])
+    tried = [job.filling.overrides for job in plan.jobs if job.filling.recipe == "swept"]
+    assert len(tried) == 4
+    assert {word for words in tried for word in words} == {
+        *("optimizer.lr=0.1", "optimizer.lr=0.2", "optimizer.lr=0.3"),
+        *("algorithm.max_grad_norm=1", "algorithm.max_grad_norm=2"),
+    }
+    assert [f.overrides for f in plan.stands["zeta_dp_2021/1"] if f.recipe == "swept"] == tried
 
 
 @pytest.mark.parametrize(

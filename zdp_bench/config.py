@@ -175,16 +175,25 @@ OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
 
 def register_yaml() -> None:
     """Enter `recipes/*.yaml` and `datasets/*.yaml` (without their cards) into Hydra's ConfigStore as config groups."""
-    store = ConfigStore.instance()
     for name, path in assets.group(assets.RECIPES).items():
-        store.store(group="recipe", name=name, node={**assets.read_yaml(path), "recipe": name}, package="_global_")
+        _store("recipe", name, path, {**assets.read_yaml(path), "recipe": name}, "_global_")
     for name, path in assets.group(assets.DATASETS).items():
         options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
-        store.store(group="dataset", name=name, node=options, package="dataset")
+        _store("dataset", name, path, options, "dataset")
     if entry_points(group="zdp_bench.plugins"):
         for kind in PLUGIN_KINDS:
             for name in set(names(kind)) - set(_files(kind)):
-                store.store(group=kind, name=name, node={"name": name} | _defaults(lookup(kind, name)), package=kind)
+                builder = lookup(kind, name)
+                _store(kind, name, builder, {"name": name} | _defaults(builder), kind)
+
+
+_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made of: Hydra takes 10 ms to store what it has already
+
+
+def _store(group: str, name: str, source: Any, node: dict[str, Any], package: str) -> None:
+    if _STORED.get((group, name)) != source:
+        ConfigStore.instance().store(group=group, name=name, node=node, package=package)
+        _STORED[group, name] = source
 
 
 def _defaults(builder: Callable[..., Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Every table of every paper in one command, resumable: `zdp-bench reproduce --profile smoke|here|paper`.
 
-    smoke   each recipe with few steps on generated or embedded data: shows that everything runs. Its runs, tables and page lie
-            in a folder of their own and fill no cell of a paper.
+    smoke   each recipe with few steps on generated or embedded data, and of its sweep as many jobs as it takes for every setting
+            to occur: shows that everything runs. Its runs, tables and page lie in a folder of their own and fill no paper's cell.
     here    as published, wherever the data root holds the data
     paper   as published, fetching what may be fetched; time and memory are estimated before it starts
 
@@ -24,12 +24,15 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiment import pick_device, run, seconds_a_step
 from zdp_bench.report import page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
-from zdp_bench.sweep import fillings
+from zdp_bench.sweep import fillings, jobs_of
 from zdp_bench.terminal import Silent
 
 PROFILES = ("smoke", "here", "paper")
 SMOKE_FOLDER = "smoke"  # under the results folder
-SMOKE_NOTE = "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; they reproduce nothing."
+SMOKE_NOTE = (
+    "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; they reproduce nothing. Of a sweep "
+    "there are as many rows as it takes for every setting to occur."
+)
 
 Say = Callable[[str], None]
 
@@ -45,6 +48,23 @@ class Job:
 
     def __str__(self) -> str:
         return " ".join([f"recipe={self.filling.recipe}", *self.filling.overrides, f"seed={self.seed}"])
+
+
+Key = tuple[str, tuple[str, ...]]  # (recipe, overrides): what a row is filled by
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do.
+
+    Attributes:
+        missing: why a row is not to be had.
+        stands: what may stand in each table once all is done.
+    """
+
+    jobs: list[Job]
+    missing: dict[Key, str]
+    stands: dict[str, list[Filling]]
 
 
 @dataclass(frozen=True)
@@ -65,13 +85,14 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
     """
     folder = results / SMOKE_FOLDER if profile == "smoke" else results
     named = [name for name in tables.available() if tables.recipes_of(name)]
-    wanted, missing = _jobs(named, profile, seeds, folder, extra)
+    say(f"working out what {len(named)} tables want ...")
+    plan = plan_of(named, profile, seeds, folder, extra)
     if profile == "paper":
-        for line in estimate(wanted, results):
+        for line in estimate(plan.jobs, results):
             say(line)
-    failed = _run_all(wanted, missing, say)
+    failed = _run_all(plan, say)
 
-    made = [_build(name, profile, folder, extra, missing) for name in named]
+    made = [_build(name, plan, folder, notes=[SMOKE_NOTE] if profile == "smoke" else []) for name in named]
     for table in made:
         tables.write(table, folder)
     for name in [name for name in measured.available() if name not in named]:
@@ -85,29 +106,50 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
 # -------------------------------------------------------------------------------------------------------- what to run
 
 
-def _jobs(
-    named: list[str], profile: str, seeds: int, folder: Path, extra: list[str]
-) -> tuple[list[Job], dict[tuple[str, tuple[str, ...]], str]]:
-    """The runs to make, and for (recipe, overrides) that cannot be made here, why."""
-    jobs: dict[tuple, Job] = {}
-    missing: dict[tuple[str, tuple[str, ...]], str] = {}
+def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: list[str]) -> Plan:
+    """The runs that the tables `named` want, and what they will fill; no run is wanted twice."""
+    plan = Plan([], {}, {})
+    known: set[tuple[Key, int]] = set()
     for table in named:
-        for filling in (f for f in fillings(table, folder) if not f.on):
+        found = fillings(table, folder, telling_jobs if profile == "smoke" else None)
+        plan.stands[table] = stands = [filling for filling in found if filling.on and profile != "smoke"]
+        for filling in (f for f in found if not f.on):
+            key = filling.recipe, filling.overrides
             words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
-            config = parse(compose(words))
+            why = ""
             if profile == "smoke":
-                reduced = smoke(config)
+                reduced = smoke(config := parse(compose(words)))
                 if reduced is None:
-                    missing[filling.recipe, filling.overrides] = f"no stand-in for data set '{config.dataset.name}'"
-                    continue
-                words += reduced
-            elif profile == "here" and (why := lacking(config)):
-                missing[filling.recipe, filling.overrides] = why
+                    why = f"no stand-in for data set '{config.dataset.name}'"
+                else:
+                    words += reduced
+                    filling = _as_smoked(filling, parse(compose(words)))
+            elif profile == "here":
+                why = lacking(parse(compose(words)))
+            stands.append(filling)
+            if why:
+                plan.missing[key] = why
                 continue
-            for seed in range(1, seeds + 1):
-                job = Job(table, filling, seed, (*words, f"seed={seed}"))
-                jobs.setdefault((filling.recipe, filling.overrides, seed), job)
-    return list(jobs.values()), missing
+            new = [seed for seed in range(1, seeds + 1) if (key, seed) not in known]
+            plan.jobs.extend(Job(table, filling, seed, (*words, f"seed={seed}")) for seed in new)
+            known |= {(key, seed) for seed in new}
+    return plan
+
+
+def telling_jobs(recipe: str) -> list[tuple[str, ...]]:
+    """Of a recipe's sweep, the jobs with a setting that none before them has."""
+    seen: set[str] = set()
+    telling = []
+    for job in jobs_of(recipe):
+        if not job or not seen.issuperset(job):
+            telling.append(job)
+        seen.update(job)
+    return telling
+
+
+def _as_smoked(filling: Filling, reduced: Run) -> Filling:
+    """What the reduced runs of a row fill: marked as on other data, so that nothing is compared with the paper."""
+    return dataclasses.replace(filling, on=f"{reduced.dataset.name}, smoke", digest=experiment_digest(reduced))
 
 
 def lacking(config: Run) -> str:
@@ -144,48 +186,33 @@ def smoke(config: Run) -> list[str] | None:
 # ------------------------------------------------------------------------------------------------------------ running
 
 
-def _run_all(wanted: list[Job], missing: dict[tuple[str, tuple[str, ...]], str], say: Say) -> list[tuple[str, str]]:
+def _run_all(plan: Plan, say: Say) -> list[tuple[str, str]]:
     failed = []
     since = time.monotonic()
-    for number, job in enumerate(wanted, start=1):
+    for number, job in enumerate(plan.jobs, start=1):
         try:
             outcome = run(parse(compose(list(job.words))), Silent())
             headline = outcome.record["headline"]
             state = f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else "")
         except UserError as error:
             failed.append((str(job), str(error)))
-            missing.setdefault((job.filling.recipe, job.filling.overrides), str(error))
+            plan.missing.setdefault((job.filling.recipe, job.filling.overrides), str(error))
             state = f"failed: {error}"
-        left = (time.monotonic() - since) / number * (len(wanted) - number)
-        say(f"[{number:>{len(str(len(wanted)))}}/{len(wanted)}] {job.table}  {job}: {state}; {_duration(left)} left")
+        left = (time.monotonic() - since) / number * (len(plan.jobs) - number)
+        say(f"[{number:>{len(str(len(plan.jobs)))}}/{len(plan.jobs)}] {job.table}  {job}: {state}; {_duration(left)} left")
     return failed
 
 
-def _build(name: str, profile: str, folder: Path, extra: list[str], missing: dict[tuple[str, tuple[str, ...]], str]) -> Table:
+def _build(name: str, plan: Plan, folder: Path, notes: list[str]) -> Table:
     """A table laid out; an empty cell says why it is empty."""
-    stands = fillings(name, folder)
-    if profile == "smoke":
-        stands = [_reduced(filling, folder, extra) for filling in stands if not filling.on]
-    made = tables.build(name, folder, stands)
+    made = tables.build(name, folder, plan.stands[name])
     rows = []
     for row in made.rows:
         key = (str(row.numbers["recipe"]), tuple(str(row.numbers["overrides"]).split()))
-        if not row.numbers["n"] and key in missing:
-            row = dataclasses.replace(row, cells=row.cells | {"ours": f"not run: {missing[key]}"})
+        if not row.numbers["n"] and key in plan.missing:
+            row = dataclasses.replace(row, cells=row.cells | {"ours": f"not run: {plan.missing[key]}"})
         rows.append(row)
-    notes = [SMOKE_NOTE, *made.notes] if profile == "smoke" else made.notes
-    return dataclasses.replace(made, rows=rows, notes=notes)
-
-
-def _reduced(filling: Filling, folder: Path, extra: list[str]) -> Filling:
-    """What a smoke run of this row looks like: marked as on other data, so that nothing is compared with the paper."""
-    words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
-    config = parse(compose(words))
-    reduced = smoke(config)
-    if reduced is None:
-        return dataclasses.replace(filling, on="nothing", digest="")
-    small = parse(compose([*words, *reduced]))
-    return dataclasses.replace(filling, on=f"{small.dataset.name}, smoke", digest=experiment_digest(small))
+    return dataclasses.replace(made, rows=rows, notes=[*notes, *made.notes])
 
 
 # --------------------------------------------------------------------------------------------------------- estimating

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,11 @@ def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
     return [(list(job.overrides), job.return_value) for job in flat if isinstance(job.return_value, UserError)]
 
 
-def fillings(table: str, results: Path) -> list[Filling]:
+def fillings(table: str, results: Path, every: Callable[[str], list[tuple[str, ...]]] | None = None) -> list[Filling]:
     """What may stand in a table: each job of its recipes as they are now, and the same on other data where that was run.
+
+    Args:
+        every: the jobs of a recipe, where it is not all of them (`jobs_of`).
 
     Raises:
         UserError: no such table, or a recipe that claims a row the table has not.
@@ -127,7 +130,7 @@ def fillings(table: str, results: Path) -> list[Filling]:
     found = []
     done = records.read_all(results)
     for recipe in recipes_of(table):
-        for overrides in jobs_of(recipe):
+        for overrides in (every or jobs_of)(recipe):
             composed = compose([f"recipe={recipe}", *overrides])
             own = parse(composed)
             claim = own.claims

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from zdp_bench.errors import UserError
 
@@ -73,6 +72,8 @@ def by_turns(runs: Mapping[str, Callable[[], object]], baseline: Callable[[str],
     Args:
         baseline: which sides may be the baseline; it is the fastest of them.
     """
+    from torch.utils.benchmark import Timer  # which looks for a CUDA toolkit, and tells the terminal where it finds none
+
     timers = {name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads()) for name, run in runs.items()}
     repeats = {}
     for name, timer in timers.items():

@@ -1,0 +1,83 @@
+"""A recipe's own mechanism and run: what is sound passes, what is broken in any way is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.audit.subjects import UNIFORM, forget_imaginary, forget_one_bias, subject, weakened
+from zdp_bench.audit import subject as subject_module
+from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
+from zdp_bench.audit.finding import Finding
+from zdp_bench.audit.recipe import attack_recipe_release
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import Plan
+from zdp_bench.gradients import clipping, reference
+
+
+def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
+    return [
+        *attack_recipe_release(subject(*overrides), confidence, 600),
+        attack_with_gradients(subject(*overrides), confidence, 400, 1000),
+        attack_with_inputs(subject(*overrides), confidence, 400, 1000),
+    ]
+
+
+@pytest.mark.parametrize("overrides", [[], UNIFORM, ["privacy.secure=true"]])
+def test_a_sound_recipe_passes(overrides: list[str]) -> None:
+    secure = "privacy.secure=true" in overrides  # drawn anew in every run of this test, which must not fail by chance
+    findings = run_findings(*overrides, confidence=1 - 1e-8 if secure else 0.99)
+    assert all(finding.as_expected for finding in findings), findings
+    assert [f.verdict for f in findings if f.expected == "passes"] == ["passes"] * 4
+    assert findings[-1].epsilon_claimed == findings[-2].epsilon_claimed > 0
+
+
+def test_a_recipe_that_claims_more_than_its_mechanism_gives_is_told_so() -> None:
+    findings = attack_recipe_release(subject("algorithm.noise=circular", "algorithm.noise_multiplier=0.8"), 0.95, 6000)
+    assert [finding.verdict for finding in findings] == ["passes", "passes", "flagged"]
+    assert findings[2].expected == "either"
+    assert "noise multiplier: z = 0.8" in findings[2].claim
+
+
+@pytest.mark.parametrize(
+    ("spoil", "runs_too"),
+    [(torch.zeros_like, True), (forget_imaginary, True), (forget_one_bias, False), (lambda n: n / 2, False)],
+)
+def test_a_recipe_with_broken_noise_is_caught(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], runs_too: bool
+) -> None:
+    weakened(monkeypatch, spoil)
+    assert attack_recipe_release(subject(), 0.99, 1200)[0].verdict == "flagged"
+    if runs_too:
+        finding = attack_with_gradients(subject(), 0.99, 400, 1000)
+        assert finding.verdict == "flagged", finding
+        assert int(finding.evidence.split()[0]) > 85  # of 100; some canaries are in and never drawn
+
+
+def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record in every step, where a tenth is claimed."""
+    monkeypatch.setattr(Plan, "draw", lambda self, seed, step, secure=False: (np.arange(1437), 143.7))
+    finding = attack_with_gradients(subject("trainer.epochs=4"), 0.99, 400, 1000)
+    assert finding.verdict == "flagged", finding
+
+
+def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms measured 2.4 times too small: the check before training refuses it, and the attack by records finds it too."""
+    monkeypatch.setattr(reference, "clip_factors", lambda norms, bound: clipping.clip_factors(norms / 2.4, bound))
+    with pytest.raises(UserError, match="exceeds its bound"):
+        subject("algorithm.gradients=reference")
+    monkeypatch.setattr(subject_module, "check_model", lambda *_: [])
+    worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 1200)
+    assert worst.verdict == "passes"  # noise and mechanism agree; it is the contributions that are too large
+    assert hostile.verdict == "flagged"
+
+
+def test_what_has_no_epsilon_is_not_audited() -> None:
+    with pytest.raises(UserError, match="its ε is ∞"):
+        subject("algorithm.noise_multiplier=0")
+    with pytest.raises(UserError, match="its ε is ∞"):
+        subject("algorithm=sgd")

@@ -1,0 +1,55 @@
+"""The attack on one release: it comes near a Gaussian's ε, never above it, and finds a direction without noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from zdp_bench.audit.release import attack_release
+from zdp_bench.privacy.accounting import gdp_epsilon
+
+
+def gaussian(shift: float, seed: int, dimensions: int = 3) -> Callable[[bool, int], Tensor]:
+    rng = np.random.default_rng(seed)
+
+    def release(there: bool, count: int) -> Tensor:
+        rows = rng.standard_normal((count, dimensions))
+        rows[:, 0] += shift * there
+        return torch.from_numpy(rows)
+
+    return release
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
+def test_the_release_bound_holds_as_often_as_it_says(shift: float) -> None:
+    truth = gdp_epsilon(shift, 0.01) if shift else 0.0
+    bounds = [attack_release(gaussian(shift, seed), 800, 0.01, 0.9)[0] for seed in range(100)]
+    assert np.mean([bound > truth for bound in bounds]) <= 0.1
+
+
+@pytest.mark.parametrize("shift", [0.5, 1.0, 1.5])
+def test_the_attack_on_a_gaussian_release_comes_near_its_epsilon(shift: float) -> None:
+    bound, evidence = attack_release(gaussian(shift, 0), 100_000, 0.01, 0.99)
+    assert 0.75 * gdp_epsilon(shift, 0.01) < bound < gdp_epsilon(shift, 0.01)
+    assert "false alarms" in evidence
+
+
+def test_a_direction_without_noise_is_found_unaided() -> None:
+    """Noise everywhere but along one hidden direction, and a shift that lies almost across it."""
+    rng = np.random.default_rng(1)
+    axes = np.linalg.qr(rng.standard_normal((6, 6)))[0]
+    shift = axes[:, 0] + 1e-3 * axes[:, 5]
+
+    def release(there: bool, count: int) -> Tensor:
+        noise = rng.standard_normal((count, 6))
+        noise[:, 5] = 0.0
+        return torch.from_numpy(noise @ axes.T + shift * there)
+
+    bound, evidence = attack_release(release, 2000, 0.01, 0.99)
+    assert evidence == "the attack wins 3,000 of 3,000"
+    assert bound == pytest.approx(math.log((0.005 ** (1 / 1500) - 0.01) / (1 - 0.005 ** (1 / 1500))))

@@ -1,0 +1,222 @@
+"""The attacks on a whole run: canaries, each in the training set or out of it by a fair coin, and a guess for each.
+
+Gradient canaries are worst-case contributions, and their adversary reads every release; input canaries are records with another
+record's target, judged by their loss.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.audit.bounds import guess
+from zdp_bench.audit.coordinates import Coordinates, canary_supports
+from zdp_bench.audit.finding import Finding
+from zdp_bench.audit.subject import Subject
+from zdp_bench.data import Source
+from zdp_bench.engine import Training, private_step
+from zdp_bench.experiment import micro_batches
+from zdp_bench.gradients import Batch
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Mechanism
+
+
+class WithCanaries:
+    """An algorithm whose batches hold canaries among the records, and whose every release is read.
+
+    Canaries come as a batch of their own, (their numbers, how much of each), put together by `attack_with_gradients`.
+    """
+
+    private = True
+
+    def __init__(self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray) -> None:
+        self.inner, self.coordinates = inner, coordinates
+        self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
+        self.drawn: Batch | None = None
+        self.rest: dict[str, Tensor] = {}
+        self.seen: list[Tensor] = []
+
+    def mechanism(self) -> Mechanism:
+        return self.inner.mechanism()
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        if batch is not self.drawn:
+            self.inner.accumulate(total, batch)
+            return
+        self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
+        numbers, amounts = batch
+        vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
+        vector[self.indices[numbers].flatten()] = (self.values[numbers] * amounts.unsqueeze(1)).flatten()
+        self.coordinates.add(vector.to(next(iter(total.values())).device), to=total)
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        return self.inner.contributions(batch)
+
+    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        """Read the release before it is used. The adversary knows every other record, and takes their sum away."""
+        unknown_part = self.coordinates.of({name: value - self.rest[name] for name, value in noisy.items()})
+        self.seen.append(unknown_part.cpu()[self.indices].float())  # [canaries, width]
+        return self.inner.postprocess(noisy, expected_batch_size)
+
+
+def attack_with_gradients(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
+    """The whole run with gradient canaries (white box): worst-case contributions, drawn by the recipe's own sampling.
+
+    Each stands in a training record's place. Out of the set it contributes nothing, or, where neighbours differ by a replaced
+    record, its opposite.
+    """
+    mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
+    rng = subject.rng("gradients")
+    steps = min(steps, subject.plan.steps)
+    room = coordinates.size if mechanism.joint else max(coordinates.sizes)
+    canaries = min(canaries, room, len(subject.data.train) // 2)
+    width = max(1, min(16, int(1e8 / (steps * canaries))))
+    indices, values = canary_supports(mechanism, coordinates, canaries, width, rng)
+    slots = rng.permutation(len(subject.data.train))[:canaries]
+    number = np.full(len(subject.data.train), -1)
+    number[slots] = np.arange(canaries)
+    included = rng.random(canaries) < 0.5
+    replaced = mechanism.sampling.shift == 2
+    audited = WithCanaries(subject.algorithm, coordinates, indices, values)
+
+    def batches(drawn: np.ndarray) -> Iterator[Batch]:
+        yield from micro_batches(subject.data.train, drawn[number[drawn] < 0], subject.config, subject.device)
+        here = number[drawn][number[drawn] >= 0]
+        amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
+        audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
+        yield audited.drawn
+
+    releases = _train(subject, audited, steps, batches)
+    scores = _gradient_scores(torch.stack(audited.seen).double(), audited, mechanism.sampling.sample_rate, replaced)
+    delta = subject.config.privacy.delta
+    bound, evidence = guess(scores, included, delta, confidence)
+    return Finding.of(
+        f"{subject.config.recipe}: run, gradient canaries",
+        _run_claim(releases, subject.plan.steps),
+        tight_epsilon(mechanism, releases, delta),
+        bound,
+        delta,
+        confidence,
+        "passes",
+        evidence,
+    )
+
+
+def _run_claim(releases: int, planned: int) -> str:
+    first = "" if releases == planned else f"the first {releases:,} of "
+    return f"tight ε of {first}{planned:,} steps"
+
+
+def _gradient_scores(seen: Tensor, audited: WithCanaries, rate: float, replaced: bool) -> np.ndarray:
+    """Log-likelihood ratios of 'in' over 'out', summed over steps: [steps, canaries, width] -> [canaries].
+
+    At each step a canary is there with probability q: log(1 − q + q·exp(x − μ/2)), x the release along it over the noise's
+    variance, μ its squared length over the same. The variance is what was seen, by block and part, not what was declared.
+    """
+    kinds = audited.coordinates.kinds()[audited.indices.numpy()]  # [canaries, width]
+    variance = torch.empty(audited.values.shape, dtype=torch.float64)
+    floor = 1e-12 * float(audited.values.square().max())
+    for kind in np.unique(kinds):
+        chosen = torch.from_numpy(kinds == kind)
+        variance[chosen] = max(float(seen[:, chosen].square().flatten().median()) / 0.45494, floor)  # of N(0, 1)²
+    along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
+    length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
+    inside, outside = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf
+
+    def likelihood(x: Tensor) -> Tensor:
+        return torch.logaddexp(torch.full_like(x, outside), inside + x - length / 2)
+
+    ratio = likelihood(along) - (likelihood(-along) if replaced else 0.0)
+    return ratio.sum(dim=0).numpy()
+
+
+@dataclass(frozen=True)
+class WrongTargets:
+    """Records of which some carry another one's target."""
+
+    of: Source
+    partner: Tensor  # [n]: whose target a record carries
+
+    @property
+    def groups(self) -> Tensor | None:
+        return self.of.groups
+
+    @property
+    def by_chance(self) -> bool:
+        return self.of.by_chance
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.of.batch(indices, chance)[0], self.of.batch(self.partner[indices], chance)[1]
+
+
+def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
+    """The whole run with input canaries (black box): training records with another record's target; how far did their loss fall?
+
+    Out of the set a canary is not there, or, where neighbours differ by a replaced record, has its own target.
+    """
+    rng = subject.rng("inputs")
+    train = subject.data.train
+    steps = min(steps, subject.plan.steps)
+    canaries = min(canaries, max(2, len(train) // 5))
+    slots = rng.permutation(len(train))[:canaries]
+    included = rng.random(canaries) < 0.5
+    wrong = torch.arange(len(train))
+    wrong[slots] = torch.from_numpy(np.roll(slots, 1))
+    partner = torch.arange(len(train))
+    partner[slots[included]] = wrong[slots[included]]
+    out = np.zeros(len(train), dtype=bool)
+    if subject.mechanism.sampling.shift == 1:
+        out[slots[~included]] = True
+    trained_on, judged = WrongTargets(train, partner), WrongTargets(train, wrong)
+
+    def losses() -> np.ndarray:
+        with torch.no_grad():
+            parts = [
+                subject.task.loss(subject.model(x), y).cpu()
+                for x, y in micro_batches(judged, slots, subject.config, subject.device)
+            ]
+        return torch.cat(parts).double().numpy()
+
+    before = losses()
+    releases = _train(
+        subject,
+        subject.algorithm,
+        steps,
+        lambda drawn: micro_batches(trained_on, drawn[~out[drawn]], subject.config, subject.device),
+    )
+    delta = subject.config.privacy.delta
+    bound, evidence = guess(np.nan_to_num(before - losses()), included, delta, confidence)
+    return Finding.of(
+        f"{subject.config.recipe}: run, input canaries",
+        _run_claim(releases, subject.plan.steps),
+        tight_epsilon(subject.mechanism, releases, delta),
+        bound,
+        delta,
+        confidence,
+        "passes",
+        evidence,
+    )
+
+
+def _train(subject: Subject, algorithm: Algorithm, steps: int, batches: Callable[[np.ndarray], Iterable[Batch]]) -> int:
+    """`steps` steps through the engine, with a ledger of their own; how many releases it counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable)
+        training = Training(algorithm, subject.model, subject.optimizer, subject.noise, ledger)
+        for step in range(steps):
+            drawn, divisor = subject.plan.draw(subject.config.seed, step, subject.config.privacy.secure)
+            private_step(training, step, batches(drawn), divisor)
+        ledger.close()
+        return ledger.releases

@@ -1,0 +1,36 @@
+"""What an attack came to: the ε it refutes beside the ε that was claimed, and the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["passes", "flagged", "skipped"]
+Expected = Literal["passes", "flagged", "skipped", "either"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One attack and what came of it."""
+
+    case: str
+    claim: str
+    epsilon_claimed: float
+    lower_bound: float
+    delta: float
+    confidence: float
+    verdict: Verdict
+    expected: Expected
+    evidence: str
+
+    @property
+    def as_expected(self) -> bool:
+        return self.expected in (self.verdict, "either")
+
+    @staticmethod
+    def of(
+        case: str, claim: str, claimed: float, bound: float, delta: float, confidence: float, expected: Expected, evidence: str
+    ) -> Finding:
+        """With the verdict that the bound gives."""
+        verdict: Verdict = "flagged" if bound > claimed else "passes"
+        return Finding(case, claim, claimed, bound, delta, confidence, verdict, expected, evidence)
