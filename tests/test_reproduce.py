@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_mini_mnist
-from zdp_bench import assets, cli, reproduce
+from zdp_bench import assets, cli, reproduce, sweep
 from zdp_bench.bench import tables as measured
 from zdp_bench.config import compose, parse
 from zdp_bench.data import files
@@ -53,7 +53,7 @@ def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(small: 
     assert "- SMOKE: " in written
     assert (small / "smoke" / "report.html").is_file()
     assert [path.name for path in small.iterdir()] == ["smoke"]
-    made = tables.build("zeta_dp_2021/1", small / "smoke", reproduce.fillings("zeta_dp_2021/1", small / "smoke"))
+    made = tables.build("zeta_dp_2021/1", small / "smoke", sweep.fillings("zeta_dp_2021/1", small / "smoke"))
     assert all(row.numbers["n"] == 0 for row in made.rows if not row.numbers["on"]), "a smoke run stands in a paper's cell"
     code, out, _ = said(capsys, *words)
     assert out.count("(done before)") == 2

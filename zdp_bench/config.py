@@ -173,6 +173,10 @@ OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
 # ------------------------------------------------------------------------------------------------------- composing
 
 
+# Hydra copies its sources at every composition, and with them all that is stored. There is one store, and it gives out copies.
+ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+
+
 def register_yaml() -> None:
     """Enter `recipes/*.yaml` and `datasets/*.yaml` (without their cards) into Hydra's ConfigStore as config groups."""
     for name, path in assets.group(assets.RECIPES).items():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LISTED = 24  # names that a sentence may hold and still be read
+
 
 class UserError(Exception):
     """Bad input, told in one sentence a tired person can act on."""
@@ -25,10 +27,15 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
 
 def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not among `allowed`: it suggests the nearest and lists them all."""
+    """The error for a name that is not among `allowed`: it suggests the nearest, and lists them all where they are few."""
     options = sorted(allowed)
-    listed = ", ".join(options) if options else "none"
-    return UserError(f"{what} '{word}' is not known.{suggestion(word, options)} Allowed: {listed}.")
+    near = suggestion(word, options)
+    if len(options) <= LISTED:
+        return UserError(f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}.")
+    if near:
+        return UserError(f"{what} '{word}' is not known.{near} There are {len(options)}; `zdp-bench list` shows what there is.")
+    alike = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio())[: LISTED // 2]
+    return UserError(f"{what} '{word}' is not known. The nearest of {len(options)}: {', '.join(alike)}.")
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:

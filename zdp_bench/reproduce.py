@@ -24,7 +24,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiment import pick_device, run, seconds_a_step
 from zdp_bench.report import page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
-from zdp_bench.sweep import fillings, jobs_of
+from zdp_bench.sweep import claims_of, jobs_of, on_other_data
 from zdp_bench.terminal import Silent
 
 PROFILES = ("smoke", "here", "paper")
@@ -44,7 +44,7 @@ class Job:
     table: str
     filling: Filling
     seed: int
-    words: tuple[str, ...]  # Hydra overrides
+    config: Run
 
     def __str__(self) -> str:
         return " ".join([f"recipe={self.filling.recipe}", *self.filling.overrides, f"seed={self.seed}"])
@@ -109,30 +109,28 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
 def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: list[str]) -> Plan:
     """The runs that the tables `named` want, and what they will fill; no run is wanted twice."""
     plan = Plan([], {}, {})
-    known: set[tuple[Key, int]] = set()
+    known: set[Key] = set()
     for table in named:
-        found = fillings(table, folder, telling_jobs if profile == "smoke" else None)
-        plan.stands[table] = stands = [filling for filling in found if filling.on and profile != "smoke"]
-        for filling in (f for f in found if not f.on):
+        claims = claims_of(table, telling_jobs if profile == "smoke" else None)
+        plan.stands[table] = stands = [] if profile == "smoke" else on_other_data(claims, folder)
+        for claim in claims:
+            filling, why = claim.filling, ""
             key = filling.recipe, filling.overrides
             words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
-            why = ""
-            if profile == "smoke":
-                reduced = smoke(config := parse(compose(words)))
-                if reduced is None:
-                    why = f"no stand-in for data set '{config.dataset.name}'"
-                else:
-                    words += reduced
-                    filling = _as_smoked(filling, parse(compose(words)))
+            reduced = smoke(claim.config) if profile == "smoke" else []
+            configs = [parse(compose([*words, *(reduced or []), f"seed={seed}"])) for seed in range(1, seeds + 1)]
+            if reduced is None:
+                why = f"no stand-in for data set '{claim.config.dataset.name}'"
+            elif profile == "smoke":
+                filling = _as_smoked(filling, configs[0])
             elif profile == "here":
-                why = lacking(parse(compose(words)))
+                why = lacking(configs[0])
             stands.append(filling)
             if why:
                 plan.missing[key] = why
-                continue
-            new = [seed for seed in range(1, seeds + 1) if (key, seed) not in known]
-            plan.jobs.extend(Job(table, filling, seed, (*words, f"seed={seed}")) for seed in new)
-            known |= {(key, seed) for seed in new}
+            elif key not in known:
+                plan.jobs.extend(Job(table, filling, seed, config) for seed, config in enumerate(configs, start=1))
+            known.add(key)
     return plan
 
 
@@ -191,7 +189,7 @@ def _run_all(plan: Plan, say: Say) -> list[tuple[str, str]]:
     since = time.monotonic()
     for number, job in enumerate(plan.jobs, start=1):
         try:
-            outcome = run(parse(compose(list(job.words))), Silent())
+            outcome = run(job.config, Silent())
             headline = outcome.record["headline"]
             state = f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else "")
         except UserError as error:
@@ -224,7 +222,7 @@ def estimate(wanted: list[Job], results: Path) -> list[str]:
     lines, total, unknown, most = [], 0.0, 0, 0.0
     for of in {(job.filling.recipe, job.filling.overrides): job for job in wanted}.values():
         runs = [job for job in wanted if job.filling == of.filling]
-        config = parse(compose(list(of.words)))
+        config = of.config
         done = known.get(of.filling.digest)
         device = str(pick_device(config.device))
         try:

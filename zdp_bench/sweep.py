@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, distributed, records
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import Run, compose, experiment_digest, parse
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.tables import Filling, recipes_of, reference
 
@@ -117,33 +119,56 @@ def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
     return [(list(job.overrides), job.return_value) for job in flat if isinstance(job.return_value, UserError)]
 
 
-def fillings(table: str, results: Path, every: Callable[[str], list[tuple[str, ...]]] | None = None) -> list[Filling]:
+def fillings(table: str, results: Path) -> list[Filling]:
     """What may stand in a table: each job of its recipes as they are now, and the same on other data where that was run.
 
+    Raises:
+        UserError: no such table, or a recipe that claims a row the table has not.
+    """
+    rows = claims_of(table)
+    return [*(row.filling for row in rows), *on_other_data(rows, results)]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job of a recipe, and what it is to fill."""
+
+    filling: Filling
+    composed: DictConfig
+    config: Run
+
+
+def claims_of(table: str, jobs: Callable[[str], list[tuple[str, ...]]] | None = None) -> list[Claim]:
+    """The jobs of a table's recipes as they are now.
+
     Args:
-        every: the jobs of a recipe, where it is not all of them (`jobs_of`).
+        jobs: those of a recipe that are wanted, where it is not all of them (`jobs_of`).
 
     Raises:
         UserError: no such table, or a recipe that claims a row the table has not.
     """
     known = {number.row for number in reference(table)}
     found = []
-    done = records.read_all(results)
     for recipe in recipes_of(table):
-        for overrides in (every or jobs_of)(recipe):
+        for overrides in (jobs or jobs_of)(recipe):
             composed = compose([f"recipe={recipe}", *overrides])
             own = parse(composed)
-            claim = own.claims
-            if claim.row not in known:
-                raise unknown(f"row of {table} in recipe '{recipe}',", str(claim.row), sorted(known))
-            found.append(Filling(recipe, overrides, str(claim.row), claim.variant, experiment_digest(own)))
-            others = [
-                r["config"]["dataset"]
-                for r in done
-                if r["recipe"] == recipe and r["config"]["dataset"] != own.resolved["dataset"]
-            ]
-            for digest, on in _on_other_data(composed, others).items():
-                found.append(Filling(recipe, overrides, str(claim.row), claim.variant, digest, on))
+            row, variant = own.claims.row, own.claims.variant
+            if row not in known:
+                raise unknown(f"row of {table} in recipe '{recipe}',", str(row), sorted(known))
+            found.append(Claim(Filling(recipe, overrides, str(row), variant, experiment_digest(own)), composed, own))
+    return found
+
+
+def on_other_data(rows: list[Claim], results: Path) -> list[Filling]:
+    """The same jobs with another data set than the recipe's own, wherever there are records of that."""
+    found = []
+    done = records.read_all(results)
+    for row in rows:
+        others = [r["config"]["dataset"] for r in done if r["recipe"] == row.filling.recipe]
+        others = [dataset for dataset in others if dataset != row.config.resolved["dataset"]]
+        for digest, on in _on_other_data(row.composed, others).items():
+            found.append(dataclasses.replace(row.filling, digest=digest, on=on))
     return found
 
 
