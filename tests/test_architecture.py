@@ -42,9 +42,23 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "checkpoint", "engine", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks"}
     | {"distributed", "devices", "survival"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
+    "federated": BASE
+    | DATA_SIDE
+    | {
+        "config",
+        "checkpoint",
+        "experiment",
+        "engine",
+        "algorithms",
+        "gradients",
+        "privacy",
+        "distributed",
+        "devices",
+        "survival",
+    },
     "terminal": BASE,
     "tensorboard": BASE | {"config", "experiment"},
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard"},
+    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard", "federated"},
     "audit": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},

@@ -90,11 +90,16 @@ def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True) -> None
     from zdp_bench.terminal import Live, Silent, console
 
     checked = parse(config)
+    carrying = None
+    if checked.federated.nodes:
+        from zdp_bench.federated.simulation import simulated
+
+        carrying = simulated
     if distributed.rank():  # one of several ranks: the first one speaks
-        run(checked, Silent())
+        run(checked, Silent(), carrying=carrying)
         return
     with Live(console()) as live:
-        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait)
+        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait, carrying)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     console().print(as_rich(outcome.record, outcome.path, outcome.found))
