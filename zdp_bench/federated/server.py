@@ -176,8 +176,6 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     fixed = check_model(model, made[0].algorithm, task, data)
     repeatable = not config.privacy.secure
     asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, saved.ledger if saved else None, whose="server")
-    roster.asked = asked.releases
-    roster.prepare(given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()})
     size = micro_batch_size(config, made[0].plan, model, task, data, device)
     parameters = trainable(model)
 
@@ -193,11 +191,12 @@ def conduct(grid: Grid, given: Conducting) -> Record:
         so_far = {(mechanisms[n], plan.before + s.before + missed[n]) for n, s in roster.standings.items()}
         return max(tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far)
 
-    given.watcher.started(config.recipe, config.seed, plan.steps * a_round, round_ * a_round)
-    stopped_by = "epochs"
-    every = config.execution.checkpoint_steps or 1
+    stopped_by, every = "epochs", config.execution.checkpoint_steps or 1  # a round made again may be another release
     policy = arithmetic(config.precision, config.execution.deterministic, model, made[0].algorithm, device)
     with closing(asked), policy:
+        roster.asked = asked.releases
+        roster.prepare(given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()})
+        given.watcher.started(config.recipe, config.seed, plan.steps * a_round, round_ * a_round)
         while round_ < plan.steps and stopped_by == "epochs":
             if any(0 <= s.left < a_round and s.entries <= s.before for s in roster.standings.values()):
                 stopped_by = "budget"  # before the round: no node has to spend on a round that would not count
