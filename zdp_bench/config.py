@@ -58,8 +58,9 @@ class Privacy:
     Attributes:
         delta: the δ at which ε is stated.
         max_epsilon: the budget: training stops before the step whose tight ε would exceed it. null: none.
-        target_epsilon: replace `algorithm.noise_multiplier` by the one whose whole run has this tight ε. null: as configured.
-        claimed_epsilon: replace it by the one for which the accountant claims this ε. null: as configured.
+        target_epsilon: replace `algorithm.noise_multiplier` by the one whose whole run has this tight ε; inf: by 0. null: as
+            configured.
+        claimed_epsilon: replace it by the one for which the accountant claims this ε; inf: by 0. null: as configured.
         range_test_steps: steps of a learning-rate range test that was made on the same records: every ε counts them. null: none.
         secure: sampling and noise from the operating system's cryptographic randomness instead of the seed.
     """

@@ -31,6 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "cpsc2018_synthetic": {"count": 40, "seconds": 1.1},
     "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 60},
     "chest_xray_synthetic": {"count": 60, "size": 16},
+    "mri_sequences_synthetic": {"patients": 4, "size": 16},
     "msd_synthetic": {"volumes": 5, "size": 16, "test_share": 0.4},
 }
 

@@ -100,3 +100,8 @@ def test_without_xdg_the_cache_is_in_the_home_folder(monkeypatch: pytest.MonkeyP
 def test_targets_out_of_reach_are_refused(target: float, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         solve(target, lambda sigma: 1 / sigma, {})
+
+
+def test_no_privacy_at_all_needs_no_noise() -> None:
+    for name in ACCOUNTANTS:
+        assert calibrate(float("inf"), name, CLAIM) == 0.0

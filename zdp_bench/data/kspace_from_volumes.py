@@ -18,8 +18,8 @@ import numpy as np
 from zdp_bench.data import Splits, fastmri
 from zdp_bench.data.files import made_whole, sha256
 from zdp_bench.data.kspace import Undersampling, to_kspace
-from zdp_bench.data.nifti import name_of, read, read_header
-from zdp_bench.errors import UserError, require
+from zdp_bench.data.nifti import name_of, read, volumes
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
@@ -28,30 +28,6 @@ def smooth_phase(rows: int, columns: int, random: np.random.Generator) -> np.nda
     y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
     terms = np.stack([y**i * x**j for i in range(3) for j in range(3 - i)])  # [6, rows, columns]
     return np.tensordot(random.uniform(-np.pi / 2, np.pi / 2, len(terms)), terms, axes=1)
-
-
-def volumes(folder: Path) -> list[Path]:
-    """Every NIfTI file of a folder, by name; hidden files (macOS leaves `._*` in the Decathlon's archives) do not count.
-
-    Raises:
-        UserError: there is no such folder, it holds something else, a volume stands there twice, or one has not three dimensions.
-    """
-    if not folder.is_dir():
-        raise UserError(f"dataset 'kspace_from_volumes' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder.")
-    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    if not paths:
-        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
-    first: dict[str, Path] = {}
-    for path in paths:
-        if not path.name.endswith((".nii", ".nii.gz")):
-            raise UserError(f"{path}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder.")
-        if (other := first.setdefault(name_of(path), path)) != path:
-            raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
-        if len(shape := read_header(path).shape) != 3:
-            raise UserError(f"{path}: has shape {list(shape)} where three dimensions were expected.")
-    return paths
 
 
 def write_set(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -> None:
@@ -85,7 +61,7 @@ def kspace_from_volumes(
     """k-space of the volumes in `folder` of the data root: complex64 [1, height, width]."""
     require(axis in (0, 1, 2), "dataset.axis", axis, "must be 0, 1 or 2: the axis that slices are counted along")
     how = Undersampling(acceleration, center_fraction, height, width)
-    paths = volumes(root / folder)
+    paths = list(volumes(root / folder, "kspace_from_volumes"))
     held = round(test_share * len(paths))
     left = len(paths) - held
     require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")

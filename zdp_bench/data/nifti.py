@@ -41,6 +41,37 @@ def paths_of(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("*.nii*") if not p.name.startswith(".") and p.name.endswith((".nii", ".nii.gz")))
 
 
+def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
+    """Every volume of a folder and its header, by name; hidden files (macOS leaves `._*` in archives) do not count.
+
+    Args:
+        dataset: who asks, for the sentence that says what belongs there.
+        channels: how many each volume must have; None: none, it has three dimensions.
+
+    Raises:
+        UserError: there is no such folder, it holds something else, a volume stands there twice, leads out, or has another shape.
+    """
+    if not folder.is_dir():
+        raise UserError(f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder.")
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    if not paths:
+        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
+    first: dict[str, Path] = {}
+    found = {}
+    for path in paths:
+        if not path.name.endswith((".nii", ".nii.gz")):
+            raise UserError(f"{path}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder.")
+        if (other := first.setdefault(name_of(path), path)) != path:
+            raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+        found[path] = read_header(path)
+        if (shape := found[path].shape)[3:] != ((channels,) if channels else ()):
+            wanted = f"three dimensions and {channels} channels" if channels else "three dimensions"
+            raise UserError(f"{path}: has shape {list(shape)} where {wanted} were expected.")
+    return found
+
+
 def name_of(path: Path) -> str:
     """'hippocampus_001.nii.gz' -> 'hippocampus_001'."""
     return path.name.removesuffix(".gz").removesuffix(".nii")
@@ -52,8 +83,7 @@ def read_header(path: Path) -> Header:
     Raises:
         UserError: see `read`.
     """
-    image = _open(path)
-    return Header(tuple(image.shape), _spacing(image))
+    return _header(_open(path))
 
 
 def read(path: Path) -> Volume:
@@ -66,7 +96,7 @@ def read(path: Path) -> Volume:
     data = _voxels(image, path)
     if not np.isfinite(data).all():
         raise UserError(f"{path}: holds voxels that are no numbers.")
-    return Volume(data, _spacing(image))
+    return Volume(data, _header(image).spacing)
 
 
 def read_labels(path: Path) -> Volume:
@@ -80,7 +110,7 @@ def read_labels(path: Path) -> Volume:
     whole = np.round(data)
     if not np.isfinite(data).all() or np.abs(data - whole).max() > WHOLE or whole.min() < 0 or whole.max() > 255:
         raise UserError(f"{path}: a segmentation holds whole numbers from 0 to 255, and this one holds others.")
-    return Volume(whole.astype(np.uint8), _spacing(image))
+    return Volume(whole.astype(np.uint8), _header(image).spacing)
 
 
 def write(path: Path, data: np.ndarray, spacing: tuple[float, float, float], axes: str = "RAS") -> None:
@@ -93,7 +123,7 @@ def write(path: Path, data: np.ndarray, spacing: tuple[float, float, float], axe
 
 
 def _open(path: Path) -> Any:
-    """nibabel's image on RAS+ axes; voxels are still on disk."""
+    """nibabel's image, with axes as stored; voxels are still on disk."""
     import nibabel
 
     if not path.is_file():
@@ -111,20 +141,32 @@ def _open(path: Path) -> Any:
     affine = np.asarray(image.affine)
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
         raise UserError(f"{path}: its affine does not say how its axes lie, so left and right cannot be told.")
-    return nibabel.as_closest_canonical(image)
+    return image
+
+
+def _header(image: Any) -> Header:
+    """Shape and spacing on RAS+ axes; lengths of a step are the affine's, which is what the orientation is read from."""
+    steps = np.sqrt((np.asarray(image.affine)[:3, :3] ** 2).sum(axis=0))
+    stored_as = np.argsort(_orientation(image)[:, 0])  # the stored axis that becomes the first, second and third
+    x, y, z = (float(steps[axis]) for axis in stored_as)
+    return Header(tuple(int(image.shape[axis]) for axis in stored_as) + tuple(image.shape[3:]), (x, y, z))
+
+
+def _orientation(image: Any) -> np.ndarray:
+    """[3, 2]: for each stored axis, which RAS+ axis it becomes, and 1 or -1 for its direction."""
+    from nibabel.orientations import io_orientation
+
+    return io_orientation(image.affine)
 
 
 def _voxels(image: Any, path: Path) -> np.ndarray:
+    """All voxels on RAS+ axes, float32; the only place that reads them."""
+    from nibabel.orientations import apply_orientation
+
     try:
         data = np.asanyarray(image.dataobj)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or damaged.") from None
     if data.dtype.kind not in "fiub":
         raise UserError(f"{path}: its voxels are {data.dtype}, not real numbers.")
-    return np.ascontiguousarray(data, dtype=np.float32)
-
-
-def _spacing(image: Any) -> tuple[float, float, float]:
-    """Lengths of a step along each axis, in mm, from the affine: it is what the orientation was read from."""
-    x, y, z = np.sqrt((np.asarray(image.affine)[:3, :3] ** 2).sum(axis=0))
-    return float(x), float(y), float(z)
+    return np.ascontiguousarray(apply_orientation(data, _orientation(image)), dtype=np.float32)

@@ -64,11 +64,13 @@ def solve(target: float, epsilon_of: Callable[[float], float], question: dict[st
     Args:
         question: everything `epsilon_of` depends on, as JSON values: the key of the cache.
 
-    Formal guarantees: epsilon_of(result) ≤ target.
+    Formal guarantees: epsilon_of(result) ≤ target. A target of ∞ asks for no noise: σ is 0.
 
     Raises:
         ValueError: see `calibrate`.
     """
+    if target == math.inf:
+        return 0.0
     asked = question | {"target": target, "arithmetic": ARITHMETIC, "dp-accounting": version("dp-accounting")}
     text = json.dumps(asked, sort_keys=True)
     path = cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
