@@ -53,9 +53,12 @@ def client_app(config: Run, key: str) -> ClientApp:
 
     @app.query("prepare")
     def prepare(message: Message, context: Context) -> Message:
-        values = values_of(message)
-        context.state["prepared"] = ConfigRecord(values)
-        return answered(message, lambda: Message(content(_prepare(node_of(context), values)), reply_to=message))
+        def work() -> Message:
+            values, node = values_of(message), node_of(context)
+            context.state["prepared"] = ConfigRecord(values)
+            return Message(content(_prepare(node, values)), reply_to=message)
+
+        return answered(message, work)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench import records
-from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config import Run, experiment_digest
 from zdp_bench.data import Source, Splits
 from zdp_bench.devices import arithmetic, pick_device
@@ -63,6 +63,7 @@ class Site:
         self.device = device or pick_device(config.device)
         self.nodes: dict[int, Node] = {}
         self._data = data
+        self._checked = False
 
     @cached_property
     def data(self) -> Splits:
@@ -84,6 +85,16 @@ class Site:
     def parts(self) -> list[Part]:
         assert self.config.federated.nodes is not None
         return dealt(self.data, self.config.federated.nodes, self.config.seed)
+
+    def check(self, algorithm: Algorithm) -> None:
+        """`experiment.check_model`, once: the nodes here have one model, and algorithms that differ in their noise alone.
+
+        Raises:
+            UserError: the model must not be trained privately as it is.
+        """
+        if not self._checked:
+            check_model(self.model, algorithm, self.task, self.data)
+            self._checked = True
 
     def node(self, number: int) -> Node:
         """The node of that number, always the same."""
@@ -140,7 +151,7 @@ class Node:
         like = site.data.train.batch(torch.arange(0))[0]
         problem = Problem(site.model, site.task.loss, self.plan.sampling, site.config.seed, like)
         self.config, self.algorithm = build_algorithm(site.config, problem, self.plan)
-        check_model(site.model, self.algorithm, site.task, site.data)
+        site.check(self.algorithm)
         self.mechanism = self.algorithm.mechanism()
         self.size = micro_batch_size(self.config, self.plan, site.model, site.task, site.data, site.device)
         name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else "")
