@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": BASE
     | DATA_SIDE
     | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"}
-    | {"distributed", "survival", "reproduce"},
+    | {"distributed", "survival", "reproduce", "federated"},
     "__main__": {"cli"},
 }
 

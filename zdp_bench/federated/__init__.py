@@ -15,7 +15,9 @@ gradient: adaptive federated averaging (Reddi et al. 2021, Algorithm 2, with SGD
     roster.py      what the server knows of the nodes, and what they have spent
     server.py      the ServerApp: the rounds, and the rule for nodes that die, answer nonsense or come late
     simulation.py  all nodes on one machine
-    sockets.py     one process a node, over TLS
+    endpoint.py    where the server is, and the files that say who it is
+    superlink.py   the server over the network, with TLS
+    supernode.py   a node over the network
 
 The same two apps run in all three ways: one node after the other in this process, on Ray, over the network.
 """

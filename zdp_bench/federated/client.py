@@ -13,6 +13,7 @@ from zdp_bench.federated.node import Node, Site
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Position
 
+CRASHED = 1  # an Error's code: the app raised
 REFUSED = 700  # an Error of ours, whose reason is a sentence for people; Flower's own codes are below
 
 _sites: dict[str, Site] = {}  # of this process, by the key that a ClientApp carries: data and model do not travel
@@ -94,3 +95,11 @@ def answered(message: Message, work: Callable[[], Message]) -> Message:
         return Message(Error(REFUSED, "the next step would pass privacy.max_epsilon"), reply_to=message)
     except (UserError, ValueError) as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)
+
+
+def reply_of(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+    """The app's answer; one that raises is answered for by an Error, as Flower's own runtimes do."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        return Message(Error(CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)

@@ -13,15 +13,13 @@ from zdp_bench.data import Splits
 from zdp_bench.distributed import ALONE
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import Outcome, Watcher, once
-from zdp_bench.federated.client import client_app, site_open
-from zdp_bench.federated.flower import ClientApp, Context, Error, FlowerRun, Grid, Message, RecordDict, ServerApp, identify
+from zdp_bench.federated.client import client_app, reply_of, site_open
+from zdp_bench.federated.flower import ClientApp, Context, FlowerRun, Grid, Message, RecordDict, ServerApp, identify
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.server import Conducting, Result, server_app
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.survival import stop_signals
-
-CRASHED = 1  # an Error's code: the ClientApp raised
 
 
 def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
@@ -60,7 +58,7 @@ def one_after_another(serving: ServerApp, answering: ClientApp, nodes: int) -> N
 
 
 class SerialGrid(Grid):
-    """Nodes in this process, one after the other. An app that raises is answered for by an Error, as Flower's own runtimes do.
+    """Nodes in this process, one after the other.
 
     Flower's number of a node is its own plus 2.
     """
@@ -97,11 +95,7 @@ class SerialGrid(Grid):
         for message in messages:
             self._sent += 1
             message.metadata.__dict__["_message_id"] = str(self._sent)
-            try:
-                answer = self._app(message, self._contexts[message.metadata.dst_node_id])
-            except Exception as error:
-                answer = Message(Error(CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)
-            self._answers[str(self._sent)] = answer
+            self._answers[str(self._sent)] = reply_of(self._app, message, self._contexts[message.metadata.dst_node_id])
             pushed.append(str(self._sent))
         return pushed
 
