@@ -127,13 +127,15 @@ def fleet_api(host: str, port: int, certificate: str, key: str) -> Iterator[InMe
             listener.bind((host, port))
         except OSError as error:
             raise UserError(f"federated.address={host}:{port}: cannot listen there: {error.strerror or error}.") from None
-        settings = uvicorn.Config(app, ssl_certfile=certificate, ssl_keyfile=key, log_level="error", access_log=False)
+        settings = uvicorn.Config(app, ssl_certfile=certificate, ssl_keyfile=key, log_level="error", access_log=False, ws="none")
         server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, args=([listener],), name="fleet-api", daemon=True)
         thread.start()
         try:
             while thread.is_alive() and not server.started:
                 time.sleep(PAUSE)
+            if not server.started:
+                raise UserError(f"federated.address={host}:{port}: the Fleet API did not start; its own words are above.")
             yield state
         finally:
             server.should_exit = True
