@@ -58,6 +58,12 @@ def test_seeds_are_averaged_and_the_difference_is_ours_minus_theirs(tmp_path: Pa
     assert (shown["ε claimed"], shown["ε tight"], shown["δ"], shown["provenance"]) == ("0.5", "∞", "1e-05", "official")
 
 
+def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
+    number = tables.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
+    assert number.printed == "93.4 ± 0.01 %"
+    assert replace(number, value="not given", deviation="").printed == "not given"
+
+
 def test_a_run_with_anything_overridden_fills_no_cell(tmp_path: Path) -> None:
     save(tmp_path, record("phasemnist", 1, 0.97, experiment="another"))
     assert cells(tmp_path)["phasemnist"]["ours"].startswith("not run")

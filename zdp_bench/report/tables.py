@@ -43,8 +43,9 @@ class Reference:
 
     @property
     def printed(self) -> str:
-        """The number as the paper prints it: '93.4 ± 0.01 %'."""
-        return " ".join(part for part in (self.value, self.deviation and f"± {self.deviation}", self.unit) if part)
+        """The number as the paper prints it: '93.4 ± 0.01 %'; where it prints none, that in words and without a unit."""
+        unit = "" if _plain(self.value) is None else self.unit
+        return " ".join(part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part)
 
 
 @dataclass(frozen=True)
