@@ -42,9 +42,23 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "checkpoint", "engine", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks"}
     | {"distributed", "devices", "survival"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
+    "federated": BASE
+    | DATA_SIDE
+    | {
+        "config",
+        "checkpoint",
+        "experiment",
+        "engine",
+        "algorithms",
+        "gradients",
+        "privacy",
+        "distributed",
+        "devices",
+        "survival",
+    },
     "terminal": BASE,
     "tensorboard": BASE | {"config", "experiment"},
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard"},
+    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard", "federated"},
     "audit": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
@@ -57,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": BASE
     | DATA_SIDE
     | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"}
-    | {"distributed", "survival", "reproduce"},
+    | {"distributed", "survival", "reproduce", "federated"},
     "__main__": {"cli"},
 }
 

@@ -31,7 +31,7 @@ def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.M
     class Ledger:
         releases = 0
 
-        def append(self, step: int) -> None:
+        def append(self, step: int, of: str = "") -> None:
             order.append("ledger")
 
     def draw(total: dict[str, torch.Tensor], mechanism: Mechanism, source: SeededNoise, step: int) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ class Checkpoint:
     ledger: Position
     epochs: list[dict[str, Any]]
     scheduler: dict[str, Any] = field(default_factory=dict)  # empty where there is none
+    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)  # what a federation's server knows of each node
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

@@ -51,6 +51,15 @@ def parser() -> Parser:
     run.add_argument("-m", "--multirun", action="store_true", help="sweep over comma-separated values")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
 
+    federate = verbs.add_parser(
+        "federate",
+        help="the server, or one node, of a federation over the network",
+        description="Train a recipe with federated.nodes over the network: one server, one client a node, TLS between them. "
+        "`zdp-bench run` does the same on one machine. Needs the extra federated.",
+    )
+    federate.add_argument("role", choices=["server", "client"])
+    federate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key; federated.* says where")
+
     table = verbs.add_parser(
         "table", help="print a paper's table beside ours, and write it", description="Print and write a table."
     )
@@ -197,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     options = _run_arguments(words) if words[:1] == ["run"] else _arguments(words)
     verbs = {
         "run": _run,
+        "federate": _federate,
         "table": _table,
         "figure": _figure,
         "reproduce": _reproduce,
@@ -299,6 +309,20 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
             print(f"written: {path}")
     for path in figures.write(figures.draw("faceoff", config.results, config.data_root), "faceoff", config.results):
         print(f"written: {path}")
+    return 0
+
+
+def _federate(options: argparse.Namespace) -> int:
+    if options.role == "client":
+        from zdp_bench.config import compose, parse
+        from zdp_bench.federated.supernode import attend
+
+        attend(parse(compose(options.overrides)), lambda line: print(line, flush=True))
+    else:
+        from zdp_bench.federated.superlink import served
+        from zdp_bench.sweep import run_one
+
+        run_one(options.overrides, served)
     return 0
 
 

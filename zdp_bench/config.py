@@ -108,6 +108,43 @@ class Execution:
 
 
 @dataclass(frozen=True)
+class Federated:
+    """Nodes that keep their patients to themselves and train one model together; see `zdp_bench.federated`.
+
+    Attributes:
+        nodes: how many. `trainer.batch_size` is then each node's, and the optimiser the server's. null: one central run.
+        patients: split (the training set is dealt out, whole patients, by the seed) or own (each node trains on all that its own
+            data root holds; for `zdp-bench federate`).
+        local_steps: private steps of a node in a round.
+        local_lr: the rate of SGD between a node's steps of one round; of no meaning where there is one.
+        min_nodes: how many must answer for a round to count. null: all.
+        backend: serial (one node after the other, in this process) or ray (Flower's own simulation). From here on, no key changes
+            what is computed.
+        patience: seconds that a round waits for its answers, and a client for its server.
+        address: HOST:PORT, where the server of `zdp-bench federate` listens and its clients find it.
+        certificate, key: the server's certificate (PEM, with its chain) and private key.
+        authority: the certificate of who signed the server's; the clients trust no other.
+        node: which node this client is, from 0.
+    """
+
+    nodes: int | None = MISSING
+    patients: str = MISSING
+    local_steps: int = MISSING
+    local_lr: float = MISSING
+    min_nodes: int | None = MISSING
+    backend: str = MISSING
+    patience: float = MISSING
+    address: str = MISSING
+    certificate: str | None = MISSING
+    key: str | None = MISSING
+    authority: str | None = MISSING
+    node: int | None = MISSING
+
+
+FEDERATED_RESULT = ("nodes", "patients", "local_steps", "local_lr", "min_nodes")  # the keys that change what is computed
+
+
+@dataclass(frozen=True)
 class Scalars:
     """The keys that belong to no group."""
 
@@ -150,6 +187,7 @@ class Run:
     privacy: Privacy
     claims: Claims
     execution: Execution
+    federated: Federated
     paths: Paths
     resolved: dict[str, Any]
 
@@ -260,7 +298,14 @@ def parse(config: DictConfig) -> Run:
     assert isinstance(resolved, dict)
     plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
 
-    sections = {"trainer": Trainer, "privacy": Privacy, "claims": Claims, "execution": Execution, "paths": Paths}
+    sections = {
+        "trainer": Trainer,
+        "privacy": Privacy,
+        "claims": Claims,
+        "execution": Execution,
+        "federated": Federated,
+        "paths": Paths,
+    }
     scalars = {key: value for key, value in plain.items() if key not in sections and key not in GROUPS}
     checked: dict[str, Any] = {name: _typed(schema, plain.get(name) or {}, name) for name, schema in sections.items()}
     top = _typed(Scalars, scalars, "")
@@ -282,9 +327,40 @@ def parse(config: DictConfig) -> Run:
     found["complex_second_moment"] = plain["optimizer"].get("complex_second_moment") or "per_component"
     if found["complex_second_moment"] == "per_component":  # one experiment, one digest, however it is said
         plain["optimizer"] = {key: value for key, value in plain["optimizer"].items() if key != "complex_second_moment"}
+    plain = {key: value for key, value in plain.items() if key != "federated"} | _of_the_result(checked["federated"])
     run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
     _check_values(run)
     return run
+
+
+def _of_the_result(federated: Federated) -> dict[str, Any]:
+    """The section with the keys that change what is computed; nothing of a central run, whose digest it must not enter."""
+    if federated.nodes is None:
+        return {}
+    said = {key: getattr(federated, key) for key in FEDERATED_RESULT}
+    return {"federated": {key: value for key, value in said.items() if key != "local_lr" or federated.local_steps > 1}}
+
+
+def _check_federated(run: Run) -> None:
+    federated = run.federated
+    if federated.nodes is None:
+        return
+    nodes, least = federated.nodes, federated.min_nodes
+    require(nodes > 0, "federated.nodes", nodes, "must be at least 1")
+    require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, f"must lie between 1 and the {nodes} nodes")
+    require(federated.local_steps > 0, "federated.local_steps", federated.local_steps, "must be at least 1")
+    require(federated.local_lr > 0, "federated.local_lr", federated.local_lr, "must be positive")
+    require(federated.patience > 0, "federated.patience", federated.patience, "must be positive: it is in seconds")
+    for key, value, allowed in (
+        ("patients", federated.patients, ("split", "own")),
+        ("backend", federated.backend, ("serial", "ray")),
+    ):
+        if value not in allowed:
+            raise unknown(f"federated.{key}", value, allowed)
+    which = f"must lie between 0 and {nodes - 1}"
+    require(federated.node is None or 0 <= federated.node < nodes, "federated.node", federated.node, which)
+    shuffled = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
+    require(run.trainer.sampling != "shuffled", "trainer.sampling", run.trainer.sampling, shuffled)
 
 
 def _check_values(run: Run) -> None:
@@ -314,6 +390,7 @@ def _check_values(run: Run) -> None:
         value = getattr(run.privacy, key)
         require(value is None or value > 0, f"privacy.{key}", value, "must be positive")
     _check_calibration(run)
+    _check_federated(run)
     replacement = run.replace_batchnorm
     if replacement not in (None, *REPLACEMENTS):
         raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])

@@ -37,7 +37,7 @@ class Training:
     ranks: Ranks = ALONE
 
 
-def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float) -> None:
+def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float, of: str = "") -> None:
     """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
 
     Args:
@@ -45,6 +45,7 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
         micro_batches: the sampled records in pieces; may hold none (a Poisson batch on small data often does). Where they are
             `memory.MicroBatches` and memory runs out, the pieces are halved.
         expected_batch_size: the divisor, known without looking at the batch.
+        of: the digest of what the step starts from, where that may differ when it is drawn again; see `Ledger.append`.
 
     Formal guarantees:
         - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once, by rank 0.
@@ -56,11 +57,11 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
         UserError: memory does not even hold one record at a time.
     """
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
-    if spent and not training.ledger.holds(step):  # a step drawn before a kill, and now again, costs nothing new
+    if spent and not training.ledger.holds(step, of):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
     device = next(training.model.parameters()).device
-    training.ledger.append(step)  # before the release exists, and before any of its noise is drawn
+    training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
     total = summed(algorithm, mechanism, micro_batches, device)  # this rank's share of S
     if ranks.first:
         total = add_noise(total, mechanism, training.noise, step)

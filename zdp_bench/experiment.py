@@ -10,7 +10,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ from zdp_bench.memory import MicroBatches, Size, largest
 from zdp_bench.optimizers import BY_MAGNITUDE
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
-from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError
+from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
 from zdp_bench.records import Record
@@ -68,11 +68,15 @@ class Outcome:
     found: bool
 
 
-def run(config: Run, watcher: Watcher, wait: bool = True) -> Outcome:
+Carrying = Callable[[Run, Watcher, torch.device, bool], Outcome]  # how a run is carried out, on a device, and whether it waits
+
+
+def run(config: Run, watcher: Watcher, wait: bool = True, carrying: Carrying | None = None) -> Outcome:
     """Carry out one run, or find it done. One of several ranks brings its share, and rank 0 writes.
 
     Args:
         wait: for a process that is at this very run; else it is left to that one.
+        carrying: how; here and centrally where nothing else is said (a federation says something else).
 
     Formal guarantees:
         - the record's tight ε composes every release in the ledger, of this process and of those killed before it;
@@ -87,13 +91,23 @@ def run(config: Run, watcher: Watcher, wait: bool = True) -> Outcome:
     if config.threads:
         torch.set_num_threads(config.threads)
     with own_gpu(config.device) as name:
-        return _run(config, watcher, pick_device(name), wait)
+        return (carrying or centrally)(config, watcher, pick_device(name), wait)
 
 
-def _run(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+def centrally(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+    """One model, one training set: what every recipe without `federated.nodes` is."""
     ranks = distributed.join(device.type)
     data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
     digest = run_digest(config, data.digest)
+    return once(config, digest, ranks, wait, lambda home: _train(config, data, digest, home, device, watcher, ranks))
+
+
+def once(config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Record]) -> Outcome:
+    """Find the record of a run, or make it: one process at a time, and written by rank 0 alone.
+
+    Args:
+        train: carries the run out in its folder, on every rank.
+    """
     home = records.folder(config.results, config.recipe, digest)
     with writes(home), only_one_process(home, wait) if ranks.first else nullcontext():
         if config.force and ranks.first:
@@ -101,7 +115,7 @@ def _run(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Out
             home.mkdir()
         if done := ranks.broadcast(records.read(home / "record.json") if ranks.first else None):
             return Outcome(done, home / "record.json", found=True)
-        record = ranks.broadcast(_train(config, data, digest, home, device, watcher, ranks))
+        record = ranks.broadcast(train(home))
         if ranks.first:
             records.write(home / "record.json", record)
             records.rebuild_csv(config.results)
@@ -133,7 +147,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         if scheduler:
             scheduler.load_state_dict(saved.scheduler)
         step, epochs = saved.step, saved.epochs
-    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved, ranks)
+    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None, ranks)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
     still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end
     limit = max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
@@ -189,13 +203,36 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 raise Stopped(signal)
         if not ranks.first:
             return {}
-        outputs, targets = predict(model, task, data.test, device, size.records)  # in the run's own arithmetic
-    metrics = task.metrics(outputs, targets, data.test.groups)
+        metrics = final_metrics(home, model, task, data.test, device, size.records)  # in the run's own arithmetic
+    return described(config, data, digest, model, fixed) | {
+        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient),
+        "stopped_by": stopped_by,
+        "headline": {"name": task.headline, "value": metrics[task.headline]},
+        "metrics": metrics,
+        "epochs": epochs,
+        "environment": environment(device) | {"ranks": ranks.size, "execution": vars(config.execution)},
+        "measured": {
+            "started_utc": started.isoformat(timespec="seconds"),
+            "train_seconds": round(time.perf_counter() - clock, 2),
+            "peak_memory_bytes": peak_memory(device),
+            "micro_batch": size.records,
+            "resumed_at_step": saved.step if saved else None,
+        },
+    }
+
+
+def final_metrics(home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int) -> dict[str, float]:
+    """The trained model on the test set; what the task keeps of it beside the metrics is written into the run's folder."""
+    outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):
         records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
     if example := getattr(task, "example", None):  # something to look at, of the test set
         records.write_arrays(home / "example.npz", example(outputs, targets))
+    return task.metrics(outputs, targets, test.groups)
 
+
+def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: list[str]) -> Record:
+    """What a record says of a run before it starts."""
     return {
         "format": 1,
         "recipe": config.recipe,
@@ -219,19 +256,6 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             "fixed_state": fixed,
         },
         "optimizer": {"complex_second_moment": config.complex_second_moment},
-        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient),
-        "stopped_by": stopped_by,
-        "headline": {"name": task.headline, "value": metrics[task.headline]},
-        "metrics": metrics,
-        "epochs": epochs,
-        "environment": environment(device) | {"ranks": ranks.size, "execution": vars(config.execution)},
-        "measured": {
-            "started_utc": started.isoformat(timespec="seconds"),
-            "train_seconds": round(time.perf_counter() - clock, 2),
-            "peak_memory_bytes": peak_memory(device),
-            "micro_batch": size.records,
-            "resumed_at_step": saved.step if saved else None,
-        },
     }
 
 
@@ -570,7 +594,9 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def open_ledger(path: Path, mechanism: Mechanism, repeatable: bool, saved: checkpoint.Checkpoint | None, ranks: Ranks) -> Ledger:
+def open_ledger(
+    path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None, ranks: Ranks = ALONE, whose: str = ""
+) -> Ledger:
     """The run's ledger: rank 0's is the file, the others' a copy that counts along.
 
     Raises:
@@ -578,7 +604,7 @@ def open_ledger(path: Path, mechanism: Mechanism, repeatable: bool, saved: check
     """
     if ranks.first:
         try:
-            ledger = Ledger(path, mechanism, repeatable, saved.ledger if saved else None)
+            ledger = Ledger(path, mechanism, repeatable, at_least, whose)
         except LedgerError as error:
             raise UserError(
                 f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,6 +16,9 @@ from zdp_bench import assets, distributed, records
 from zdp_bench.config import Run, compose, experiment_digest, parse
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.tables import Filling, recipes_of, reference
+
+if TYPE_CHECKING:
+    from zdp_bench.experiment import Carrying
 
 
 class Job:
@@ -76,27 +79,31 @@ def _words(error: Exception) -> str:
 LOST = ("TerminatedWorkerError", "BrokenProcessPool", "FailedJobError", "UncompletedJobError", "JobPausedError")
 
 
-def run_one(overrides: list[str]) -> None:
-    """Compose and carry out one run.
+def run_one(overrides: list[str], carrying: Carrying | None = None) -> None:
+    """Compose and carry out one run, here or as `carrying` does it.
 
     Raises:
         UserError: an override is wrong or the run cannot be made.
     """
-    _carry_out(compose(overrides), hydra_files=False)
+    _carry_out(compose(overrides), hydra_files=False, carrying=carrying)
 
 
-def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True) -> None:
+def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True, carrying: Carrying | None = None) -> None:
     from zdp_bench.experiment import run
     from zdp_bench.report.summary import as_rich
     from zdp_bench.tensorboard import Board
     from zdp_bench.terminal import Live, Silent, console
 
     checked = parse(config)
+    if checked.federated.nodes and carrying is None:
+        from zdp_bench.federated.simulation import simulated
+
+        carrying = simulated
     if distributed.rank():  # one of several ranks: the first one speaks
-        run(checked, Silent())
+        run(checked, Silent(), carrying=carrying)
         return
     with Live(console()) as live:
-        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait)
+        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait, carrying)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     console().print(as_rich(outcome.record, outcome.path, outcome.found))

@@ -137,7 +137,7 @@ class _NoLedger(Ledger):
     def releases(self) -> int:
         return 0
 
-    def append(self, step: int) -> None:
+    def append(self, step: int, of: str = "") -> None:
         pass
 
 

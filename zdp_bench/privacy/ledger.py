@@ -6,7 +6,9 @@ noise may have been drawn.
 
 A step drawn again after a crash:
     - with repeatable noise it is bit for bit the same release (see `noise.py`), so step t stands once;
-    - with secure noise it is a new release, so it is written, and counted, once more.
+    - with secure noise it is a new release, so it is written, and counted, once more;
+    - where it may start from something else than before (a node of a federation steps from the weights it is sent), the line says
+      from what, `of`, and only the same step of the same weights is the same release.
 
 The chain guards against damage and careless hands. It has no key, so whoever rewrites the whole file, or cuts off what came
 after the last checkpoint, line by line, cannot be told from a run that was killed there.
@@ -57,13 +59,16 @@ class Ledger:
         - opening refuses a file whose chain does not hold, or that ends before `at_least`, and names the line.
     """
 
-    def __init__(self, path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None = None) -> None:
+    def __init__(
+        self, path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None = None, whose: str = ""
+    ) -> None:
         """Open or create the ledger at `path`.
 
         Args:
             mechanism: every entry is one step of it.
             repeatable: the noise of a step drawn again is the same noise.
             at_least: a checkpoint's position, which the file must contain.
+            whose: names a node of a federation: ledgers of one mechanism must not be taken for one another.
 
         Raises:
             LedgerError: see the class.
@@ -71,7 +76,9 @@ class Ledger:
         self.path = path
         self.repeatable = repeatable
         self._head: dict[str, Any] = {"ledger": _FORMAT, "mechanism": mechanism.digest(), "repeatable": repeatable}
+        self._head |= {"whose": whose} if whose else {}
         self._steps: list[int] = []
+        self._of: set[tuple[int, str]] = set()
         self._digest = _START
         if path.exists():
             self._read(at_least or Position(0, _START))
@@ -86,16 +93,27 @@ class Ledger:
             self._write(self._head)
             _fsync_folder(path.parent)
 
-    def append(self, step: int) -> None:
-        """Write down that `step` is about to be released. Does nothing when the very same release is already in."""
-        if self.holds(step):
-            return
-        self._write({"step": step})
-        self._steps.append(step)
+    def append(self, step: int, of: str = "") -> None:
+        """Write down that `step` is about to be released. Does nothing when the very same release is already in.
 
-    def holds(self, step: int) -> bool:
+        Args:
+            of: the digest of what the step starts from, where that is not the same whenever the step is drawn.
+        """
+        if self.holds(step, of):
+            return
+        self._write({"step": step} | ({"of": of} if of else {}))
+        self._enter(step, of)
+
+    def holds(self, step: int, of: str = "") -> bool:
         """Whether drawing `step` (again) makes no new release."""
+        if of:
+            return self.repeatable and (step, of) in self._of
         return self.repeatable and bool(self._steps) and step <= self._steps[-1]
+
+    def _enter(self, step: int, of: str) -> None:
+        self._steps.append(step)
+        if of:
+            self._of.add((step, of))
 
     @property
     def releases(self) -> int:
@@ -142,10 +160,10 @@ class Ledger:
             if number == 1:
                 if body != self._head:
                     raise LedgerError(f"{self.path}, line 1: belongs to another mechanism or noise source than this run's")
-            elif set(body) != {"step"} or type(body["step"]) is not int:
+            elif set(body) - {"of"} != {"step"} or type(body["step"]) is not int or type(body.get("of", "")) is not str:
                 raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
             else:
-                self._steps.append(body["step"])
+                self._enter(body["step"], body.get("of", ""))
             self._digest = claimed
             if len(self._steps) == at_least.entries:
                 digest_there = self._digest
@@ -180,11 +198,12 @@ class Ledger:
 
 
 class Copy(Ledger):
-    """The ledger as the other processes of a run know it: the same count, and no file. Rank 0 has the file."""
+    """A ledger as another process knows it: the same count, no file. Rank 0 of a run, or a federation's node, has that."""
 
     def __init__(self, steps: tuple[int, ...], digest: str, repeatable: bool) -> None:
         self.repeatable = repeatable
         self._steps = list(steps)
+        self._of = set()
         self._digest = digest
 
     def close(self) -> None: ...

@@ -1,0 +1,127 @@
+"""A node that dies, answers nonsense or comes late: the round finishes or fails by the rule, and no ε is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.federated.conftest import Make, carried_out
+from zdp_bench import records
+from zdp_bench.config import Run
+from zdp_bench.errors import UserError
+from zdp_bench.federated import simulation
+from zdp_bench.federated.client import client_app
+from zdp_bench.federated.flower import Context, Message
+from zdp_bench.federated.messages import ARRAYS, VALUES, content, values_of
+
+NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on
+Fault = Callable[[Message, Message], Message]
+
+
+def dead(asked: Message, answer: Message) -> Message:
+    raise ConnectionError("the node's machine is gone")
+
+
+def not_finite(value: float) -> Fault:
+    def fault(asked: Message, answer: Message) -> Message:
+        arrays = {name: torch.from_numpy(array.numpy().copy()) for name, array in answer.content[ARRAYS].items()}
+        next(iter(arrays.values())).view(-1)[0] = value
+        return Message(content(values_of(answer), arrays), reply_to=asked)
+
+    return fault
+
+
+def wrong_shape(asked: Message, answer: Message) -> Message:
+    arrays = {name: torch.from_numpy(array.numpy().copy())[:1] for name, array in answer.content[ARRAYS].items()}
+    return Message(content(values_of(answer), arrays), reply_to=asked)
+
+
+def wrong_names(asked: Message, answer: Message) -> Message:
+    return Message(content(values_of(answer), {"other": torch.zeros(2)}), reply_to=asked)
+
+
+def late(asked: Message, answer: Message) -> Message:
+    answer.content[VALUES]["round"] = values_of(answer)["round"] - 1
+    return answer
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "dead": (dead, "node 1: ConnectionError: the node's machine is gone"),
+    "nan": (not_finite(float("nan")), "node 1: its answer is not finite"),
+    "inf": (not_finite(float("inf")), "node 1: its answer is not finite"),
+    "shape": (wrong_shape, "node 1: its answer does not fit the model: 'net.0.weight' is torch.float32"),
+    "names": (wrong_names, "node 1: its answer does not fit the model: 1 tensors where"),
+    "late": (late, "node 1: its answer is to round 1, not to 2"),
+}
+
+
+@pytest.fixture(params=list(FAULTS))
+def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Node 1 trains and writes its ledger as it should, and then its answers go wrong."""
+    fault, sentence = FAULTS[request.param]
+
+    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
+        sound = client_app(config, key)
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = sound(message, context)
+            train = message.metadata.message_type == "train" and context.node_config["partition-id"] == BROKEN
+            return fault(message, reply) if train and values_of(message)["round"] >= AT else reply
+
+        return answer
+
+    monkeypatch.setattr(simulation, "client_app", app)
+    return request.param, sentence
+
+
+def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(configured: Make, broken: tuple[str, str]) -> None:
+    config = configured(f"federated.nodes={NODES}", "federated.min_nodes=2")
+    record = carried_out(config)
+    nodes = record["privacy"]["nodes"]
+    assert [node["answers"] for node in nodes] == [8, AT, 8]
+    assert [node["steps"] for node in nodes] == [8, 8, 8]
+    assert [node["unconfirmed"] for node in nodes] == [0, 0, 0]  # asked at the end, the node says what it has spent
+    ledger = records.folder(config.results, config.recipe, record["run"]) / "nodes" / "01" / "ledger.jsonl"
+    assert len(ledger.read_text().splitlines()) == 1 + 8
+
+
+def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later(
+    configured: Make, broken: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(f"federated.nodes={NODES}")
+    with pytest.raises(UserError) as caught:
+        carried_out(config)
+    assert broken[1] in str(caught.value)
+    assert "federated.min_nodes asks for 3 of 3" in str(caught.value)
+    monkeypatch.setattr(simulation, "client_app", client_app)
+    record = carried_out(config)
+    sound = carried_out(configured(f"federated.nodes={NODES}", results="sound"))
+    assert {k: v for k, v in record.items() if k not in ("environment", "measured")} == {
+        k: v for k, v in sound.items() if k not in ("environment", "measured")
+    }
+    assert record["measured"]["resumed_at_step"] == AT
+
+
+def test_a_node_without_its_ledger_is_refused(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(f"federated.nodes={NODES}")
+
+    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
+        sound = client_app(config, key)
+
+        def answer(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == "train" and values_of(message)["round"] == AT:
+                raise ConnectionError("gone")
+            return sound(message, context)
+
+        return answer
+
+    monkeypatch.setattr(simulation, "client_app", app)
+    with pytest.raises(UserError, match="too few nodes answered"):
+        carried_out(config)
+    monkeypatch.setattr(simulation, "client_app", client_app)
+    (ledger,) = config.results.glob("runs/*/*/nodes/02/ledger.jsonl")
+    ledger.unlink()
+    with pytest.raises(UserError, match=r"node 2: .*the ledger is missing"):
+        carried_out(config)

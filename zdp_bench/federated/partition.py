@@ -1,0 +1,80 @@
+"""Whose patients are where, and how many steps that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zdp_bench.config import Run
+from zdp_bench.data import Source, Splits
+from zdp_bench.errors import UserError, require
+from zdp_bench.experiment import Plan
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import stream
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some records of a set: a node's share of it, as a `data.Source`."""
+
+    whole: Source
+    rows: Tensor  # [n]
+
+    @property
+    def groups(self) -> Tensor | None:
+        return None if self.whole.groups is None else self.whole.groups[self.rows]
+
+    @property
+    def by_chance(self) -> bool:
+        return self.whole.by_chance
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.whole.batch(self.rows[indices], chance)
+
+
+def dealt(data: Splits, nodes: int, seed: int) -> list[Part]:
+    """The training set, dealt out by patient: shuffled by the seed, one to each node in turn.
+
+    Formal guarantees: every record is at one node; all records of a patient are at the same one.
+
+    Raises:
+        UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
+    """
+    if data.train.groups is None and data.records_per_patient > 1:
+        raise UserError(
+            f"federated.patients=split: a patient owns up to {data.records_per_patient} records of this data set, and it does "
+            "not say which, so that they cannot be kept together."
+        )
+    owners = np.arange(len(data.train)) if data.train.groups is None else data.train.groups.numpy()
+    patients, patient_of = np.unique(owners, return_inverse=True)
+    require(nodes <= len(patients), "federated.nodes", nodes, f"the training set has only {len(patients):,} patients")
+    node_of = np.empty(len(patients), dtype=np.int64)
+    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = np.arange(len(patients)) % nodes
+    return [Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node))) for node in range(nodes)]
+
+
+def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
+    """The federation's plan: its `steps` are rounds.
+
+    An epoch is as many rounds as draw, in expectation, every record of all nodes once.
+
+    Args:
+        sizes: how many records each node has.
+    """
+    own = [Plan.of(config, size).sampling for size in sizes]
+    expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
+    a_round, epochs = config.federated.local_steps * expected / records, config.trainer.epochs
+    union = Sampling(own[0].scheme, expected / records, expected, records)
+    return Plan(union, epochs, max(1, round(epochs / a_round)), config.privacy.range_test_steps or 0)
+
+
+def steps_of(config: Run, size: int, rounds: int) -> Plan:
+    """The plan of a node with `size` records: its own sampling, and as many steps as the rounds ask of it."""
+    return replace(Plan.of(config, size), steps=rounds * config.federated.local_steps)

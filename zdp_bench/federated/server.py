@@ -1,0 +1,331 @@
+"""The ServerApp: rounds of asking every node for a release, averaging, and one step of the optimiser.
+
+The rule for a round. Every node that is present is asked, and given `federated.patience` seconds. An answer counts if it is to
+this round, holds the model's tensors and nothing but finite numbers. With at least `federated.min_nodes` of them (all, where
+nothing is said) the round is their weighed mean, whoever is missing; with fewer the run ends in one sentence, saved, and the same
+command goes on from that round. A late answer is dropped. Whatever becomes of an answer, the node had written its
+steps down before it sent them, and counts them; a node that is not heard of again is taken to have made every step it was asked
+for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zdp_bench import checkpoint
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config import Run
+from zdp_bench.data import Splits
+from zdp_bench.devices import arithmetic
+from zdp_bench.engine import descend
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import (
+    Plan,
+    Watcher,
+    account,
+    advance,
+    build_algorithm,
+    build_model,
+    build_optimizer,
+    build_scheduler,
+    check_fit,
+    check_model,
+    described,
+    environment,
+    evaluate,
+    final_metrics,
+    micro_batch_size,
+    open_ledger,
+    peak_memory,
+)
+from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
+from zdp_bench.federated.messages import content, digest, tensors_of, values_of
+from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+from zdp_bench.federated.roster import Roster
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.ledger import Copy
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup
+from zdp_bench.survival import Stopped
+from zdp_bench.tasks import Task
+
+
+@dataclass(frozen=True)
+class Conducting:
+    """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder."""
+
+    config: Run
+    data: Splits
+    run: str
+    home: Path
+    device: torch.device
+    watcher: Watcher
+    asked_to_stop: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a node with a certain number of records trains with; the server makes it too, to check and to account."""
+
+    config: Run
+    plan: Plan
+    algorithm: Algorithm
+    mechanism: Mechanism
+
+
+class Result:
+    """What came of a ServerApp, which cannot return anything: Flower may call it in another thread."""
+
+    record: Record | None = None
+    error: BaseException | None = None
+
+    def get(self) -> Record:
+        """The record.
+
+        Raises:
+            UserError, Stopped: what ended the run.
+        """
+        if self.error:
+            raise self.error
+        if self.record is None:
+            raise UserError("Flower ended the run before its end; its own messages are above.")
+        return self.record
+
+
+def server_app(conducting: Conducting, result: Result) -> ServerApp:
+    """The app that conducts a run, over whatever grid Flower gives it."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            result.record = conduct(grid, conducting)
+        except BaseException as error:
+            result.error = error
+
+    return app
+
+
+def conduct(grid: Grid, given: Conducting) -> Record:
+    """One federated run, from the first message to the record; see the module for the rule of a round.
+
+    Formal guarantees:
+        - the weights change only through what nodes released under their own mechanisms, each in its node's ledger;
+        - the record's ε of a node composes every release it can have made; the run's ε is the worst node's, for each patient is
+          at one node only.
+
+    Raises:
+        UserError: a node refuses to take part, too few answer, or the data, ledger or checkpoint is not usable.
+        Stopped: a signal asked for it; the run is saved.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    config, data, home, device = given.config, given.data, given.home, given.device
+    federated = config.federated
+    nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
+    least = federated.min_nodes or nodes
+
+    task: Task = lookup("task", config.task.name)(**config.task.options)
+    model = build_model(config, data)
+    check_fit(config, model, task, data)
+    model = model.to(device)
+    optimizer = build_optimizer(config, model)
+    scheduler = build_scheduler(config, optimizer, data)
+    saved = checkpoint.load(home / "checkpoint.pt", given.run)
+    round_, epochs = 0, []
+    if saved:
+        model.load_state_dict(saved.model)
+        optimizer.load_state_dict(saved.optimizer)
+        if scheduler:
+            scheduler.load_state_dict(saved.scheduler)
+        round_, epochs = saved.step, saved.epochs
+
+    roster = Roster(grid, config, data.digest, saved.nodes if saved else {})
+    come = roster.wait_for(nodes, patience, given.asked_to_stop)
+    if signal := given.asked_to_stop():
+        raise Stopped(signal)
+    if not come and (len(roster.present) < least or len(roster.standings) < nodes):
+        raise UserError(f"only {len(roster.present)} of {nodes} nodes joined within federated.patience={patience:g} seconds.")
+    sizes = {n: roster.standings[n].records for n in range(nodes)}
+    if federated.patients == "split" and [*sizes.values()] != [len(p) for p in dealt(data, nodes, config.seed)]:
+        raise UserError("the nodes have other shares of the patients than the server dealt out: all need the same data set.")
+    plan = rounds_of(config, [*sizes.values()])
+
+    @cache
+    def of_size(records: int) -> Made:
+        """What a node with so many records must come to."""
+        own = steps_of(config, records, plan.steps)
+        problem = Problem(model, task.loss, own.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+        calibrated, algorithm = build_algorithm(config, problem, own)
+        return Made(calibrated, own, algorithm, algorithm.mechanism())
+
+    made = {n: of_size(size) for n, size in sizes.items()}
+    mechanisms = {n: own.mechanism for n, own in made.items()}
+    fixed = check_model(model, made[0].algorithm, task, data)
+    repeatable = not config.privacy.secure
+    asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, saved.ledger if saved else None, whose="server")
+    size = micro_batch_size(config, made[0].plan, model, task, data, device)
+    parameters = trainable(model)
+
+    def save() -> None:
+        rates = scheduler.state_dict() if scheduler else {}
+        weights, moments = model.state_dict(), optimizer.state_dict()
+        state = checkpoint.Checkpoint(given.run, round_, weights, moments, asked.position, epochs, rates, roster.saved())
+        checkpoint.save(home / "checkpoint.pt", state)
+
+    def spent() -> float:
+        """The worst node's tight ε as it stands."""
+        missed = {n: (roster.asked - s.heard) * a_round for n, s in roster.standings.items()}
+        so_far = {(mechanisms[n], plan.before + s.before + missed[n]) for n, s in roster.standings.items()}
+        return max(tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far)
+
+    stopped_by, every = "epochs", config.execution.checkpoint_steps or 1  # a round made again may be another release
+    policy = arithmetic(config.precision, config.execution.deterministic, model, made[0].algorithm, device)
+    with closing(asked), policy:
+        roster.asked = asked.releases
+        roster.prepare(given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()})
+        given.watcher.started(config.recipe, config.seed, plan.steps * a_round, round_ * a_round)
+        while round_ < plan.steps and stopped_by == "epochs":
+            if any(0 <= s.left < a_round and s.entries <= s.before for s in roster.standings.values()):
+                stopped_by = "budget"  # before the round: no node has to spend on a round that would not count
+            elif not roster.wait_for(least, patience, given.asked_to_stop):
+                save()
+                raise UserError(gone(roster, nodes, least, {}))
+            elif not given.asked_to_stop():
+                weights = {name: parameter.detach() for name, parameter in parameters.items()}
+                asked.append(round_, digest(weights))  # before any node is asked
+                roster.asked = asked.releases
+                answers = roster.round(content({"round": round_}, weights), round_, patience)
+                releases, reasons = judged(roster, answers, round_, weights)
+                if len(releases) < least:
+                    save()
+                    raise UserError(gone(roster, nodes, least, reasons))
+                for number in releases:
+                    roster.used(number)
+                shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
+                descend(model, optimizer, weighed_mean(releases, shares))
+                round_ += 1
+                if scheduler and plan.epoch_ending_at(round_) is not None:
+                    advance(scheduler, model, task, data, device)
+                given.watcher.stepped(round_ * a_round)
+            epoch, step = plan.epoch_ending_at(round_), round_ * a_round
+            if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
+                metrics, epsilon = evaluate(model, task, data.test, device, size.records), spent()
+                epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
+                given.watcher.evaluated(epoch or 0, step, metrics, epsilon)
+            signal = given.asked_to_stop()
+            if round_ % every == 0 or round_ == plan.steps or stopped_by == "budget" or signal:
+                save()
+            if signal and round_ < plan.steps and stopped_by == "epochs":
+                raise Stopped(signal)
+        final = final_metrics(home, model, task, data.test, device, size.records)
+        roster.report(patience)
+    roster.dismiss()
+
+    return described(config, data, given.run, model, fixed) | {
+        "privacy": accounted(roster, made, repeatable),
+        "stopped_by": stopped_by,
+        "headline": {"name": task.headline, "value": final[task.headline]},
+        "metrics": final,
+        "epochs": epochs,
+        "federation": {"rounds": round_, "asked": roster.asked},
+        "environment": environment(device) | {"ranks": 1, "execution": vars(config.execution), "backend": federated.backend},
+        "measured": {
+            "started_utc": started.isoformat(timespec="seconds"),
+            "train_seconds": round(time.perf_counter() - clock, 2),
+            "peak_memory_bytes": peak_memory(device),
+            "micro_batch": size.records,
+            "resumed_at_step": saved.step * a_round if saved else None,
+        },
+    }
+
+
+def judged(
+    roster: Roster, answers: Mapping[int, Message], round_: int, like: Mapping[str, Tensor]
+) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
+    """The releases that count, by node, and why the others do not. What a node says of its ledger is noted in any case."""
+    releases, reasons = {}, {}
+    for number, answer in sorted(answers.items()):
+        if answer.has_error():
+            reasons[number] = (answer.error.reason or "it failed").strip().splitlines()[-1][:200]
+            continue
+        values = values_of(answer)
+        roster.heard(number, values)
+        if values["round"] != round_:
+            reasons[number] = f"its answer is to round {values['round']}, not to {round_}"
+            continue
+        try:
+            release = tensors_of(answer, like)
+        except ValueError as error:
+            reasons[number] = f"its answer does not fit the model: {error}"
+            continue
+        if not all(bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all()) for g in release.values()):
+            reasons[number] = "its answer is not finite"
+            continue
+        releases[number] = release
+    return releases, reasons
+
+
+def gone(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
+    """Why a round did not come about, in one sentence."""
+    absent = [n for n in range(nodes) if n not in roster.present and n not in reasons]
+    told = [f"node {number}: {reason}" for number, reason in reasons.items()]
+    told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
+    return (
+        f"too few nodes answered ({'; '.join(told)}), and federated.min_nodes asks for {least} of {nodes}. All is saved, and "
+        "every step that was taken is counted: the same command goes on."
+    )
+
+
+def weighed_mean(releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]) -> dict[str, Tensor]:
+    """Σ mᵢ gᵢ / Σ mᵢ over nodes in the order of their numbers, mᵢ their expected batches: Σ of all records' shares over Σ mᵢ."""
+    whole, mean = sum(shares.values()), dict[str, Tensor]()
+    for number in sorted(releases):
+        for name, gradient in releases[number].items():
+            weighed = gradient * (shares[number] / whole)
+            mean[name] = mean[name] + weighed if name in mean else weighed
+    return mean
+
+
+def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool) -> dict[str, Any]:
+    """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
+
+    Patients are at one node each, so a patient's data moves that node's releases alone (parallel composition).
+    """
+
+    @cache
+    def of(like: int, releases: int, patient: int) -> dict[str, Any]:
+        own = made[like]
+        return account(own.config, own.mechanism, own.plan, Copy((0,) * releases, "", repeatable), patient)
+
+    first = {made[number].mechanism: number for number in sorted(made, reverse=True)}  # nodes with one mechanism have one ε
+    found = {}
+    for number, standing in sorted(roster.standings.items()):
+        patient = min(standing.records_per_patient, standing.records)
+        own = of(first[made[number].mechanism], roster.spent(number), patient)
+        ledger = {"entries": standing.entries, "digest": standing.digest}
+        found[number] = own | {"ledger": ledger, "unconfirmed": roster.spent(number) - standing.entries}
+    worst = max(found.values(), key=lambda own: own["epsilon_tight"])
+    bounds = {k: max(own[k] for own in found.values()) for k in worst if k.startswith("epsilon_") or k == "steps"}
+    chain = hashlib.sha256("".join(own["ledger"]["digest"] for own in found.values()).encode()).hexdigest()
+    kept = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
+    listed = [
+        {"node": number, "answers": roster.standings[number].answers}
+        | {key: value for key, value in own.items() if key in kept or key.startswith("epsilon_")}
+        for number, own in found.items()
+    ]
+    entries = sum(own["ledger"]["entries"] for own in found.values())
+    whole = {"ledger": {"entries": entries, "digest": chain}, "composition": "parallel: the worst node's", "nodes": listed}
+    return {key: value for key, value in worst.items() if key != "unconfirmed"} | bounds | whole

@@ -1,0 +1,114 @@
+"""All nodes of a federation on one machine: `zdp-bench run` of a recipe with `federated.nodes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from zdp_bench import distributed
+from zdp_bench.config import Run, run_digest
+from zdp_bench.data import Splits
+from zdp_bench.distributed import ALONE
+from zdp_bench.errors import UserError
+from zdp_bench.experiment import Outcome, Watcher, once
+from zdp_bench.federated.client import client_app, reply_of, site_open
+from zdp_bench.federated.flower import ClientApp, Context, FlowerRun, Grid, Message, RecordDict, ServerApp, identify
+from zdp_bench.federated.node import Site
+from zdp_bench.federated.server import Conducting, Result, server_app
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup
+from zdp_bench.survival import stop_signals
+
+
+def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+    """How `experiment.run` carries out a federation on this machine.
+
+    Raises:
+        UserError: it was started by torchrun, or asks for what only `zdp-bench federate` can do.
+    """
+    if distributed.launched():
+        raise UserError("federated.nodes: torchrun carries out central runs; a federation is `zdp-bench federate`.")
+    if config.federated.patients == "own":
+        raise UserError("federated.patients=own: each node reads its own data root, so it is for `zdp-bench federate`.")
+    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    digest = run_digest(config, data.digest)
+
+    def train(home: Any) -> Record:
+        result = Result()
+        with stop_signals() as asked:
+            serving = server_app(Conducting(config, data, digest, home, device, watcher, asked), result)
+            nodes = config.federated.nodes or 1
+            if config.federated.backend == "ray":
+                on_ray(serving, client_app(config, digest), nodes, config.threads)
+            else:
+                with site_open(digest, Site(config, data, device)):
+                    one_after_another(serving, client_app(config, digest), nodes)
+        return result.get()
+
+    return once(config, digest, ALONE, wait, train)
+
+
+def one_after_another(serving: ServerApp, answering: ClientApp, nodes: int) -> None:
+    """Run both apps in this process: a message is answered when it is sent."""
+    identify(run=1)
+    context = Context(1, 0, {}, RecordDict(), {})
+    serving(SerialGrid(answering, nodes), context)
+
+
+class SerialGrid(Grid):
+    """Nodes in this process, one after the other.
+
+    Flower's number of a node is its own plus 2.
+    """
+
+    FIRST = 2
+
+    def __init__(self, answering: ClientApp, nodes: int) -> None:
+        self._app = answering
+        self._run = FlowerRun.create_empty(1)
+        self._answers: dict[str, Message] = {}
+        self._sent = 0
+        self._contexts = {
+            self.FIRST + node: Context(1, self.FIRST + node, {"partition-id": node, "num-partitions": nodes}, RecordDict(), {})
+            for node in range(nodes)
+        }
+
+    def set_run(self, run: FlowerRun) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> FlowerRun:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = []
+        for message in messages:
+            self._sent += 1
+            message.metadata.__dict__["_message_id"] = str(self._sent)
+            self._answers[str(self._sent)] = reply_of(self._app, message, self._contexts[message.metadata.dst_node_id])
+            pushed.append(str(self._sent))
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._answers.pop(number) for number in message_ids if number in self._answers]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: int | None) -> None:
+    """Run both apps by Flower's own simulation, each node's work in a process of Ray's."""
+    from flwr.simulation import run_simulation
+
+    resources: Mapping[str, Any] = {"num_cpus": threads or 1, "num_gpus": 0.0}
+    run_simulation(serving, answering, nodes, backend_name="ray", backend_config={"client_resources": dict(resources)})
