@@ -101,6 +101,23 @@ def test_paper_is_estimated_before_it_starts(small: Path, tmp_path: Path) -> Non
     assert not list(small.glob("runs/*/*")), "an estimate leaves nothing behind"
 
 
+def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in TINY:
+        (assets.RECIPES / f"{name}.yaml").unlink()
+    body = TINY["mnist"].replace(
+        "{table: zeta_dp_2021/1, row: mnist_private}", "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_0.64}"
+    )
+    (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
+    code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
+    assert (code, err) == (0, "")
+    assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
+    assert "0 reproduced, 0 different" in out
+    assert "1 not compared" in out
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", "--results", str(small / "smoke")])
+    assert not left.value.code
+
+
 def test_smoke_tries_every_setting_of_a_sweep(small: Path) -> None:
     path = assets.RECIPES / "swept.yaml"
     body = TINY["mnist"].replace("model: {hidden: [4]}", "model: {hidden: [5]}")

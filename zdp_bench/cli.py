@@ -374,12 +374,12 @@ def _reproduce_all(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from zdp_bench.report import page, tables
+    from zdp_bench.report import curves, page, tables
     from zdp_bench.sweep import fillings
 
     made = []
     for name in tables.available():
-        if tables.recipes_of(name):
+        if tables.recipes_of(name) and not curves.is_figure(name):  # the page shows a figure's table as `table` wrote it
             made.append(tables.build(name, options.results, fillings(name, options.results)))
     print(f"written: {page.write(made, options.results, options.output or options.results / 'report.html')}")
     return 0

@@ -22,7 +22,7 @@ from zdp_bench.config import Run, compose, experiment_digest, parse
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import pick_device, run, seconds_a_step
-from zdp_bench.report import page, tables, verdicts
+from zdp_bench.report import curves, page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
 from zdp_bench.sweep import claims_of, jobs_of, on_other_data
 from zdp_bench.terminal import Silent
@@ -92,15 +92,22 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
             say(line)
     failed = _run_all(plan, say)
 
-    made = [_build(name, plan, folder, notes=[SMOKE_NOTE] if profile == "smoke" else []) for name in named]
+    notes = [SMOKE_NOTE] if profile == "smoke" else []
+    made = [_build(name, plan, folder, notes) for name in named if not curves.is_figure(name)]
     for table in made:
         tables.write(table, folder)
+    drawn = [curves.build(name, folder, plan.stands[name]) for name in named if curves.is_figure(name)]
+    for figure in drawn:
+        curves.write(dataclasses.replace(figure, notes=[*notes, *figure.notes]), folder)
     for name in [name for name in measured.available() if name not in named]:
         if not (folder / "tables" / f"{tables.file_stem(name)}.md").exists():
             say(f"measuring {name} ...")
             measured.run(name, quick=profile != "paper", threads=2, results=folder)
     pages = [page.write(made, folder, folder / "report.html")]
-    return Closing([verdict for table in made for verdict in verdicts.of_table(table)], failed, pages)
+    found = [verdict for table in made for verdict in verdicts.of_table(table)]
+    for figure in drawn:
+        found += verdicts.of_curves(figure, plan.missing)
+    return Closing(found, failed, pages)
 
 
 # -------------------------------------------------------------------------------------------------------- what to run

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import stdev
 
+from zdp_bench.report.curves import Curves
 from zdp_bench.report.tables import Row, Table
 
 RULE = (
@@ -27,6 +29,22 @@ class Verdict:
 def of_table(table: Table) -> list[Verdict]:
     """The verdict of every row of a table that has been laid out."""
     return [Verdict(table.name, row.cells["row"], row.cells["metric"], *judge(row)) for row in table.rows]
+
+
+def of_curves(figure: Curves, missing: Mapping[tuple[str, tuple[str, ...]], str]) -> list[Verdict]:
+    """The verdict of every curve of a figure: whether it was run. Its points are shown, and compared with no number.
+
+    Args:
+        missing: why a (recipe, overrides) was not run, where that is known.
+    """
+    found = []
+    for curve in figure.curves:
+        why = "a curve, of which the paper prints few points"
+        if not curve.points:
+            why = next((missing[key] for f in curve.fillings if (key := (f.recipe, f.overrides)) in missing), "")
+        kind = "not compared" if curve.points else "not run"
+        found.append(Verdict(figure.name, f"{curve.panel}: {curve.label}", figure.metric, kind, why))
+    return found
 
 
 def judge(row: Row) -> tuple[str, str]:
