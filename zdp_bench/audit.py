@@ -33,7 +33,7 @@ from scipy.stats import beta, binom
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run
+from zdp_bench.config import Run, require_central
 from zdp_bench.data import Source, Splits
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require, unknown
@@ -569,6 +569,7 @@ class Subject:
         Raises:
             UserError: the data is missing, the model is not fit for private training, or nothing private is claimed.
         """
+        require_central(config, "audit")
         if config.threads:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
