@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks"},
+    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks", "federated"},
     "range_test": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "privacy"},
     "reproduce": BASE | DATA_SIDE | {"config", "experiment", "sweep", "terminal", "bench"},
     "cli": BASE

@@ -341,6 +341,19 @@ def _of_the_result(federated: Federated) -> dict[str, Any]:
     return {"federated": {key: value for key, value in said.items() if key != "local_lr" or federated.local_steps > 1}}
 
 
+def require_central(run: Run, verb: str) -> None:
+    """Refuse a federation where only central training is meant.
+
+    Raises:
+        UserError: the run has nodes.
+    """
+    if run.federated.nodes is not None:
+        raise UserError(
+            f"zdp-bench {verb} takes one training set: add federated.nodes=null. A node of a federation takes the same steps, "
+            "with the same mechanism, on its own."
+        )
+
+
 def _check_federated(run: Run) -> None:
     federated = run.federated
     if federated.nodes is None:

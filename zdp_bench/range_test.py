@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from zdp_bench.algorithms import Problem
-from zdp_bench.config import Run
+from zdp_bench.config import Run, require_central
 from zdp_bench.data import Records, Splits
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
@@ -74,6 +74,7 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     Raises:
         UserError: the range is none, or the data set has no validation records.
     """
+    require_central(config, "find-lr")
     require(0 < lowest < highest < math.inf, "--lowest", lowest, f"must be positive and below --highest={highest:g}")
     require(steps >= 3, "--steps", steps, "must be at least 3")
     if config.threads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from zdp_bench.config import Run
 from zdp_bench.data import Outline
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import MICRO_BATCH, Plan, build_algorithm, build_model, build_optimizer
+from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
@@ -81,7 +82,8 @@ def validate(config: Run, trial: bool = True) -> Report:
     """
     data = outline_of(config)
     model = build_model(config, data)
-    plan = Plan.of(config, data.train)
+    nodes = config.federated.nodes or 1
+    plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     task = lookup("task", config.task.name)(**config.task.options)
     problem = Problem(model, task.loss, plan.sampling, config.seed, torch.empty(0, *data.input_shape, dtype=data.dtype))
     config, algorithm = build_algorithm(config, problem, plan)
@@ -101,9 +103,10 @@ def validate(config: Run, trial: bool = True) -> Report:
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
         layers=layers_of(model, config, mechanism),
         surgery=checks.surgery(model),
-        sampling={**vars(plan.sampling), "epochs": plan.epochs, "steps": plan.steps, "adjacency": plan.sampling.adjacency},
+        sampling=({"nodes": nodes} if config.federated.nodes else {})
+        | {**vars(plan.sampling), "epochs": plan.epochs, "steps": plan.steps, "adjacency": plan.sampling.adjacency},
         privacy=privacy_of(config, mechanism, plan, data),
-        cost=cost_of(config, model, algorithm, plan, data, parameters) if trial else None,
+        cost=cost_of(config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters) if trial else None,
     )
 
 

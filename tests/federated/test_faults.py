@@ -13,7 +13,7 @@ from zdp_bench.config import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated import simulation
 from zdp_bench.federated.client import client_app
-from zdp_bench.federated.flower import Context, Message
+from zdp_bench.federated.flower import Array, Context, Message
 from zdp_bench.federated.messages import ARRAYS, VALUES, content, values_of
 
 NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on
@@ -26,16 +26,21 @@ def dead(asked: Message, answer: Message) -> Message:
 
 def not_finite(value: float) -> Fault:
     def fault(asked: Message, answer: Message) -> Message:
-        arrays = {name: torch.from_numpy(array.numpy().copy()) for name, array in answer.content[ARRAYS].items()}
-        next(iter(arrays.values())).view(-1)[0] = value
-        return Message(content(values_of(answer), arrays), reply_to=asked)
+        numbers = answer.content[ARRAYS]["float32"].numpy().copy()
+        numbers[5] = value
+        answer.content[ARRAYS]["float32"] = Array(numbers)
+        return answer
 
     return fault
 
 
 def wrong_shape(asked: Message, answer: Message) -> Message:
-    arrays = {name: torch.from_numpy(array.numpy().copy())[:1] for name, array in answer.content[ARRAYS].items()}
-    return Message(content(values_of(answer), arrays), reply_to=asked)
+    return Message(content(values_of(answer), {"net.0.weight": torch.zeros(2, 2)}), reply_to=asked)
+
+
+def too_few_numbers(asked: Message, answer: Message) -> Message:
+    answer.content[ARRAYS]["float32"] = Array(answer.content[ARRAYS]["float32"].numpy()[:-1])
+    return answer
 
 
 def wrong_names(asked: Message, answer: Message) -> Message:
@@ -51,8 +56,12 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "dead": (dead, "node 1: ConnectionError: the node's machine is gone"),
     "nan": (not_finite(float("nan")), "node 1: its answer is not finite"),
     "inf": (not_finite(float("inf")), "node 1: its answer is not finite"),
-    "shape": (wrong_shape, "node 1: its answer does not fit the model: 'net.0.weight' is torch.float32"),
-    "names": (wrong_names, "node 1: its answer does not fit the model: 1 tensors where"),
+    "shape": (
+        wrong_shape,
+        "node 1: its answer does not fit the model: 'net.0.weight float32 [2, 2]' where 'net.0.weight",
+    ),
+    "names": (wrong_names, "node 1: its answer does not fit the model: 'other float32 [2]' where 'net.0.weight complex64"),
+    "few": (too_few_numbers, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
     "late": (late, "node 1: its answer is to round 1, not to 2"),
 }
 

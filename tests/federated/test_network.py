@@ -113,7 +113,7 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
         for i in range(10)
     ]
     kills = {job["name"]: job["kill"] for job in jobs}
-    for name, run_ in over_tls(tmp_path, jobs, patience=20).items():
+    for name, run_ in over_tls(tmp_path, jobs, patience=45).items():
         node, steps, _, restart = kills[name]
         nodes = run_["record"]["privacy"]["nodes"]
         assert run_["killed"] == 9

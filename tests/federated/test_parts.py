@@ -77,7 +77,7 @@ def test_tensors_travel_without_loss() -> None:
         assert torch.equal(arrived[name], value)
     assert digest(arrived) == digest(sent)
     assert values_of(message) == {"round": 7, "whole": True}
-    with pytest.raises(ValueError, match=r"'real' is torch\.float64"):
+    with pytest.raises(ValueError, match=r"'real float64 \[7\]' where 'real float32 \[7\]' was expected"):
         tensors_of(message, sent | {"real": torch.zeros(7)})
 
 
@@ -152,3 +152,22 @@ def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
     assert experiment_digest(configured("federated.nodes=3", "federated.backend=ray", "federated.patience=1")) == federation
     assert experiment_digest(configured("federated.nodes=3", "federated.local_lr=0.5")) == federation
     assert experiment_digest(configured("federated.nodes=3", "federated.min_nodes=2")) != federation
+
+
+def test_what_takes_one_training_set_says_so(configured: Make) -> None:
+    from zdp_bench.audit import Subject
+    from zdp_bench.range_test import range_test
+
+    for work in (Subject.of, range_test):
+        with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
+            work(configured("federated.nodes=2"))
+
+
+def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
+    """The paper's: 73,333 steps of 24 among 3,520 records, and the ε that its accountant claims for them."""
+    from zdp_bench.config import compose, parse
+    from zdp_bench.validate import validate
+
+    report = validate(parse(compose(["recipe=mri_sequence_fl", "paths.data=/nowhere"])), trial=False)
+    assert (report.sampling["nodes"], report.sampling["records"], report.sampling["steps"]) == (11, 3520, 73_333)
+    assert report.privacy["epsilon_claimed"] == pytest.approx(3.0, rel=1e-3)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run
+from zdp_bench.config import Run, require_central
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import Plan, build_algorithm, build_model, build_optimizer, check_model, pick_device
@@ -40,6 +40,7 @@ class Subject:
         Raises:
             UserError: the data is missing, the model is not fit for private training, or nothing private is claimed.
         """
+        require_central(config, "audit")
         if config.threads:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)

@@ -75,6 +75,13 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
     return Plan(union, epochs, max(1, round(epochs / a_round)), config.privacy.range_test_steps or 0)
 
 
+def evenly(config: Run, records: int) -> Plan:
+    """A node's plan where the nodes have equally many of so many records: what can be said before the patients are dealt out."""
+    assert config.federated.nodes is not None
+    size = records // config.federated.nodes
+    return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)
+
+
 def steps_of(config: Run, size: int, rounds: int) -> Plan:
     """The plan of a node with `size` records: its own sampling, and as many steps as the rounds ask of it."""
     return replace(Plan.of(config, size), steps=rounds * config.federated.local_steps)
