@@ -234,7 +234,7 @@ def _scaling(quick: bool, threads: int) -> list[Case]:
             workload = Workload(model, shape, outputs, batch, loss, options)  # type: ignore[arg-type]
             if not (quick and model == "complex_unet"):
                 cases.append(_compare(f"{label}, batch {batch}", workload, sides, seconds, threads, memory=not quick))
-    size, width, batch = (64, 8, 2) if quick else (96, 32, 2)
+    size, width, batch = (64, 8, 2) if quick else (320, 32, 4)
     unet = Workload("complex_unet", (1, size, size), 1, batch, "map", {"width": width})
     sides = [*sides, "non-private, one record at a time", "private, fast, one record at a time"]
     cases.append(_compare(f"complex U-Net, {width} channels, {size}², batch {batch}", unet, sides, seconds, threads, memory=True))
@@ -242,10 +242,10 @@ def _scaling(quick: bool, threads: int) -> list[Case]:
 
 
 def _imaging(quick: bool, threads: int) -> list[Case]:
-    """The deepee paper's networks. Batch 32 at 224² and 256² is a GPU's work; the names say what is measured."""
+    """The deepee paper's networks. Batch 32, and 256² for the U-Nets, are a GPU's work; the names say what is measured."""
     seconds = 1.0 if quick else 10.0
     hidden = 256 if quick else 4096
-    big, small, batch = (32, 32, 2) if quick else (64, 64, 8)
+    big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
     width = 16 if quick else 64
     workloads = {
         f"VGG-11, {big}², batch {batch}": Workload("vgg11", (3, big, big), 2, batch, "classes", {"hidden": hidden}),
