@@ -107,8 +107,17 @@ class SerialGrid(Grid):
 
 
 def on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: int | None) -> None:
-    """Run both apps by Flower's own simulation, each node's work in a process of Ray's."""
+    """Run both apps by Flower's own simulation, each node's work in a process of Ray's.
+
+    Raises:
+        UserError: Ray does not start or breaks off; its own words are above.
+    """
     from flwr.simulation import run_simulation
 
     resources: Mapping[str, Any] = {"num_cpus": threads or 1, "num_gpus": 0.0}
-    run_simulation(serving, answering, nodes, backend_name="ray", backend_config={"client_resources": dict(resources)})
+    try:
+        run_simulation(serving, answering, nodes, backend_name="ray", backend_config={"client_resources": dict(resources)})
+    except RuntimeError as error:
+        while isinstance(error.__cause__, Exception):
+            error = error.__cause__  # type: ignore[assignment]  # Flower wraps what Ray said twice
+        raise UserError(f"federated.backend=ray: {error} Take federated.backend=serial, or give Ray more room.") from None
