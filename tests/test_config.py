@@ -50,6 +50,7 @@ MISTAKES = {
         r"algorithm=sgd: it has no noise_multiplier",
     ),
     "seed": (["recipe=quickstart", "seed=-1"], r"seed=-1: must be 0 or more"),
+    "split seed": (["recipe=quickstart", "dataset.pairing_seed=-1"], r"dataset.pairing_seed=-1: must be 0 or more"),
     "device": (["recipe=quickstart", "device=cuba"], r"device 'cuba'.*Did you mean 'cuda'"),
     "shuffled": (
         ["recipe=quickstart", "trainer.sampling=shuffled", "trainer.batch_size=8", "trainer.sample_rate=null"],

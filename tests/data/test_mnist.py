@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import http.server
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,3 +188,9 @@ def test_every_card_is_whole() -> None:
             assert len(file.md5) == 32
             assert not Path(file.path).is_absolute()
             assert ".." not in file.path
+
+
+@pytest.mark.parametrize("share", [-1.0, 0.0, 0.004, 0.999, 1.5, math.nan])
+def test_a_share_of_the_digits_that_leaves_none_is_refused(tmp_path: Path, share: float) -> None:
+    with pytest.raises(UserError, match="dataset.test_share=.*10 digits or more"):
+        phase_digits(tmp_path, test_share=share)

@@ -13,6 +13,7 @@ from sklearn.model_selection import train_test_split
 from zdp_bench.data import Records, Splits
 from zdp_bench.data.files import card
 from zdp_bench.data.mnist import CLASSES, Normalise, read, to_float
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
@@ -71,6 +72,9 @@ def phase_digits(root: Path, *, pairing_seed: int = 9, test_share: float = 0.2) 
     bunch = load_digits()
     pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # [1797, 8, 8] in [0, 1]
     labels = bunch.target.astype(np.int64)
+    held = round(test_share * len(labels)) if 0 < test_share < 1 else 0
+    rule = f"must leave {CLASSES} digits or more to train and to test on; {held} of {len(labels):,} are to test on"
+    require(CLASSES <= held <= len(labels) - CLASSES, "dataset.test_share", test_share, rule)
     train, test = train_test_split(np.arange(len(labels)), test_size=test_share, stratify=labels, random_state=pairing_seed)
     training, testing = (pair(pixels[part], labels[part], pairing_seed, n) for n, part in enumerate((train, test)))
     files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
