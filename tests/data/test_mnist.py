@@ -192,5 +192,5 @@ def test_every_card_is_whole() -> None:
 
 @pytest.mark.parametrize("share", [-1.0, 0.0, 0.004, 0.999, 1.5, math.nan])
 def test_a_share_of_the_digits_that_leaves_none_is_refused(tmp_path: Path, share: float) -> None:
-    with pytest.raises(UserError, match="dataset.test_share=.*10 digits or more"):
+    with pytest.raises(UserError, match=r"dataset.test_share=.*10 digits or more"):
         phase_digits(tmp_path, test_share=share)
