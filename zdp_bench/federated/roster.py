@@ -38,7 +38,7 @@ class Standing:
     answers: int = 0
 
     def spent(self, asked: int, steps_a_round: int) -> int:
-        """The most releases there can be after `asked` rounds: who was not heard of has taken every step it was asked for."""
+        """The most releases there can be after `asked` rounds: a node that is silent is held to have taken every one."""
         return self.entries + (asked - self.heard) * steps_a_round
 
 

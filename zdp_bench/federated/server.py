@@ -4,8 +4,8 @@ The rule for a round. Every node that is present is asked, and given `federated.
 this round, holds the model's tensors and nothing but finite numbers. With at least `federated.min_nodes` of them (all, where
 nothing is said) the round is their weighed mean, whoever is missing; with fewer the run ends in one sentence, saved, and the same
 command goes on from that round. A late answer is dropped. Whatever becomes of an answer, the node had written its
-steps down before it sent them, and counts them; a node that is not heard of again is taken to have made every step it was asked
-for.
+steps down before it sent them, and counts them; a node that is not heard of again is held to have taken every step
+that was asked for since, whether of it or of others.
 """
 
 from __future__ import annotations

@@ -35,13 +35,8 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-    pull_objects,
-)
-from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
@@ -148,6 +143,7 @@ class LinkGrid(Grid):
     def __init__(self, state: InMemoryLinkState) -> None:
         self._state = state
         self._sent: dict[str, Message] = {}  # without their content, to answer for nodes that do not
+        self._arriving: dict[str, Message] = {}  # answers whose content is not here yet, by what they answer
 
     def set_run(self, run: FlowerRun) -> None:
         raise NotImplementedError("a server conducts one run")
@@ -181,35 +177,37 @@ class LinkGrid(Grid):
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        wanted = {name for name in message_ids if name in self._sent}
-        answers = self._state.get_message_res(message_ids=wanted, run_id=RUN) if wanted else []
-        whole = [self._whole(answer) for answer in answers]
-        self._state.delete_messages({answer.metadata.reply_to_message_id for answer in answers})
-        for answer in answers:
-            self._sent.pop(answer.metadata.reply_to_message_id, None)
-        return whole
+        wanted = [name for name in message_ids if name in self._sent]
+        if new := {name for name in wanted if name not in self._arriving}:
+            for answer in self._state.get_message_res(message_ids=new, run_id=RUN):
+                self._arriving[answer.metadata.reply_to_message_id] = answer
+        found = {name: self._whole(name) for name in wanted if name in self._arriving}
+        whole = {name: answer for name, answer in found.items() if answer}
+        for name in whole:
+            del self._arriving[name], self._sent[name]
+        self._state.delete_messages(set(whole))
+        return list(whole.values())
 
-    def _whole(self, answer: Message) -> Message:
-        """The answer with its content, which follows it in pieces; or an Error where the node died in between."""
-        name, asked = answer.metadata.message_id, self._sent[answer.metadata.reply_to_message_id]
+    def _whole(self, asked: str) -> Message | None:
+        """The answer with its content, which follows it in pieces: None while they arrive, an Error where they never will.
+
+        Nothing waits here: a node that dies between two pieces must not keep the others' answers waiting.
+        """
+        answer, to, store = self._arriving[asked], self._sent[asked], self._state.object_store
         if answer.has_error():
-            return Message(answer.error, reply_to=asked)
-
-        def pull(number: str) -> bytes:
-            piece = self._state.get_object(RUN, number)
-            if piece is None:
-                raise ObjectPullError(number, "it is not there")
-            if piece == b"":
-                raise ObjectUnavailableError(number)
-            return piece
-
+            return Message(answer.error, reply_to=to)
+        name = answer.metadata.message_id
         try:
-            store = self._state.object_store
-            contents = pull_objects([tree.object_id for tree in iterate_object_tree(store.get_object_tree(name))], pull)
-        except (ObjectPullError, KeyError) as error:
-            return Message(Error(CRASHED, f"its answer broke off: {error}"), reply_to=asked)
+            numbers = [tree.object_id for tree in iterate_object_tree(store.get_object_tree(name))]
+            pieces = {number: self._state.get_object(RUN, number) for number in numbers}
+        except (NoObjectInStoreError, KeyError):
+            pieces = {name: None}
+        if None in pieces.values():
+            return Message(Error(CRASHED, "its answer broke off"), reply_to=to)
+        if b"" in pieces.values():
+            return None
         store.delete(name)
-        return cast(Message, inflate_object_from_contents(name, contents))
+        return cast(Message, inflate_object_from_contents(name, cast(dict[str, bytes], pieces)))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         waiting, answers = set(self.push_messages(messages)), list[Message]()
