@@ -1,7 +1,8 @@
 """Every table of every paper in one command, resumable: `zdp-bench reproduce --profile smoke|here|paper`.
 
     smoke   each recipe with few steps on generated or embedded data, and of its sweep as many jobs as it takes for every setting
-            to occur: shows that everything runs. Its runs, tables and page lie in a folder of their own and fill no paper's cell.
+            to occur, a job on every core: shows that everything runs. Its runs, tables and page lie in a folder of their own and
+            fill no paper's cell.
     here    as published, wherever the data root holds the data
     paper   as published, fetching what may be fetched; time and memory are estimated before it starts
 
@@ -11,9 +12,12 @@ What there is to do follows from the tables and recipes there are. A run that is
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from zdp_bench import assets, records
@@ -90,7 +94,7 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
     if profile == "paper":
         for line in estimate(plan.jobs, results):
             say(line)
-    failed = _run_all(plan, say)
+    failed = _run_all(plan, (os.cpu_count() or 1) if profile == "smoke" else 1, say)
 
     notes = [SMOKE_NOTE] if profile == "smoke" else []
     made = [_build(name, plan, folder, notes) for name in named if not curves.is_figure(name)]
@@ -184,28 +188,43 @@ def smoke(config: Run) -> list[str] | None:
     else:
         return None
     trainer = config.trainer
-    size = "trainer.sample_rate=0.1" if trainer.sample_rate is not None else "trainer.batch_size=16"
-    return [*words, "trainer.epochs=1", size]
+    size = "trainer.sample_rate=0.25" if trainer.sample_rate is not None else "trainer.batch_size=32"
+    return [*words, "trainer.epochs=1", size, "threads=1"]
 
 
 # ------------------------------------------------------------------------------------------------------------ running
 
 
-def _run_all(plan: Plan, say: Say) -> list[tuple[str, str]]:
+def _run_all(plan: Plan, workers: int, say: Say) -> list[tuple[str, str]]:
+    """Run the jobs, one after another or by several processes side by side; returns those that failed, and why."""
     failed = []
     since = time.monotonic()
-    for number, job in enumerate(plan.jobs, start=1):
-        try:
-            outcome = run(job.config, Silent())
-            headline = outcome.record["headline"]
-            state = f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else "")
-        except UserError as error:
-            failed.append((str(job), str(error)))
-            plan.missing.setdefault((job.filling.recipe, job.filling.overrides), str(error))
-            state = f"failed: {error}"
+    for number, (job, state, error) in enumerate(_attempts(plan.jobs, workers), start=1):
+        if error:
+            failed.append((str(job), error))
+            plan.missing.setdefault((job.filling.recipe, job.filling.overrides), error)
         left = (time.monotonic() - since) / number * (len(plan.jobs) - number)
         say(f"[{number:>{len(str(len(plan.jobs)))}}/{len(plan.jobs)}] {job.table}  {job}: {state}; {_duration(left)} left")
     return failed
+
+
+def _attempts(jobs: list[Job], workers: int) -> Iterator[tuple[Job, str, str]]:
+    """Every job as it ends, with how it ended, and why it failed or ''."""
+    if workers == 1:
+        yield from map(_attempt, jobs)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # forked, torch's threads would be missing
+        for done in as_completed([pool.submit(_attempt, job) for job in jobs]):
+            yield done.result()
+
+
+def _attempt(job: Job) -> tuple[Job, str, str]:
+    try:
+        outcome = run(job.config, Silent())
+    except UserError as error:
+        return job, f"failed: {error}", str(error)
+    headline = outcome.record["headline"]
+    return job, f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else ""), ""
 
 
 def _build(name: str, plan: Plan, folder: Path, notes: list[str]) -> Table:
