@@ -145,3 +145,12 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
 def test_a_node_that_is_never_heard_of_again_has_taken_every_step_it_was_asked_for() -> None:
     assert Standing(records=10, records_per_patient=1, entries=7, heard=7).spent(asked=7, steps_a_round=2) == 7
     assert Standing(records=10, records_per_patient=1, entries=7, heard=5).spent(asked=7, steps_a_round=2) == 11
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::FutureWarning:ray.*", "ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_on_ray_a_federation_comes_to_what_one_process_comes_to(configured: Make) -> None:
+    alone = carried_out(configured("federated.nodes=3"))
+    record = carried_out(configured("federated.nodes=3", "federated.backend=ray", results="ray"))
+    assert repeatable(record) == repeatable(alone)
