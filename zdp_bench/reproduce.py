@@ -189,7 +189,8 @@ def smoke(config: Run) -> list[str] | None:
         return None
     trainer = config.trainer
     size = "trainer.sample_rate=0.25" if trainer.sample_rate is not None else "trainer.batch_size=32"
-    return [*words, "trainer.epochs=1", size, "threads=1"]
+    untrained = ["model.weights=untrained"] if "weights" in config.model.options else []
+    return [*words, "trainer.epochs=1", size, *untrained, "threads=1"]
 
 
 # ------------------------------------------------------------------------------------------------------------ running

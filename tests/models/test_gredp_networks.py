@@ -74,6 +74,16 @@ def test_transfer_trains_the_last_convolutions_and_a_new_head(tmp_path: Path, co
     assert torch.equal(model.network.bn1.running_mean, some_weights()["bn1.running_mean"])
 
 
+def test_untrained_weights_need_no_file() -> None:
+    model = lookup("model", "resnet18_transfer")((3, 32, 32), 10, convolutions=1, weights="untrained")
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        "network.layer4.1.conv2.weight",
+        "network.fc.weight",
+        "network.fc.bias",
+    }
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
 def test_without_weights_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise URLError("no network")

@@ -16,6 +16,7 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
 IMAGENET = "imagenet"
+UNTRAINED = "untrained"  # as torch draws them: to try a recipe where no weights are at hand
 
 
 class Transfer(nn.Module):
@@ -35,7 +36,8 @@ class Transfer(nn.Module):
 def resnet18_transfer(
     input_shape: tuple[int, ...], outputs: int, *, convolutions: int = 1, weights: str = IMAGENET, enlarge: int = 1
 ) -> Transfer:
-    """ResNet-18. convolutions: how many of the last two are trained. weights: imagenet, by torchvision's downloader, or a file.
+    """ResNet-18. convolutions: how many of the last two are trained. weights: imagenet, by torchvision's downloader, a file, or
+    untrained.
 
     Raises:
         UserError: the weights cannot be had.
@@ -47,7 +49,7 @@ def resnet18_transfer(
     require(input_shape[0] == 3, "model", "resnet18_transfer", "needs images of three colours")
     network = resnet18(norm_layer=FrozenBatchNorm2d)
     try:
-        network.load_state_dict(_weights(weights))
+        network.load_state_dict(network.state_dict() if weights == UNTRAINED else _weights(weights))
     except RuntimeError as error:
         raise UserError(f"model.weights={weights}: not the weights of a ResNet-18 ({str(error).splitlines()[0]})") from None
     network.requires_grad_(False)
@@ -71,7 +73,9 @@ def _weights(source: str) -> dict[str, Tensor]:
             ) from None
     path = Path(source).expanduser()
     if not path.is_file():
-        raise UserError(f"model.weights={source}: no such file. Set it to a copy of resnet18-f37072fd.pth, or to imagenet.")
+        raise UserError(
+            f"model.weights={source}: no such file. Set it to imagenet, untrained, or a copy of resnet18-f37072fd.pth."
+        )
     try:
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:
