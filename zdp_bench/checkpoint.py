@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger import Position
@@ -28,6 +30,13 @@ class Checkpoint:
     epochs: list[dict[str, Any]]
     scheduler: dict[str, Any] = field(default_factory=dict)  # empty where there is none
     nodes: dict[int, dict[str, Any]] = field(default_factory=dict)  # what a federation's server knows of each node
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> None:
+        """Put model, optimiser and scheduler back where they stood."""
+        model.load_state_dict(self.model)
+        optimizer.load_state_dict(self.optimizer)
+        if scheduler:
+            scheduler.load_state_dict(self.scheduler)
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

@@ -142,10 +142,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     saved = ranks.broadcast(checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None)
     step, epochs = 0, []
     if saved:
-        model.load_state_dict(saved.model)
-        optimizer.load_state_dict(saved.optimizer)
-        if scheduler:
-            scheduler.load_state_dict(saved.scheduler)
+        saved.restore(model, optimizer, scheduler)
         step, epochs = saved.step, saved.epochs
     ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None, ranks)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon

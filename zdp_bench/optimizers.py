@@ -8,6 +8,7 @@ nothing of its options but what the formulas name.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class _ByMagnitude(torch.optim.Optimizer):
+class _ByMagnitude(torch.optim.Optimizer, ABC):
     """The loop over parameters; `move` is the formula."""
 
     def __init__(self, params: Iterable[Tensor], **options: Any) -> None:
@@ -37,9 +38,9 @@ class _ByMagnitude(torch.optim.Optimizer):
                     self.move(parameter, parameter.grad, self.state[parameter], group)
         return loss
 
+    @abstractmethod
     def move(self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Change the parameter, and the state that its last step left (empty at the first)."""
-        raise NotImplementedError
 
 
 class Adam(_ByMagnitude):

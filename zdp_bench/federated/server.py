@@ -146,10 +146,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     saved = checkpoint.load(home / "checkpoint.pt", given.run)
     round_, epochs = 0, []
     if saved:
-        model.load_state_dict(saved.model)
-        optimizer.load_state_dict(saved.optimizer)
-        if scheduler:
-            scheduler.load_state_dict(saved.scheduler)
+        saved.restore(model, optimizer, scheduler)
         round_, epochs = saved.step, saved.epochs
 
     roster = Roster(grid, config, data.digest, saved.nodes if saved else {})
