@@ -103,10 +103,13 @@ def non_private(workload: Workload, last: bool = True, micro_batch: int | None =
     def run() -> None:
         backward()
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # as the others: a side that waits for its turn holds its weights and no more
 
     def answer() -> Tensor:
         backward()
-        return flat({name: p.grad * workload.batch for name, p in model.named_parameters() if p.grad is not None})
+        found = flat({name: p.grad * workload.batch for name, p in model.named_parameters() if p.grad is not None})
+        optimizer.zero_grad(set_to_none=True)
+        return found
 
     return Step(run, answer)
 
@@ -199,6 +202,7 @@ def loop(workload: Workload) -> Step:
             noise += BOUND * torch.randn_like(noise)
             parameters[name].grad = value / workload.batch
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     return Step(run, lambda: flat(summed()))
 
@@ -233,13 +237,17 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
     def run() -> None:
         backward()
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # VGG-11's per-sample gradients are gigabytes
 
     def answer() -> Tensor:
         backward()
         if mode != "ghost":
             optimizer.clip_and_accumulate()
-            return flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
-        return flat({str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None})
+            found = flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
+        else:
+            found = flat({str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None})
+        optimizer.zero_grad(set_to_none=True)
+        return found
 
     return Step(run, answer)
 
