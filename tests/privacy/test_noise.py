@@ -15,7 +15,7 @@ from torch import Tensor
 from zdp_bench.data import sampling
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, draw, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, White, add_noise, draw, stream
 
 CPU = torch.device("cpu")
 SOURCES = [SeededNoise(7), SecureNoise()]
@@ -39,7 +39,7 @@ def block(kind: NoiseKind, shape: tuple[int, ...], std: float = 2.5, wide: bool 
 def white(source: NoiseSource, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """`count` standard normal numbers."""
     numbers = torch.zeros(count, dtype=dtype)
-    source.add_white(numbers, 1.0, 0, "w")
+    source.add_white(White(numbers, 1.0, (0, "w")))
     return numbers
 
 
@@ -190,6 +190,17 @@ def test_seeded_noise_is_the_same_for_any_number_of_threads(count: int) -> None:
 
     alone = with_threads(1)
     assert all(torch.equal(with_threads(threads), alone) for threads in (2, 3))
+
+
+def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> None:
+    """Short streams are made side by side, long ones in pieces; where one ends and the next begins must not show."""
+    sizes = [0, 1, 7, 40_001, 100_000, 2, 131_072, 131_075, 3, 300_001]
+    asked = [White(torch.zeros(n), 0.5 + n % 3, (4, f"block {n}")) for n in sizes]
+    SeededNoise(3).add_white(*asked)
+    for together in asked:
+        alone = White(torch.zeros_like(together.out), together.std, together.key)
+        SeededNoise(3).add_white(alone)
+        assert torch.equal(together.out, alone.out)
 
 
 def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:

@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -29,8 +30,27 @@ from zdp_bench.privacy.mechanism import Block, Mechanism
 
 def stream(seed: int, *key: int | str) -> np.random.SeedSequence:
     """The seed of an independent stream for a purpose: `stream(seed, "noise", step, block)`."""
-    words = [int.from_bytes(hashlib.sha256(str(part).encode()).digest()[:8], "little") for part in key]
-    return np.random.SeedSequence([seed, *words])
+    return np.random.SeedSequence([seed, *map(_word, key)])
+
+
+@lru_cache(maxsize=4096)
+def _word(part: int | str) -> int:
+    """64 bits that stand for a part of a key."""
+    return int.from_bytes(hashlib.sha256(str(part).encode()).digest()[:8], "little")
+
+
+@dataclass(frozen=True)
+class White:
+    """White noise that is to be added: `out` += std·N(0, 1), independently in every entry.
+
+    Attributes:
+        out: real, contiguous, [n]; a view of what the noise is laid over.
+        key: names the stream that the numbers come from.
+    """
+
+    out: Tensor
+    std: float
+    key: tuple[int | str, ...]
 
 
 class NoiseSource(Protocol):
@@ -38,8 +58,8 @@ class NoiseSource(Protocol):
 
     repeatable: bool  # the same step draws the same noise again, so a repeated step is the same release
 
-    def add_white(self, out: Tensor, std: float, *key: int | str) -> None:
-        """`out` += std·N(0, 1), independently in every entry of a real, contiguous tensor [n]; `key` names the stream."""
+    def add_white(self, *asked: White) -> None:
+        """Add all of it. What is asked together is no less independent, and sooner done."""
 
 
 @dataclass(frozen=True)
@@ -57,49 +77,86 @@ class SeededNoise:
     seed: int
     repeatable = True
 
-    def add_white(self, out: Tensor, std: float, *key: int | str) -> None:
-        sequence = stream(self.seed, "noise", *key)
-        if out.device.type != "cpu":
-            generator = torch.Generator(device=out.device)
-            generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]) % 2**63)
-            out.add_(torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype), alpha=std)
-        elif out.dtype == torch.float32:
-            _side_by_side(lambda start, stop: _add_pairs(sequence, out.numpy(), std, start, stop), -(-len(out) // 2))
-        else:
-            numbers = np.random.Generator(np.random.PCG64DXSM(sequence)).standard_normal(len(out))
-            out.add_(torch.from_numpy(numbers), alpha=std)
+    def add_white(self, *asked: White) -> None:
+        short: list[_Stretch] = []
+        for white in asked:
+            sequence, out, std = stream(self.seed, "noise", *white.key), white.out, white.std
+            if out.device.type != "cpu":
+                generator = torch.Generator(device=out.device)
+                generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]) % 2**63)
+                out.add_(torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype), alpha=std)
+            elif out.dtype != torch.float32:
+                numbers = np.random.Generator(np.random.PCG64DXSM(sequence)).standard_normal(len(out))
+                out.add_(torch.from_numpy(numbers), alpha=std)
+            elif (pairs := -(-len(out) // 2)) > _PIECE:
+                _side_by_side(partial(_add_long, sequence, out.numpy(), std), pairs)
+            else:
+                if sum(len(stretch.here) for stretch in short) + pairs > _PIECE:
+                    _add(short)
+                    short = []
+                short.append(_stretch(np.random.PCG64DXSM(sequence), out.numpy(), std, 0, pairs))
+        if short:
+            _add(short)
 
 
-def _add_pairs(sequence: np.random.SeedSequence, out: np.ndarray, std: float, start: int, stop: int) -> None:
-    """Add the pairs `start` to `stop` of a stream's normal numbers to `out` [n], float32; `start` is a multiple of `_PIECE`.
+@dataclass(frozen=True)
+class _Stretch:
+    """Pairs of one stream's normal numbers, and where they go. Pair i of a tensor [n] is entries i and ⌈n/2⌉ + i.
 
-    Pair i is made of 64 bits of the stream, and goes to entries i and ⌈n/2⌉ + i.
+    Attributes:
+        words: the stream, which stands where the pairs begin.
+        here: the entries that get the first number of each pair, [m].
+        there: those that get the second; one fewer at the end of an odd n.
     """
+
+    words: np.random.Generator
+    here: np.ndarray
+    there: np.ndarray
+    std: float
+
+
+def _stretch(words: np.random.PCG64DXSM, out: np.ndarray, std: float, first: int, last: int) -> _Stretch:
     half = -(-len(out) // 2)
-    source = np.random.PCG64DXSM(sequence)
-    source.advance(start)
-    words = np.random.Generator(source)
-    buffers = _buffers(min(_PIECE, stop - start))
+    return _Stretch(np.random.Generator(words), out[first:last], out[half + first : half + last], std)
+
+
+def _add_long(sequence: np.random.SeedSequence, out: np.ndarray, std: float, start: int, stop: int) -> None:
+    """Add pairs `start` to `stop` of a stream, a piece at a time; `start` is a multiple of `_PIECE`."""
+    words = np.random.PCG64DXSM(sequence)
+    words.advance(start)
     for first in range(start, stop, _PIECE):
-        last = min(first + _PIECE, stop)
-        bits = words.integers(0, 2**64 - 1, last - first, dtype=np.uint64, endpoint=True).view(np.uint32)
-        radius, angle, part = (buffer[: last - first] for buffer in buffers)
-        np.copyto(radius, bits[: last - first], casting="unsafe")
-        radius *= _F32(2.0**-32)
-        radius += _F32(2.0**-33)  # uniform on (0, 1], most finely near 0, where the tails come from
-        np.log(radius, out=radius)
-        radius *= _F32(-2)
-        np.sqrt(radius, out=radius)
-        radius *= _F32(std)
-        np.copyto(angle, bits[last - first :].view(np.int32), casting="unsafe")
-        angle *= _F32(math.pi * 2.0**-31)  # uniform on [-π, π]
-        np.cos(angle, out=part)
-        part *= radius
-        out[first:last] += part
-        np.sin(angle, out=angle)
-        angle *= radius
-        there = out[half + first : half + last]  # one entry short at the end of an odd length
-        there += angle[: len(there)]
+        _add([_stretch(words, out, std, first, min(first + _PIECE, stop))])
+
+
+def _add(stretches: list[_Stretch]) -> None:
+    """Add the normal numbers of some stretches, `_PIECE` pairs at most in all: the calls cost more than short stretches do.
+
+    Each pair is made of 64 bits.
+    """
+    ends = list(accumulate(len(stretch.here) for stretch in stretches))
+    places = [slice(end - len(stretch.here), end) for stretch, end in zip(stretches, ends, strict=True)]
+    radius, angle, part = (buffer[: ends[-1]] for buffer in _buffers(ends[-1]))
+    for stretch, place in zip(stretches, places, strict=True):
+        count = len(stretch.here)
+        bits = stretch.words.integers(0, 2**64 - 1, count, dtype=np.uint64, endpoint=True).view(np.uint32)
+        np.copyto(radius[place], bits[:count], casting="unsafe")
+        np.copyto(angle[place], bits[count:].view(np.int32), casting="unsafe")
+    radius *= _F32(2.0**-32)
+    radius += _F32(2.0**-33)  # uniform on (0, 1], most finely near 0, where the tails come from
+    np.log(radius, out=radius)
+    radius *= _F32(-2)
+    np.sqrt(radius, out=radius)
+    for stretch, place in zip(stretches, places, strict=True):
+        radius[place] *= _F32(stretch.std)
+    angle *= _F32(math.pi * 2.0**-31)  # uniform on [-π, π]
+    np.cos(angle, out=part)
+    part *= radius
+    np.sin(angle, out=angle)
+    angle *= radius
+    for stretch, place in zip(stretches, places, strict=True):
+        here, there = stretch.here, stretch.there
+        here += part[place]
+        there += angle[place][: len(there)]
 
 
 _F32 = np.float32
@@ -166,14 +223,17 @@ class SecureNoise:
 
     repeatable = False
 
-    def add_white(self, out: Tensor, std: float, *key: int | str) -> None:
-        def add(start: int, stop: int) -> None:
-            for first in range(start, stop, _PIECE):
-                there = out[first : min(first + _PIECE, stop)]
-                numbers = 0.5 * sum(_box_muller(len(there)) for _ in range(4))
-                there += torch.from_numpy(std * numbers).to(there)
+    def add_white(self, *asked: White) -> None:
+        for white in asked:
+            _side_by_side(partial(_add_secure, white.out, white.std), len(white.out))
 
-        _side_by_side(add, len(out))
+
+def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
+    """Entries `start` to `stop`."""
+    for first in range(start, stop, _PIECE):
+        there = out[first : min(first + _PIECE, stop)]
+        numbers = 0.5 * sum(_box_muller(len(there)) for _ in range(4))
+        there += torch.from_numpy(std * numbers).to(there)
 
 
 def _box_muller(count: int) -> np.ndarray:
@@ -200,7 +260,7 @@ def draw(block: Block, source: NoiseSource, step: int, device: torch.device, ran
 
     def white(parts: int) -> Tensor:
         numbers = torch.zeros(entries * parts, dtype=real_dtype, device=device)
-        source.add_white(numbers, block.std / math.sqrt(ranks), *_key(block, step, rank, ranks))
+        source.add_white(White(numbers, block.std / math.sqrt(ranks), _key(block, step, rank, ranks)))
         return numbers
 
     if block.noise == "real":
@@ -230,11 +290,13 @@ def add_noise(
     same ξ (a seeded source draws the same on all of them). Or, before they are reduced, each adds its share
     (`rank` of `ranks`); then no rank ever sends a noise-free sum, and a secure source serves as well.
     """
+    laid_over: list[White] = []  # white noise needs no tensor of its own
     for block in mechanism.blocks:
         sum_ = total[block.name]
         if block.noise in ("real", "circular") and sum_.is_contiguous() and not sum_.is_conj():
             parts = torch.view_as_real(sum_) if sum_.is_complex() else sum_
-            source.add_white(parts.view(-1), block.std / math.sqrt(ranks), *_key(block, step, rank, ranks))  # laid over the sum
+            laid_over.append(White(parts.view(-1), block.std / math.sqrt(ranks), _key(block, step, rank, ranks)))
         elif block.noise != "none":
             sum_.add_(draw(block, source, step, sum_.device, rank, ranks))
+    source.add_white(*laid_over)
     return total
