@@ -191,10 +191,9 @@ class DPDFA:
         (error,) = torch.autograd.grad(losses.sum(), seen.outputs[names[-1]])
         height = squared_norms(error).sqrt()  # [B], in float64
         error = weigh(error, clip_factors(height, self.error_clip))
-        deltas: list[Tensor] = []
-        for name, following in pairwise(names):
-            arrived = seen.arrived[following]
-            deltas += torch.autograd.grad(arrived, seen.outputs[name], self._carried(name, error, arrived))  # ⊙ φ′
+        hidden, sent = names[:-1], [seen.arrived[following] for following in names[1:]]
+        carried = [self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)]
+        deltas = [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)] if hidden else []  # ⊙ φ′
         activations = [seen.arrived[name].detach() for name in names]
         norms = torch.stack([squared_norms(rows) for rows in (*deltas, *activations)]).sqrt()  # [2L − 1, B]
         limits = norms.new_tensor([*self.signals[:-1], *self.activation_clips]).unsqueeze(1)
