@@ -85,8 +85,8 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """The columns shown: a patient's ε only where patients own more than one record."""
-        return [column for column in COLUMNS if column != "ε patient" or any(row.cells[column] for row in self.rows)]
+        """The columns shown: a patient's ε only where some patient owns more than one record."""
+        return [column for column in COLUMNS if column != "ε patient" or _patients_differ(self.rows)]
 
 
 def available() -> list[str]:
@@ -160,13 +160,18 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     )
     notes += sorted({words for run in shown if (words := _baseline(run))})
     notes += [sentence for family in families.values() for sentence in family.sentences(results)]
-    if any(row.cells["ε patient"] for row in rows):
+    if _patients_differ(rows):
         notes.append("ε patient: of all records that one patient may own, together; the other ε are of one record.")
     ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
     notes += [f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}." for recipe in ours]
     if any(f.on for f in fillings):
         notes.append("Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it.")
     return Table(table, f"{numbers[0].paper}, Table {numbers[0].table}", rows, notes)
+
+
+def _patients_differ(rows: list[Row]) -> bool:
+    """Whether, in some row, a patient's ε is another than a record's."""
+    return any(row.cells["ε patient"] not in ("", row.cells["ε tight"]) for row in rows)
 
 
 def _baseline(run: Record) -> str:
@@ -206,7 +211,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
     }
     if isinstance(plain["paper"], float) and not math.isnan(ours):
         cells["difference"] = f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
-    if privacy.get("records_per_patient", 1) > 1:
+    if "epsilon_patient" in privacy:
         cells["ε patient"] = epsilon(privacy["epsilon_patient"])
     return Row(
         cells,
