@@ -15,7 +15,14 @@ from zdp_bench.experiment import Plan, run
 from zdp_bench.records import Record, read
 from zdp_bench.report import figures
 
-PHANTOM = ["dataset=kspace_phantom", "dataset.patients=4", "dataset.test_share=0.25", "trainer.epochs=1", "threads=1"]
+PHANTOM = [
+    "dataset=kspace_phantom",
+    "dataset.patients=4",
+    "dataset.slices=2",
+    "dataset.test_share=0.25",
+    "trainer.epochs=1",
+    "threads=1",
+]
 
 
 def carried_out(tmp_path: Path, recipe: str, *more: str) -> tuple[Record, dict[str, np.ndarray]]:
