@@ -7,6 +7,8 @@ an audit with a verdict that was not expected in exit code 1; a run that SIGTERM
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -222,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     }
     from zdp_bench.survival import Stopped, between_runs
 
+    atexit.register(gc.freeze)  # or the interpreter walks through all of torch once more before it ends, for a second
     try:
         with between_runs():
             raise SystemExit(verbs[options.verb](options))

@@ -27,7 +27,8 @@ from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rd
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
 
-SECONDS = 3.0  # how long the trial step may be repeated
+SECONDS = 3.0  # no trial step is begun that would pass this
+FORWARDS = 3  # forward passes that one record's step is worth before any step was timed: its own, and a backward pass of two
 NOISE_SECONDS = 6e-9  # for one number of noise on a CPU core
 MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
@@ -44,12 +45,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run would cost here, extrapolated from one step on random numbers.
+    """What a run would cost here, extrapolated from one step on random numbers, or from a forward pass where one is too long.
 
     Attributes:
         seconds: of all steps; noise included, evaluation not.
         bytes: weights, gradients, moments, and the activations of one micro-batch.
-        measured_on: device and threads of the trial.
+        measured_on: device and threads of the trial, and whether it was a forward pass alone.
     """
 
     seconds: float
@@ -166,14 +167,14 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
 
 
 def cost_of(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int) -> Cost:
-    """Time and memory from steps on random records: one at first, then more, for a few seconds in all."""
+    """Time and memory from a forward pass and steps on random records: one at first, then more, for a few seconds in all."""
     if config.threads:
         torch.set_num_threads(config.threads)
     expected = max(1, round(plan.sampling.expected_batch_size))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
-    activations = _activation_bytes(model, data)
-    spent, per_record = 0.0, 0.0
+    activations, spent = _forward(model, data)
+    per_record, trial = FORWARDS * spent, ", from a forward pass alone"
     for size in _growing(at_once):
         if spent + per_record * size > SECONDS:
             break
@@ -183,11 +184,11 @@ def cost_of(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, dat
         }
         algorithm.accumulate(total, _random_batch(data, size))
         took = time.perf_counter() - began
-        spent, per_record = spent + took, took / size
+        spent, per_record, trial = spent + took, took / size, ""
     noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
     held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
     threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    return Cost(plan.steps * (per_record * expected + noise), held, threads)
+    return Cost(plan.steps * (per_record * expected + noise), held, threads + trial)
 
 
 def _growing(largest: int) -> Iterator[int]:
@@ -209,8 +210,8 @@ def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(0, below, (size, *data.target_shape), generator=generator).to(data.target_dtype)
 
 
-def _activation_bytes(model: nn.Module, data: Outline) -> int:
-    """Bytes that the layers' outputs take for one record."""
+def _forward(model: nn.Module, data: Outline) -> tuple[int, float]:
+    """(bytes that the layers' outputs take, seconds) of one record's forward pass."""
     total = 0
 
     def count(module: nn.Module, entering: object, left: object) -> None:
@@ -219,10 +220,12 @@ def _activation_bytes(model: nn.Module, data: Outline) -> int:
             total += left.numel() * left.element_size()
 
     handles = [module.register_forward_hook(count) for module in model.modules()]
+    inputs, _ = _random_batch(data, 1)
+    began = time.perf_counter()
     try:
         with torch.no_grad():
-            model(_random_batch(data, 1)[0])
+            model(inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return total
+    return total, time.perf_counter() - began

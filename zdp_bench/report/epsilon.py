@@ -148,7 +148,7 @@ def _row(q: Quoted) -> Row:
     if q.sigma is not None:
         verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = described(q, claim.noise_multiplier, q.sampling, rate)
-    tight = _tight(mechanism, steps, q.delta)
+    tight = tight_epsilon(mechanism, steps, q.delta)
     poisson = described(q, claim.noise_multiplier, "poisson", rate)
     return Row(
         q,
@@ -160,7 +160,7 @@ def _row(q: Quoted) -> Row:
         verdict,
         tight,
         tight / float(q.printed.lstrip("<")),
-        None if q.sampling == "poisson" else _tight(poisson, steps, q.delta),
+        None if q.sampling == "poisson" else tight_epsilon(poisson, steps, q.delta),
         _patient(mechanism, q.records_per_patient, steps, q.delta) if q.records_per_patient else None,
     )
 
@@ -185,7 +185,6 @@ def _mechanism(noise: str, bound: float, std: float, sampling: Sampling) -> Mech
     return Mechanism((Block("gradient", (1,), dtype, bound, part, kind),), sampling)
 
 
-_tight = lru_cache(maxsize=None)(tight_epsilon)
 _patient = lru_cache(maxsize=None)(patient_epsilon)
 
 
