@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     | DATA_SIDE
     | {"config", "checkpoint", "engine", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks"}
     | {"distributed", "devices", "survival"},
+    "cost": BASE | {"config", "experiment", "engine", "algorithms", "data", "devices", "privacy", "tasks"},
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "federated": BASE
     | DATA_SIDE
@@ -65,9 +66,9 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks", "federated"},
+    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks", "cost", "federated"},
     "range_test": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "privacy"},
-    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "sweep", "terminal", "bench"},
+    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "sweep", "terminal", "bench", "cost"},
     "cli": BASE
     | DATA_SIDE
     | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import random
@@ -29,7 +28,7 @@ from zdp_bench.config import OPERATIONAL, Plugin, Run, experiment_digest, optimi
 from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits, sampling
 from zdp_bench.devices import ahead, arithmetic, own_gpu, pick_device, pinned
 from zdp_bench.distributed import ALONE, Ranks
-from zdp_bench.engine import Total, Training, descend, private_step
+from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import Busy, UserError, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
@@ -39,7 +38,7 @@ from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, p
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, add_noise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.survival import Stopped, stop_signals, writes
@@ -254,33 +253,6 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
         },
         "optimizer": {"complex_second_moment": config.complex_second_moment},
     }
-
-
-def seconds_a_step(config: Run, timed: int = 3) -> tuple[float, int, int]:
-    """(seconds of one step, steps of the run, peak bytes), timed on a few steps that are thrown away: nothing is written.
-
-    Raises:
-        UserError: the data, the device or the model is not usable.
-    """
-    device = pick_device(config.device)
-    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
-    task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data)
-    check_fit(config, model, task, data)
-    model, plan = model.to(device), Plan.of(config, len(data.train))
-    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
-    config, algorithm = build_algorithm(config, problem, plan)
-    optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
-    clocks = [time.perf_counter()]
-    for step in range(timed):
-        indices, divisor = plan.draw(config.seed, step)
-        total = Total(mechanism, device)
-        for batch in micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets):
-            algorithm.accumulate(total, batch)
-        release = add_noise(total.whole(), mechanism, SeededNoise(config.seed), step)
-        descend(model, optimizer, algorithm.postprocess(release, divisor))
-        clocks.append(time.perf_counter())
-    return min(b - a for a, b in itertools.pairwise(clocks)), plan.steps, peak_memory(device)
 
 
 def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:
