@@ -20,8 +20,8 @@ from zdp_bench.config import compose, experiment_digest, parse
 from zdp_bench.data import Records
 from zdp_bench.engine import summed
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import micro_batches
 from zdp_bench.memory import MicroBatches, Size, available_memory, bytes_a_record, largest, ran_out
+from zdp_bench.parts import micro_batches
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 

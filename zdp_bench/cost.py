@@ -15,16 +15,8 @@ from zdp_bench.config import Run
 from zdp_bench.data import Outline, Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.engine import descend, summed
-from zdp_bench.experiment import (
-    MICRO_BATCH,
-    Plan,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    check_fit,
-    micro_batches,
-    peak_memory,
-)
+from zdp_bench.machine import peak_memory
+from zdp_bench.parts import MICRO_BATCH, Plan, build_algorithm, build_model, build_optimizer, check_fit, micro_batches
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task

@@ -24,8 +24,9 @@ from zdp_bench import assets, cost, records
 from zdp_bench.bench import tables as measured
 from zdp_bench.config import Run, compose, experiment_digest, parse
 from zdp_bench.data import files
+from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import pick_device, run
+from zdp_bench.experiment import run
 from zdp_bench.report import curves, page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
 from zdp_bench.sweep import claims_of, jobs_of, on_other_data

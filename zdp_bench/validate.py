@@ -18,10 +18,10 @@ from zdp_bench.config import Run
 from zdp_bench.cost import Cost, predicted
 from zdp_bench.data import Outline
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import Plan, build_algorithm, build_model, build_optimizer
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
