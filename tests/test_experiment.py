@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from zdp_bench import checkpoint, devices, evaluation, experiment, records
-from zdp_bench.config import Run, compose, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import Outcome, run
 from zdp_bench.privacy.accounting import tight_epsilon

@@ -16,7 +16,8 @@ from tests.test_experiment import carry_out, configured, repeatable
 from zdp_bench import gradients, memory, records
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Records
 from zdp_bench.engine import summed
 from zdp_bench.errors import UserError

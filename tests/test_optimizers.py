@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.test_experiment import carry_out
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.optimizers import BY_MAGNITUDE
 from zdp_bench.parts import build_optimizer

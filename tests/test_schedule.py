@@ -11,7 +11,8 @@ import torch
 
 from tests.test_experiment import Silent, carry_out, configured, repeatable
 from zdp_bench import experiment, parts
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
 

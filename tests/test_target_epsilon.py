@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.test_budget import carry_out
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.parts import Plan, build_algorithm
 from zdp_bench.privacy.calibration import calibrate_mechanism

@@ -269,7 +269,8 @@ def _run_arguments(words: list[str]) -> argparse.Namespace:
 
 def _run(options: argparse.Namespace) -> int:
     from zdp_bench import distributed
-    from zdp_bench.config import hydra_session, readable
+    from zdp_bench.config.store import hydra_session
+    from zdp_bench.config.words import readable
     from zdp_bench.sweep import Job, sweep
 
     if options.multirun and distributed.launched():
@@ -541,7 +542,7 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
 
         return [(name, str(lookup("figure", name).__doc__).splitlines()[0]) for name in names("figure")]
     if kind == "keys":
-        from zdp_bench.config import known_keys
+        from zdp_bench.config.store import known_keys
 
         return [(key, "") for key in known_keys([])]
     folder = assets.CONF / kind.removesuffix("s")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Outline, Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.engine import descend, summed

@@ -18,7 +18,8 @@ from torch import nn
 
 from zdp_bench import checkpoint, checks, distributed, records
 from zdp_bench.algorithms import Problem
-from zdp_bench.config import OPERATIONAL, Run, experiment_digest, run_digest
+from zdp_bench.config.digests import experiment_digest, run_digest
+from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
 from zdp_bench.devices import arithmetic, own_gpu, pick_device
 from zdp_bench.distributed import ALONE, Ranks

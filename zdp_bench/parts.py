@@ -12,7 +12,8 @@ from torch import nn
 
 from zdp_bench import checks
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Plugin, Run, optimizer_class, scheduler_class
+from zdp_bench.config.options import optimizer_class, scheduler_class
+from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits, sampling
 from zdp_bench.devices import ahead, pinned
 from zdp_bench.distributed import ALONE, Ranks

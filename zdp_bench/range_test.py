@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from zdp_bench.algorithms import Problem
-from zdp_bench.config import Run, require_central
+from zdp_bench.config.schema import Run
+from zdp_bench.config.values import require_central
 from zdp_bench.data import Records, Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.engine import Training, private_step

@@ -22,7 +22,9 @@ from pathlib import Path
 
 from zdp_bench import assets, cost, records
 from zdp_bench.bench import tables as measured
-from zdp_bench.config import Run, compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.data import files
 from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError

@@ -14,7 +14,7 @@ from torch import nn
 
 from zdp_bench import checks
 from zdp_bench.algorithms import Problem
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.cost import Cost, predicted
 from zdp_bench.data import Outline
 from zdp_bench.errors import UserError

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run, require_central
+from zdp_bench.config.schema import Run
+from zdp_bench.config.values import require_central
 from zdp_bench.data import Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError

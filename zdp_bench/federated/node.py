@@ -13,7 +13,8 @@ from torch import Tensor
 
 from zdp_bench import records
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run, experiment_digest
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from zdp_bench import checkpoint
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.devices import arithmetic
 from zdp_bench.engine import descend
