@@ -37,15 +37,16 @@ ALLOWED: dict[str, set[str]] = {
     "report": BASE | {"records", "data", "privacy"},
     "config": BASE | {"privacy"},
     "checkpoint": BASE | {"privacy"},
+    "batchnorm": BASE,
     "checks": BASE | {"algorithms", "gradients", "privacy"},
     "evaluation": BASE | {"data", "tasks", "records", "gradients"},
     "machine": BASE,
     "parts": BASE
     | {"config", "data", "tasks", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks", "evaluation"}
-    | {"distributed", "devices"},
+    | {"batchnorm", "distributed", "devices"},
     "experiment": BASE
-    | {"config", "data", "tasks", "records", "checkpoint", "engine", "algorithms", "gradients", "privacy", "checks", "evaluation"}
-    | {"distributed", "devices", "survival", "machine", "parts"},
+    | {"config", "data", "tasks", "records", "checkpoint", "engine", "algorithms", "gradients", "privacy", "evaluation"}
+    | {"batchnorm", "distributed", "devices", "survival", "machine", "parts"},
     "cost": BASE | {"config", "data", "tasks", "engine", "algorithms", "privacy", "devices", "machine", "parts"},
     "federated": BASE
     | DATA_SIDE
@@ -73,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "validate": BASE | DATA_SIDE | {"config", "parts", "algorithms", "gradients", "privacy", "checks", "cost", "federated"},
+    "validate": BASE | DATA_SIDE | {"config", "parts", "algorithms", "gradients", "privacy", "batchnorm", "cost", "federated"},
     "range_test": BASE | DATA_SIDE | {"config", "parts", "evaluation", "devices", "engine", "algorithms", "privacy"},
     "reproduce": BASE | DATA_SIDE | {"config", "experiment", "devices", "sweep", "terminal", "bench", "cost"},
     "cli": BASE

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from zdp_bench import checkpoint, checks, distributed, records
+from zdp_bench import checkpoint, distributed, records
 from zdp_bench.algorithms import Problem
+from zdp_bench.batchnorm import surgery
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
@@ -240,7 +241,7 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
         },
         "model": {
             "parameters_real": sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values()),
-            "surgery": checks.surgery(model),
+            "surgery": surgery(model),
             "fixed_state": fixed,
         },
         "optimizer": {"complex_second_moment": config.complex_second_moment},

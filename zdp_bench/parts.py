@@ -12,6 +12,7 @@ from torch import nn
 
 from zdp_bench import checks
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.batchnorm import replace_batchnorm
 from zdp_bench.config.options import optimizer_class, scheduler_class
 from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits, sampling
@@ -93,7 +94,7 @@ def build_model(config: Run, data: Splits | Outline) -> nn.Module:
             model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
         except UNFIT as error:
             raise _unfit(config, data, error) from error
-    return checks.replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+    return replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
 
 
 # What torch and Python raise where sizes do not fit one another.

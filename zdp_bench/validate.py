@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from zdp_bench import checks
 from zdp_bench.algorithms import Problem
+from zdp_bench.batchnorm import surgery
 from zdp_bench.config.schema import Run
 from zdp_bench.cost import Cost, predicted
 from zdp_bench.data import Outline
@@ -82,7 +82,7 @@ def validate(config: Run, trial: bool = True) -> Report:
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
         layers=layers_of(model, config, mechanism),
-        surgery=checks.surgery(model),
+        surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
         | {**vars(plan.sampling), "epochs": plan.epochs, "steps": plan.steps, "adjacency": plan.sampling.adjacency},
         privacy=privacy_of(config, mechanism, plan, data),

@@ -78,9 +78,7 @@ def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any
         if checked[key] not in allowed_values:
             raise unknown(f"{kind}.{key}", str(checked[key]), [str(value) for value in allowed_values])
     for key, value in checked.items():
-        if (
-            key.rpartition("_")[2] == "seed" and value is not None
-        ):  # of a split or a pairing; no library takes more bits than this
+        if key.rpartition("_")[2] == "seed" and value is not None:  # of a split or a pairing; no library takes more bits
             require(0 <= value < 2**32, f"{kind}.{key}", value, "must be 0 or more, and below 2³²")
     return checked
 

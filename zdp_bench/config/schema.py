@@ -180,7 +180,7 @@ class Run:
 PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer", "scheduler")
 PLUGIN_KINDS = ("dataset", "model", "task", "algorithm")  # those that other packages may add to
 GROUPS = (*PLUGINS, "accountant", "trainer")
-REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `checks.replace_batchnorm`
+REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `batchnorm.py`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
 OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
 FEDERATED_RESULT = ("nodes", "patients", "local_steps", "local_lr", "min_nodes")  # the keys that change what is computed
