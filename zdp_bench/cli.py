@@ -607,7 +607,7 @@ def _results_verb(options: argparse.Namespace) -> int:
 
 
 def _epsilon(options: argparse.Namespace) -> int:
-    from zdp_bench.report import epsilon
+    from zdp_bench.report import epsilon, lines, own_epsilon
     from zdp_bench.terminal import console
 
     numbers = (
@@ -631,11 +631,11 @@ def _epsilon(options: argparse.Namespace) -> int:
             console().print(epsilon.as_rich(table))
             print("\n".join(f"written: {path}" for path in paths))
         else:
-            print(epsilon.as_markdown(table) if options.format == "md" else epsilon.as_text(epsilon.plain(table), options.format))
+            print(epsilon.as_markdown(table) if options.format == "md" else lines.as_text(epsilon.plain(table), options.format))
         return 0
     if options.sigma is not None and options.target_epsilon is not None:
         raise UserError("say either --sigma or --target-epsilon, not both.")
-    given = epsilon.setting(
+    given = own_epsilon.setting(
         sampling=options.sampling,
         sample_rate=options.sample_rate,
         batch_size=options.batch_size,
@@ -646,11 +646,11 @@ def _epsilon(options: argparse.Namespace) -> int:
         records_per_patient=options.records_per_patient,
     )
     if options.sigma is not None:
-        answers = epsilon.for_sigma(given, options.sigma, options.accountant)
+        answers = own_epsilon.for_sigma(given, options.sigma, options.accountant)
     else:
-        answers = epsilon.for_target(given, options.target_epsilon, options.accountant)
+        answers = own_epsilon.for_target(given, options.target_epsilon, options.accountant)
     if options.format == "rich":
-        console().print(epsilon.answers_as_rich(given, answers))
+        console().print(own_epsilon.as_rich(given, answers))
     else:
-        print(epsilon.answers_as_text(given, answers, options.format))
+        print(own_epsilon.as_text(given, answers, options.format))
     return 0
