@@ -6,8 +6,6 @@ an audit with a verdict that was not expected in exit code 1; a run that SIGTERM
 
 from __future__ import annotations
 
-import atexit
-import gc
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -23,7 +21,6 @@ VERBS = doing.VERBS | showing.VERBS
 def main(said: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line; exits with 0, or with 2 after one sentence."""
     options = arguments(list(sys.argv[1:] if said is None else said))
-    atexit.register(gc.freeze)  # or the interpreter walks through all of torch once more before it ends, for a second
     try:
         with between_runs():
             raise SystemExit(VERBS[options.verb](options))
