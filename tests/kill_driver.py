@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from zdp_bench import checkpoint, engine, experiment
-from zdp_bench.config import Run, compose, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
 from zdp_bench.privacy.ledger import Ledger
 
 MOMENTS = ("in the ledger's line", "before the noise", "before the update", "after the update", "before the checkpoint", "in it")

@@ -37,17 +37,26 @@ ALLOWED: dict[str, set[str]] = {
     "report": BASE | {"records", "data", "privacy"},
     "config": BASE | {"privacy"},
     "checkpoint": BASE | {"privacy"},
-    "experiment": BASE
-    | DATA_SIDE
-    | {"config", "checkpoint", "engine", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks"}
-    | {"distributed", "devices", "survival"},
+    "batchnorm": BASE,
     "checks": BASE | {"algorithms", "gradients", "privacy"},
+    "evaluation": BASE | {"data", "tasks", "records", "gradients"},
+    "machine": BASE,
+    "parts": BASE
+    | {"config", "data", "tasks", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks", "evaluation"}
+    | {"batchnorm", "distributed", "devices"},
+    "experiment": BASE
+    | {"config", "data", "tasks", "records", "checkpoint", "engine", "algorithms", "gradients", "privacy", "evaluation"}
+    | {"batchnorm", "distributed", "devices", "survival", "machine", "parts"},
+    "cost": BASE | {"config", "data", "tasks", "engine", "algorithms", "privacy", "devices", "machine", "parts"},
     "federated": BASE
     | DATA_SIDE
     | {
         "config",
         "checkpoint",
         "experiment",
+        "parts",
+        "evaluation",
+        "machine",
         "engine",
         "algorithms",
         "gradients",
@@ -61,13 +70,13 @@ ALLOWED: dict[str, set[str]] = {
     "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard", "federated"},
     "audit": BASE
     | DATA_SIDE
-    | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
+    | {"config", "parts", "devices", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "validate": BASE | DATA_SIDE | {"config", "experiment", "algorithms", "gradients", "privacy", "checks", "federated"},
-    "range_test": BASE | DATA_SIDE | {"config", "experiment", "engine", "algorithms", "privacy"},
-    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "sweep", "terminal", "bench"},
+    "validate": BASE | DATA_SIDE | {"config", "parts", "algorithms", "gradients", "privacy", "batchnorm", "cost", "federated"},
+    "range_test": BASE | DATA_SIDE | {"config", "parts", "evaluation", "devices", "engine", "algorithms", "privacy"},
+    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "devices", "sweep", "terminal", "bench", "cost"},
     "cli": BASE
     | DATA_SIDE
     | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"}

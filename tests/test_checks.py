@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench import checks, registry
+from zdp_bench import batchnorm, checks, registry
 from zdp_bench.algorithms import Problem
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
@@ -74,7 +74,7 @@ def clean() -> dict[str, tuple[nn.Module, Tensor]]:
         "dropout": (mlp(nn.Dropout(0.5)), VECTORS),
         "group norm": (convolutional(nn.GroupNorm(2, 8)), IMAGES),
         "instance norm": (convolutional(nn.InstanceNorm2d(8, affine=True)), IMAGES),
-        "batch norm in evaluation": (convolutional(checks.FrozenBatchNorm(nn.BatchNorm2d(8))), IMAGES),
+        "batch norm in evaluation": (convolutional(batchnorm.FrozenBatchNorm(nn.BatchNorm2d(8))), IMAGES),
         "fold and unfold": (mlp(Layer(lambda x: torch.tanh(x.view(-1, 2)).view(-1, 8))), VECTORS),
         "complex": (lookup("model", "complex_mlp")((5,), CLASSES, hidden=[6]), COMPLEX),
         "real": (lookup("model", "real_mlp")((5,), CLASSES, hidden=[6]), VECTORS),
@@ -318,59 +318,6 @@ def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
         check(nn.Sequential(nn.Linear(7, CLASSES)))
     with pytest.raises(UserError, match=r"answers 3 samples with \[4\]"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
-
-
-# ---------------------------------------------------------------------------------------------------- replacing BatchNorm
-
-
-@pytest.mark.parametrize("how", ["group", "instance", "frozen"])
-def test_batchnorm_is_replaced_in_place_with_its_weights(how: checks.Replacement) -> None:
-    norm = nn.BatchNorm2d(8)
-    with torch.no_grad():
-        norm.weight.copy_(torch.arange(8.0) + 1)
-        norm.bias.copy_(-torch.arange(8.0))
-    model = checks.replace_batchnorm(convolutional(nn.Identity(), norm), how)
-    new = model.get_submodule("1.1")
-    assert torch.equal(new.weight, torch.arange(8.0) + 1)
-    assert torch.equal(new.bias, -torch.arange(8.0))
-    kind = {"group": "GroupNorm", "instance": "InstanceNorm2d", "frozen": "FrozenBatchNorm"}[how]
-    assert checks.surgery(model) == [
-        {"layer": "1.1", "was": "BatchNorm2d", "is": kind, "why": "batch statistics mix samples"},
-    ]
-    assert check(model, IMAGES) == (["1.1.mean", "1.1.variance"] if how == "frozen" else [])
-
-
-def test_a_frozen_batchnorm_is_batchnorm_in_evaluation() -> None:
-    norm = nn.BatchNorm2d(3)
-    norm(torch.randn(20, 3, 4, 4) * 3 + 1)
-    frozen, x = checks.FrozenBatchNorm(norm), torch.randn(5, 3, 4, 4)
-    torch.testing.assert_close(frozen(x), norm.eval()(x))
-
-
-@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (8, 2), (12, 3), (64, 16), (256, 32), (514, 2)])
-def test_a_group_keeps_four_channels_where_it_can(channels: int, groups: int) -> None:
-    model = checks.replace_batchnorm(nn.Sequential(nn.BatchNorm1d(channels)), "group")
-    assert model[0].num_groups == groups
-
-
-def test_instance_norm_on_vectors_has_nothing_to_normalise_and_is_refused() -> None:
-    with pytest.raises(UserError):
-        check(checks.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "instance"))
-    assert check(checks.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "group")) == []
-
-
-def test_a_layer_may_say_itself_what_takes_its_place() -> None:
-    class ComplexBatchNorm(nn.Module):
-        def per_sample_norm(self, how: str) -> nn.Module:
-            return nn.Identity() if how == "group" else nn.Tanh()
-
-    model = checks.replace_batchnorm(mlp(ComplexBatchNorm()), "group")
-    assert checks.surgery(model)[0]["is"] == "Identity"
-
-
-def test_a_replacement_without_a_batchnorm_is_refused() -> None:
-    with pytest.raises(UserError, match="has no BatchNorm"):
-        checks.replace_batchnorm(mlp(), "group")
 
 
 # ----------------------------------------------------------------------------------------------------- from end to end

@@ -193,7 +193,7 @@ def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch
     def broken(_: object) -> int:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(cli, "_list", broken)
+    monkeypatch.setitem(cli.VERBS, "list", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["list"])
     assert issubclass(UserError, Exception)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.test_package import ROOT
 from zdp_bench import cli
+from zdp_bench.cli.parser import arguments
 from zdp_bench.config import compose, parse
 from zdp_bench.sweep import jobs_of
 
@@ -55,7 +56,7 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), text
             assert all(word in ("PROFILE=smoke", "PROFILE=here", "PROFILE=paper") for word in variables), text
         elif program == "zdp-bench" and words[0] != "run":
-            cli._arguments(words)
+            arguments(words)
         elif program == "zdp-bench" and "dataset=rings" not in words:
             sweeping = [word for word in words[1:] if word != "-m"]
             launcher = [word for word in sweeping if word.startswith("hydra.launcher.")]

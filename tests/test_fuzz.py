@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_mini_mnist
-from zdp_bench.config import GROUPS, compose, group_options, known_keys, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import GROUPS
+from zdp_bench.config.store import group_options, known_keys
+from zdp_bench.cost import measured
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import seconds_a_step
 from zdp_bench.registry import lookup, names
 
 FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")  # where and how, and what would leave this machine
@@ -81,7 +83,7 @@ def one_configuration(words: list[str]) -> None:
             config = parse(compose(["recipe=quickstart", "model.hidden=[4]", *words]))
             if config.trainer.micro_batch is not None and config.trainer.micro_batch < 8:
                 return  # right, and slow
-            seconds_a_step(config, timed=1)
+            measured(config, timed=1)
         except UserError as error:
             a_sentence(error)
 

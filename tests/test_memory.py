@@ -16,12 +16,13 @@ from tests.test_experiment import carry_out, configured, repeatable
 from zdp_bench import gradients, memory, records
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Records
 from zdp_bench.engine import summed
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import micro_batches
 from zdp_bench.memory import MicroBatches, Size, available_memory, bytes_a_record, largest, ran_out
+from zdp_bench.parts import micro_batches
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 

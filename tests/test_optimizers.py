@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.test_experiment import carry_out
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import build_optimizer
 from zdp_bench.optimizers import BY_MAGNITUDE
+from zdp_bench.parts import build_optimizer
 from zdp_bench.registry import lookup
 
 START, GRADIENTS = 0.3 - 0.2j, [1 + 2j, -0.5j, 0.25 - 3j]

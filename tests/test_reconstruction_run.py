@@ -11,7 +11,8 @@ import torch
 from tests.test_experiment import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import Plan, run
+from zdp_bench.experiment import run
+from zdp_bench.parts import Plan
 from zdp_bench.records import Record, read
 from zdp_bench.report import figures
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.test_experiment import Silent, carry_out, configured, repeatable
-from zdp_bench import experiment
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench import experiment, parts
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
 
@@ -74,7 +75,7 @@ def test_a_wrong_scheduler_is_one_sentence(override: str, sentence: str) -> None
 def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
     config = parse(compose(["recipe=quickstart", "scheduler=linear_lr", "scheduler.start_factor=7"]))
     with pytest.raises(UserError, match=r"scheduler=linear_lr: .*factor"):
-        experiment.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+        parts.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
 
 
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,15 +89,15 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(tmp_path: 
             return {"loss": next(losses)}
         return {"loss": 0.0, "accuracy": 1.0}
 
-    monkeypatch.setattr(experiment, "evaluate", evaluated)
+    monkeypatch.setattr(parts, "evaluate", evaluated)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     data = dataclasses.replace(UNVALIDATED, validation=VALIDATION)
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    scheduler = experiment.build_scheduler(config, optimizer, data)
+    scheduler = parts.build_scheduler(config, optimizer, data)
     assert scheduler is not None
     rates = []
     for _ in range(5):
-        experiment.advance(scheduler, torch.nn.Identity(), None, data, torch.device("cpu"))  # type: ignore[arg-type]
+        parts.advance(scheduler, torch.nn.Identity(), None, data, torch.device("cpu"))  # type: ignore[arg-type]
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
     assert len(watched) == 5
@@ -105,4 +106,4 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(tmp_path: 
 def test_a_plateau_needs_validation_records() -> None:
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
     with pytest.raises(UserError, match="dataset=phase_digits has none"):
-        experiment.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+        parts.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)

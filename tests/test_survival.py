@@ -48,7 +48,7 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
 ) -> None:
     undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
-    monkeypatch.setattr(cli, "_list", lambda _: carry_out(tmp_path))
+    monkeypatch.setitem(cli.VERBS, "list", lambda _: carry_out(tmp_path))
     with pytest.raises(SystemExit) as left:
         cli.main(["list"])
     assert left.value.code == code
@@ -72,7 +72,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_list", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setitem(cli.VERBS, "list", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as left:
         cli.main(["list"])
     assert left.value.code == 75

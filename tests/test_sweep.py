@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from zdp_bench.config import compose, hydra_session
+from zdp_bench.config import compose
+from zdp_bench.config.store import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiment import only_one_process
 from zdp_bench.sweep import sweep

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.test_budget import carry_out
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import Plan, build_algorithm
+from zdp_bench.parts import Plan, build_algorithm
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
@@ -61,7 +62,7 @@ class _NoNoiseSomewhere:
 
 def test_a_mechanism_without_noise_somewhere_reaches_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse(compose(["recipe=quickstart", "privacy.target_epsilon=2"]))
-    monkeypatch.setattr("zdp_bench.experiment.lookup", lambda kind, name: _NoNoiseSomewhere)
+    monkeypatch.setattr("zdp_bench.parts.lookup", lambda kind, name: _NoNoiseSomewhere)
     with pytest.raises(UserError, match=r"target_epsilon=2 with algorithm=zeta_dp_sgd: some direction gets no noise"):
         build_algorithm(config, None, Plan.of(config, 1000))  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ def _nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         return forbidden
 
     monkeypatch.setattr("zdp_bench.validate.lookup", lookup)
-    monkeypatch.setattr("zdp_bench.experiment.lookup", lookup)
+    monkeypatch.setattr("zdp_bench.parts.lookup", lookup)
 
 
 @pytest.mark.usefixtures("_nothing_is_read")

@@ -4,7 +4,7 @@ Per-sample clipping bounds what a record does through its own loss. It bounds no
 writes what it saw into its own state. Which layers do is not told by their names (torchcvnn's LayerNorm does, a GroupNorm does
 not), so they are found by changing one sample and looking at the others.
 
-BatchNorm is the usual offender. It is replaced only when asked (`model.replace_batchnorm`), and the record says so.
+BatchNorm is the usual offender; `batchnorm.py` replaces it, when asked.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
-
-Replacement = Literal["group", "instance", "frozen"]
 
 SAMPLES = 3
 # A sample that is not touched comes out of a forward pass bit for bit the same. Where a kernel may split its work otherwise (a
@@ -94,7 +90,7 @@ def _takes(model: nn.Module, inputs: Tensor) -> None:
             output = _forward(model, inputs)
     except Exception as error:
         asked = f"{str(inputs.dtype).removeprefix('torch.')} inputs of shape {list(inputs.shape)}"
-        raise UserError(f"the model cannot take {asked}: {inside.name} says: {_first_line(error)}") from None
+        raise UserError(f"the model cannot take {asked}: {inside.name} says: {first_line(error)}") from None
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples.")
@@ -295,7 +291,7 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
         raise
     except Exception as error:
         raise UserError(
-            f"{inside.name} has no per-sample gradient: torch.func says: {_first_line(error)} Use another layer there."
+            f"{inside.name} has no per-sample gradient: torch.func says: {first_line(error)} Use another layer there."
         ) from None
     _within_bounds(algorithm, shares)
     if not steady:  # dropout drew different masks for the two
@@ -410,89 +406,3 @@ def _owner(model: nn.Module, parameter: str) -> str:
     if parameter not in dict(model.named_parameters()):
         return f"block '{parameter}'"
     return _describe(model, parameter.rpartition(".")[0])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."
-
-
-# --------------------------------------------------------------------------------------------------- replacing BatchNorm
-
-
-class FrozenBatchNorm(nn.Module):
-    """BatchNorm in evaluation, for good: (x − mean)/√(variance + eps)·weight + bias; only weight and bias are trained."""
-
-    mean: Tensor
-    variance: Tensor
-
-    def __init__(self, norm: _BatchNorm) -> None:
-        super().__init__()
-        self.eps = norm.eps
-        mean, variance = norm.running_mean, norm.running_var
-        self.register_buffer("mean", torch.zeros(norm.num_features, **_like(norm)) if mean is None else mean.clone())
-        self.register_buffer("variance", torch.ones(norm.num_features, **_like(norm)) if variance is None else variance.clone())
-        self.weight, self.bias = norm.weight, norm.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, training=False, eps=self.eps)
-
-
-def _like(norm: _BatchNorm) -> dict[str, Any]:
-    """Device and dtype of a norm's parameters, where it has any."""
-    return {"device": norm.weight.device, "dtype": norm.weight.dtype} if norm.affine else {}
-
-
-def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
-    """Put a per-sample norm in the place of every BatchNorm, in place; trained weights and biases are carried over.
-
-    group: GroupNorm with the most groups, 32 at most, that divide the channels and leave 4 of them in each where they can.
-    instance: InstanceNorm without running statistics.
-    frozen: `FrozenBatchNorm` with the running statistics as they are; on a new model, mean 0 and variance 1.
-
-    A layer with a method `per_sample_norm(how)` says itself what takes its place; so complex norms join.
-
-    Raises:
-        UserError: the model has no such layer: a wish that changes nothing was a mistake.
-    """
-    replaced = False
-    for name, module in list(model.named_modules()):
-        asked: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
-        if asked is None and not isinstance(module, _BatchNorm):
-            continue
-        new = asked(how) if asked is not None else _per_sample_norm(cast(_BatchNorm, module), how)
-        new.train(module.training)
-        new.in_place_of = type(module).__name__  # type: ignore[assignment]  # a plain attribute; `surgery` reads it
-        if not name:
-            raise UserError("model.replace_batchnorm: the model is nothing but a BatchNorm.")
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, new)
-        replaced = True
-    if not replaced:
-        raise UserError(f"model.replace_batchnorm={how}: the model has no BatchNorm. Leave the key out.")
-    return model
-
-
-def _per_sample_norm(norm: _BatchNorm, how: Replacement) -> nn.Module:
-    if how == "frozen":
-        return FrozenBatchNorm(norm)
-    channels, affine = norm.num_features, norm.affine
-    kinds = {nn.BatchNorm1d: nn.InstanceNorm1d, nn.BatchNorm2d: nn.InstanceNorm2d, nn.BatchNorm3d: nn.InstanceNorm3d}
-    kind = next((kinds[base] for base in kinds if isinstance(norm, base)), None)
-    new: nn.Module
-    if how == "instance" and kind is not None:
-        new = kind(channels, norm.eps, affine=affine, track_running_stats=False, **_like(norm))
-    else:
-        most = channels if how == "instance" else min(32, max(1, channels // 4))
-        new = nn.GroupNorm(max(n for n in range(1, most + 1) if channels % n == 0), channels, norm.eps, affine, **_like(norm))
-    if affine:
-        new.weight, new.bias = norm.weight, norm.bias
-    return new
-
-
-def surgery(model: nn.Module) -> list[dict[str, str]]:
-    """What `replace_batchnorm` did to a model, for the record: layer, what it was, what it is, why."""
-    return [
-        {"layer": name, "was": str(module.in_place_of), "is": type(module).__name__, "why": "batch statistics mix samples"}
-        for name, module in model.named_modules()
-        if hasattr(module, "in_place_of")
-    ]

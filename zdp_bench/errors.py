@@ -46,3 +46,8 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
     """
     if not condition:
         raise UserError(f"{key}={value}: {rule}.")
+
+
+def first_line(error: Exception) -> str:
+    """What another library's exception says, as a sentence: its first line, or its name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."

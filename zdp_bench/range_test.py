@@ -19,20 +19,14 @@ import numpy as np
 import torch
 
 from zdp_bench.algorithms import Problem
-from zdp_bench.config import Run, require_central
+from zdp_bench.config.schema import Run
+from zdp_bench.config.values import require_central
 from zdp_bench.data import Records, Splits
+from zdp_bench.devices import pick_device
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
-from zdp_bench.experiment import (
-    Plan,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    check_model,
-    evaluate,
-    micro_batches,
-    pick_device,
-)
+from zdp_bench.evaluation import evaluate
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise

@@ -13,10 +13,12 @@ import math
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Record = dict[str, Any]
 
@@ -124,6 +126,8 @@ def read_all(results: Path) -> list[Record]:
 
 def frame(records: list[Record]) -> pd.DataFrame:
     """One row a record, with `COLUMNS`."""
+    import pandas as pd  # here, for it takes a quarter of a second that most verbs can do without
+
     return pd.DataFrame(
         [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records], columns=list(COLUMNS)
     )

@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from zdp_bench import assets, records
+from zdp_bench import assets, cost, records
 from zdp_bench.bench import tables as measured
-from zdp_bench.config import Run, compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.data import files
+from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import pick_device, run, seconds_a_step
+from zdp_bench.experiment import run
 from zdp_bench.report import curves, page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
 from zdp_bench.sweep import claims_of, jobs_of, on_other_data
@@ -257,8 +260,8 @@ def estimate(wanted: list[Job], results: Path) -> list[str]:
                 seconds, memory = done["measured"]["train_seconds"], done["measured"]["peak_memory_bytes"]
                 source = f"as on {done['environment']['device']}"
             else:
-                (a_step, steps, memory), source = seconds_a_step(config), f"three steps on {device}"
-                seconds = a_step * steps
+                tried, source = cost.measured(config), f"three steps on {device}"
+                seconds, memory = tried.seconds, tried.bytes
         except UserError as error:
             unknown += len(runs)
             lines.append(f"  {of.filling.recipe} {' '.join(of.filling.overrides)}: unknown ({error})")

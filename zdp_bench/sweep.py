@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, distributed, records
-from zdp_bench.config import Run, compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.tables import Filling, recipes_of, reference
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zdp_bench.config import Run, experiment_digest
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import Watcher
 

@@ -6,30 +6,25 @@ mechanism, the time from one step on random numbers. What is wrong with a recipe
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from zdp_bench import checks
-from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run
+from zdp_bench.algorithms import Problem
+from zdp_bench.batchnorm import surgery
+from zdp_bench.config.schema import Run
+from zdp_bench.cost import Cost, predicted
 from zdp_bench.data import Outline
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import MICRO_BATCH, Plan, build_algorithm, build_model, build_optimizer
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
-
-SECONDS = 3.0  # how long the trial step may be repeated
-NOISE_SECONDS = 6e-9  # for one number of noise on a CPU core
-MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
 
 @dataclass(frozen=True)
@@ -40,21 +35,6 @@ class Layer:
     kind: str
     parameters: int
     rule: str
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run would cost here, extrapolated from one step on random numbers.
-
-    Attributes:
-        seconds: of all steps; noise included, evaluation not.
-        bytes: weights, gradients, moments, and the activations of one micro-batch.
-        measured_on: device and threads of the trial.
-    """
-
-    seconds: float
-    bytes: int
-    measured_on: str
 
 
 @dataclass(frozen=True)
@@ -102,11 +82,11 @@ def validate(config: Run, trial: bool = True) -> Report:
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
         layers=layers_of(model, config, mechanism),
-        surgery=checks.surgery(model),
+        surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
         | {**vars(plan.sampling), "epochs": plan.epochs, "steps": plan.steps, "adjacency": plan.sampling.adjacency},
         privacy=privacy_of(config, mechanism, plan, data),
-        cost=cost_of(config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters) if trial else None,
+        cost=predicted(config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters) if trial else None,
     )
 
 
@@ -163,66 +143,3 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
         "epsilon_patient": patient_epsilon(mechanism, min(data.records_per_patient, data.train), steps, delta),
         "max_epsilon": config.privacy.max_epsilon,
     }
-
-
-def cost_of(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int) -> Cost:
-    """Time and memory from steps on random records: one at first, then more, for a few seconds in all."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    expected = max(1, round(plan.sampling.expected_batch_size))
-    fixed = config.trainer.micro_batch
-    at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
-    activations = _activation_bytes(model, data)
-    spent, per_record = 0.0, 0.0
-    for size in _growing(at_once):
-        if spent + per_record * size > SECONDS:
-            break
-        began = time.perf_counter()
-        total = {
-            block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype)) for block in algorithm.mechanism().blocks
-        }
-        algorithm.accumulate(total, _random_batch(data, size))
-        took = time.perf_counter() - began
-        spent, per_record = spent + took, took / size
-    noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
-    held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
-    threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    return Cost(plan.steps * (per_record * expected + noise), held, threads)
-
-
-def _growing(largest: int) -> Iterator[int]:
-    """Batch sizes to try: one twice, for the first time builds what later ones reuse, then four times as many each."""
-    yield 1
-    size = 1
-    while size < largest:
-        yield size
-        size *= 4
-    yield largest
-
-
-def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(size, *data.input_shape, dtype=data.dtype, generator=generator)
-    if data.target_dtype.is_floating_point:
-        return inputs, torch.rand(size, *data.target_shape, dtype=data.target_dtype, generator=generator)
-    below = data.outputs if data.target_dtype == torch.int64 and data.outputs > 1 else 2
-    return inputs, torch.randint(0, below, (size, *data.target_shape), generator=generator).to(data.target_dtype)
-
-
-def _activation_bytes(model: nn.Module, data: Outline) -> int:
-    """Bytes that the layers' outputs take for one record."""
-    total = 0
-
-    def count(module: nn.Module, entering: object, left: object) -> None:
-        nonlocal total
-        if isinstance(left, Tensor) and not any(True for _ in module.children()):
-            total += left.numel() * left.element_size()
-
-    handles = [module.register_forward_hook(count) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            model(_random_batch(data, 1)[0])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return total

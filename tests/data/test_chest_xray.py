@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from zdp_bench.config import check_options
+from zdp_bench.config.options import check_options
 from zdp_bench.data.chest_xray import AUGMENT, FOLDER, Film, chest_xray, cut, films, outline, patient, read_film
 from zdp_bench.data.synthetic_films import chest_xray_synthetic, write_set
 from zdp_bench.errors import UserError

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from zdp_bench.config import Run, compose, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
 from zdp_bench.experiment import run
 from zdp_bench.federated.simulation import simulated
 from zdp_bench.records import Record

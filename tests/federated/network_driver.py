@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from zdp_bench import experiment
-from zdp_bench.config import Run, compose, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
 from zdp_bench.experiment import run
 from zdp_bench.federated import server
 from zdp_bench.federated.superlink import served

@@ -9,7 +9,7 @@ import torch
 
 from tests.federated.conftest import Make, carried_out
 from zdp_bench import records
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated import simulation
 from zdp_bench.federated.client import client_app

@@ -143,7 +143,7 @@ def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(configured: 
 
 
 def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
-    from zdp_bench.config import experiment_digest
+    from zdp_bench.config.digests import experiment_digest
 
     central = experiment_digest(configured())
     assert experiment_digest(configured("federated.backend=ray", "federated.min_nodes=1")) == central

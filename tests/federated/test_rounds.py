@@ -9,7 +9,7 @@ import torch
 
 from tests.federated.conftest import Make, carried_out
 from zdp_bench import checkpoint, records
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.federated import server
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.roster import Standing

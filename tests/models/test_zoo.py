@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from zdp_bench import assets
-from zdp_bench.checks import replace_batchnorm, surgery
-from zdp_bench.config import check_options
+from zdp_bench.batchnorm import replace_batchnorm, surgery
+from zdp_bench.config.options import check_options
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.test_records import record, save
 from zdp_bench import assets, cli, sweep
-from zdp_bench.config import compose, experiment_digest, parse
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.report import listing, numbers, tables
 

@@ -24,7 +24,7 @@ from zdp_bench.audit.cases import CASES
 from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.audit.subject import Subject
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import require, unknown
 
 

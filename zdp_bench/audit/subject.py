@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run, require_central
+from zdp_bench.config.schema import Run
+from zdp_bench.config.values import require_central
 from zdp_bench.data import Splits
+from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import Plan, build_algorithm, build_model, build_optimizer, check_model, pick_device
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, stream
 from zdp_bench.registry import lookup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import ClientApp, ConfigRecord, Context, Error, Message
 from zdp_bench.federated.messages import content, tensors_of, values_of

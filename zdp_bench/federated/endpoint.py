@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
 
 

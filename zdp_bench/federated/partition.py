@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError, require
-from zdp_bench.experiment import Plan
+from zdp_bench.parts import Plan
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import stream
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from zdp_bench.config import Run, experiment_digest
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import Grid, Message, RecordDict
 from zdp_bench.federated.messages import content, values_of

@@ -25,15 +25,21 @@ from torch import Tensor
 
 from zdp_bench import checkpoint
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.devices import arithmetic
 from zdp_bench.engine import descend
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import (
+from zdp_bench.evaluation import evaluate, final_metrics
+from zdp_bench.experiment import Watcher, account, described, open_ledger
+from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
+from zdp_bench.federated.messages import content, digest, tensors_of, values_of
+from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+from zdp_bench.federated.roster import Roster
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.machine import environment, peak_memory
+from zdp_bench.parts import (
     Plan,
-    Watcher,
-    account,
     advance,
     build_algorithm,
     build_model,
@@ -41,19 +47,8 @@ from zdp_bench.experiment import (
     build_scheduler,
     check_fit,
     check_model,
-    described,
-    environment,
-    evaluate,
-    final_metrics,
     micro_batch_size,
-    open_ledger,
-    peak_memory,
 )
-from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
-from zdp_bench.federated.messages import content, digest, tensors_of, values_of
-from zdp_bench.federated.partition import dealt, rounds_of, steps_of
-from zdp_bench.federated.roster import Roster
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Copy
 from zdp_bench.privacy.mechanism import Mechanism

@@ -45,7 +45,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from zdp_bench import distributed
-from zdp_bench.config import Run, run_digest
+from zdp_bench.config.digests import run_digest
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.distributed import ALONE
 from zdp_bench.errors import UserError

@@ -15,13 +15,10 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from zdp_bench.config import Run
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import only_one_process
 from zdp_bench.federated.client import client_app, reply_of, site_open

@@ -3,8 +3,6 @@
 What the papers state stands in `results/reference/epsilon.csv`, one line a quoted ε. Each line becomes two things: a `Claim`,
 which its convention (an accountant by name) turns into the ε the paper would print; and a `Mechanism`, the release as the paper
 describes it, from which the tight ε follows. Where a paper states a target and no σ, σ is calibrated to the target first.
-
-The same module answers for a user's own numbers: every accountant at a σ, or the σ for a target.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +21,11 @@ from rich import box
 from rich.table import Table as RichTable
 
 from zdp_bench import assets
-from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, gdp_clt, patient_epsilon, rdp_epsilon, tight_epsilon
-from zdp_bench.privacy.calibration import calibrate, solve
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, tight_epsilon
+from zdp_bench.privacy.calibration import calibrate
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
 from zdp_bench.records import write_text
+from zdp_bench.report.lines import as_csv, rounded
 from zdp_bench.report.numbers import epsilon as shown
 
 COLUMNS = (
@@ -110,9 +107,6 @@ class Row:
     tight_patient: float | None
 
 
-# ------------------------------------------------------------------------------------------------- the papers' table
-
-
 def quoted() -> list[Quoted]:
     """Every ε quoted in the five papers, in the papers' order."""
     text = (assets.REFERENCE / "epsilon.csv").read_text(encoding="utf-8")
@@ -148,7 +142,7 @@ def _row(q: Quoted) -> Row:
     if q.sigma is not None:
         verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = described(q, claim.noise_multiplier, q.sampling, rate)
-    tight = _tight(mechanism, steps, q.delta)
+    tight = tight_epsilon(mechanism, steps, q.delta)
     poisson = described(q, claim.noise_multiplier, "poisson", rate)
     return Row(
         q,
@@ -160,7 +154,7 @@ def _row(q: Quoted) -> Row:
         verdict,
         tight,
         tight / float(q.printed.lstrip("<")),
-        None if q.sampling == "poisson" else _tight(poisson, steps, q.delta),
+        None if q.sampling == "poisson" else tight_epsilon(poisson, steps, q.delta),
         _patient(mechanism, q.records_per_patient, steps, q.delta) if q.records_per_patient else None,
     )
 
@@ -171,10 +165,11 @@ def described(q: Quoted, sigma: float, scheme: Scheme, sample_rate: float) -> Me
     batch = sample_rate * q.records
     # Where the paper's C is the move of a MODIFIED record, one record's share is half of it, and σ sits on the mean.
     bound, std = (q.sensitivity / 2, sigma * batch) if q.sensitivity else (1.0, sigma)
-    return _mechanism(q.noise, bound, std, Sampling(scheme, sample_rate, batch, q.records))
+    return mechanism_of(q.noise, bound, std, Sampling(scheme, sample_rate, batch, q.records))
 
 
-def _mechanism(noise: str, bound: float, std: float, sampling: Sampling) -> Mechanism:
+def mechanism_of(noise: str, bound: float, std: float, sampling: Sampling) -> Mechanism:
+    """The release of one block, by what a paper calls its noise; see `Quoted.noise`."""
     kinds: dict[str, tuple[str, float, NoiseKind]] = {
         "real": ("float32", std, "real"),
         "per_component": ("complex64", std, "circular"),
@@ -185,7 +180,6 @@ def _mechanism(noise: str, bound: float, std: float, sampling: Sampling) -> Mech
     return Mechanism((Block("gradient", (1,), dtype, bound, part, kind),), sampling)
 
 
-_tight = lru_cache(maxsize=None)(tight_epsilon)
 _patient = lru_cache(maxsize=None)(patient_epsilon)
 
 
@@ -272,25 +266,10 @@ def as_markdown(table: list[Row]) -> str:
 def plain(table: list[Row]) -> list[dict[str, object]]:
     """The numbers behind the table, one dictionary a row, to six digits; ∞ as "inf"."""
     return [
-        {key: _json(value) for key, value in (vars(row.quoted) | vars(row)).items() if key not in ("quoted", "delta")}
+        {key: rounded(value) for key, value in (vars(row.quoted) | vars(row)).items() if key not in ("quoted", "delta")}
         | {"delta": row.quoted.delta}
         for row in table
     ]
-
-
-def _json(value: object) -> object:
-    if isinstance(value, float):
-        return "inf" if math.isinf(value) else float(f"{value:.6g}")
-    return value
-
-
-def as_csv(lines: list[dict[str, object]]) -> str:
-    """Dictionaries as CSV."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
 
 
 def write(table: list[Row], results: Path) -> list[Path]:
@@ -299,213 +278,3 @@ def write(table: list[Row], results: Path) -> list[Path]:
     write_text(paths[0], as_markdown(table))
     write_text(paths[1], as_csv(plain(table)))
     return paths
-
-
-# ------------------------------------------------------------------------------------------------ a user's own numbers
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A user's own training, checked: everything but the noise."""
-
-    sampling: Sampling
-    steps: int
-    epochs: int
-    delta: float
-    records_per_patient: int | None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One line for a user: which noise, which accountant, σ and ε."""
-
-    noise: str
-    sigma: float
-    z: float
-    accountant: str
-    epsilon: float
-    remark: str
-
-
-UNKNOWN_RECORDS = 10**9  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
-CONVENTIONS = {
-    "per_component": "real, or complex with σ² on each part",
-    "circular": "complex, circular with σ² in all",
-}
-
-
-def setting(
-    *,
-    sampling: str | None,
-    sample_rate: float | None,
-    batch_size: int | None,
-    records: int | None,
-    steps: int | None,
-    epochs: int | None,
-    delta: float | None,
-    records_per_patient: int | None = None,
-) -> Setting:
-    """Check a user's numbers; sampling is Poisson and δ 1e-5 where nothing is said.
-
-    Raises:
-        UserError: one is missing, out of range, or contradicts another.
-    """
-    sampling, delta = sampling or "poisson", 1e-5 if delta is None else delta
-    if sampling not in ("poisson", "uniform", "full"):
-        raise unknown("sampling", sampling, ("poisson", "uniform", "full"))
-    require(0 < delta < 1, "--delta", delta, "must lie in (0, 1)")
-    require(records is None or records > 0, "--records", records, "must be at least 1")
-    if sampling == "full":
-        require(
-            sample_rate in (None, 1.0) and batch_size is None, "--sampling", "full", "takes neither sample rate nor batch size"
-        )
-        sample_rate = 1.0
-    elif batch_size is not None:
-        require(sample_rate is None, "--batch-size", batch_size, "say it or --sample-rate, not both")
-        if records is None:
-            raise UserError(f"--batch-size={batch_size}: needs --records N, the number of training records.")
-        require(0 < batch_size <= records, "--batch-size", batch_size, f"must lie between 1 and the {records:,} records")
-        sample_rate = batch_size / records
-    if sample_rate is None:
-        raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
-    require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
-    if (steps is None) == (epochs is None):
-        raise UserError("say either --steps or --epochs, " + ("not both." if steps is not None else "one of them is needed."))
-    require(steps is None or steps > 0, "--steps", steps, "must be at least 1")
-    require(epochs is None or epochs > 0, "--epochs", epochs, "must be at least 1")
-    if steps is None:
-        assert epochs is not None
-        steps = (
-            epochs * (records // batch_size) if batch_size and records and sampling == "uniform" else round(epochs / sample_rate)
-        )
-    if records_per_patient is not None:
-        if records is None:
-            raise UserError(f"--records-per-patient={records_per_patient}: needs --records N, the number of training records.")
-        require(
-            1 <= records_per_patient <= records, "--records-per-patient", records_per_patient, f"must lie in 1 to {records:,}"
-        )
-    number = records or UNKNOWN_RECORDS
-    drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
-    return Setting(drawn, steps, epochs or max(1, round(steps * sample_rate)), delta, records_per_patient)
-
-
-def _claim(given: Setting, sigma: float) -> Claim:
-    s = given.sampling
-    return Claim(sigma, s.sample_rate, given.steps, given.delta, s.records, given.epochs)
-
-
-def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answer]:
-    """ε at a user's σ: PLD, RDP and GDP-CLT for both conventions of noise, or one accountant's claim.
-
-    Raises:
-        UserError: σ is out of range, or no accountant has this name.
-    """
-    require(0 <= sigma < math.inf, "--sigma", sigma, "must be 0 or more, and finite")
-    if _is_convention(given, accountant):
-        return [Answer("as claimed", sigma, sigma, str(accountant), ACCOUNTANTS[str(accountant)](_claim(given, sigma)), CLAIMED)]
-    answers = []
-    for noise in CONVENTIONS:
-        mechanism = _mechanism(noise, 1.0, sigma, given.sampling)
-        for name, epsilon_of, remark in _accountants(given, accountant):
-            answers.append(Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark))
-    return answers
-
-
-CLAIMED = "what this convention would claim"
-
-
-def _is_convention(given: Setting, accountant: str | None) -> bool:
-    """Whether the accountant makes a claim from nominal numbers, rather than bound a mechanism.
-
-    Raises:
-        UserError: there is no such accountant, or it needs to know how many records there are.
-    """
-    if accountant in (None, "pld", "rdp", "gdp_clt"):
-        return False
-    if accountant not in ACCOUNTANTS:
-        raise unknown("accountant", str(accountant), ACCOUNTANTS)
-    if given.sampling.records == UNKNOWN_RECORDS:
-        raise UserError(f"--accountant={accountant}: needs --records N, the number of training records.")
-    return True
-
-
-def _accountants(given: Setting, only: str | None) -> list[tuple[str, Callable[[Mechanism], float], str]]:
-    steps, delta, sampling = given.steps, given.delta, given.sampling
-    per_patient = given.records_per_patient
-
-    def clt(mechanism: Mechanism) -> float:
-        batches: Literal["uniform", "poisson"] = "uniform" if sampling.scheme == "uniform" else "poisson"
-        return gdp_clt(mechanism.z * sampling.shift, sampling.sample_rate, steps, delta, batches)
-
-    tight = "tight: the best proven upper bound" if sampling.scheme == "uniform" else "tight: an upper bound, nearly exact"
-    every = [
-        ("pld", lambda m: tight_epsilon(m, steps, delta), tight),
-        ("rdp", lambda m: rdp_epsilon(m, steps, delta), "an upper bound, looser"),
-        ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth"),
-    ]
-    if per_patient:
-        text = f"tight, for a patient with {per_patient} records"
-        every.insert(1, ("pld", lambda m: patient_epsilon(m, per_patient, steps, delta), text))
-    return [entry for entry in every if only in (None, entry[0])]
-
-
-def for_target(given: Setting, target: float, accountant: str | None) -> list[Answer]:
-    """The σ that meets a target ε, for both conventions of noise (or for one paper's), by an accountant (default pld).
-
-    Raises:
-        UserError: the target cannot be met, or no accountant has this name.
-    """
-    name = accountant or "pld"
-    convention = _is_convention(given, name)
-    require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
-    try:
-        if convention:
-            sigma = calibrate(target, name, _claim(given, 0.0))
-            return [Answer("as claimed", sigma, sigma, name, ACCOUNTANTS[name](_claim(given, sigma)), CLAIMED)]
-        answers = []
-        entries = _accountants(given, name)
-        if given.records_per_patient:
-            entries = entries[1:] if name == "pld" else entries  # the target is then the patient's
-        _, epsilon_of, remark = entries[0]
-        for noise in CONVENTIONS:
-            question = {"given": dataclasses.asdict(given), "noise": noise, "by": name, "remark": remark}
-
-            def of(sigma: float, noise: str = noise) -> float:
-                return epsilon_of(_mechanism(noise, 1.0, sigma, given.sampling))
-
-            sigma = solve(target, of, question)
-            answers.append(Answer(noise, sigma, _mechanism(noise, 1.0, sigma, given.sampling).z, name, of(sigma), remark))
-        return answers
-    except ValueError as error:
-        raise UserError(f"--target-epsilon={target:g}: {error}.") from None
-
-
-def answers_as_rich(given: Setting, answers: list[Answer]) -> RichTable:
-    """A user's answers on a terminal."""
-    s = given.sampling
-    title = f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; neighbours: {s.adjacency}"
-    table = RichTable(title=title.replace("_", " "), title_justify="left")
-    for column in ("noise", "σ", "z", "accountant", "ε", ""):
-        table.add_column(column)
-    for a in answers:
-        table.add_row(CONVENTIONS.get(a.noise, a.noise), f"{a.sigma:.5g}", f"{a.z:.4g}", a.accountant, shown(a.epsilon), a.remark)
-    return table
-
-
-def answers_as_text(given: Setting, answers: list[Answer], form: str) -> str:
-    """A user's answers as Markdown, CSV or JSON."""
-    common = {"sampling": given.sampling.scheme, "sample_rate": given.sampling.sample_rate, "steps": given.steps}
-    lines = [common | {"delta": given.delta} | {key: _json(value) for key, value in vars(a).items()} for a in answers]
-    return as_text(lines, form)
-
-
-def as_text(lines: list[dict[str, object]], form: str) -> str:
-    """Dictionaries as Markdown, CSV or JSON."""
-    if form == "json":
-        return json.dumps(lines, indent=1, ensure_ascii=False)
-    if form == "csv":
-        return as_csv(lines).rstrip()
-    head = "| " + " | ".join(lines[0]) + " |"
-    return "\n".join(
-        [head, "|" + " --- |" * len(lines[0]), *("| " + " | ".join(map(str, line.values())) + " |" for line in lines)]
-    )

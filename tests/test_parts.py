@@ -1,0 +1,56 @@
+"""The parts of a run: the plan of its steps and what each of them draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_experiment import configured
+from zdp_bench.errors import UserError
+from zdp_bench.parts import Plan
+
+
+def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:
+    return Plan.of(configured(tmp_path, *overrides), size)
+
+
+def test_poisson_epochs_are_expected_passes(tmp_path: Path) -> None:
+    of = plan(tmp_path, "trainer.sample_rate=0.03", "trainer.epochs=10")
+    assert of.steps == 333
+    ends = [step for step in range(of.steps + 1) if of.epoch_ending_at(step) is not None]
+    assert len(ends) == 10
+    assert ends[-1] == 333
+    assert [of.epoch_ending_at(step) for step in ends] == list(range(1, 11))
+    assert of.draw(0, 5)[1] == pytest.approx(3.0)  # the divisor is the EXPECTED batch size, whatever was drawn
+    assert len({len(of.draw(0, step)[0]) for step in range(50)}) > 1
+
+
+def test_draws_are_functions_of_seed_and_step(tmp_path: Path) -> None:
+    of = plan(tmp_path)
+    assert (of.draw(1, 7)[0] == of.draw(1, 7)[0]).all()
+    assert of.draw(1, 7)[0].tolist() != of.draw(1, 8)[0].tolist()
+    assert of.draw(1, 7)[0].tolist() != of.draw(2, 7)[0].tolist()
+
+
+def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
+    of = plan(tmp_path, "trainer.sample_rate=1", "trainer.epochs=3")
+    assert of.steps == 3
+    assert [of.epoch_ending_at(step) for step in range(4)] == [None, 1, 2, 3]
+
+
+def test_a_batch_larger_than_the_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has only 100 records"):
+        plan(tmp_path, "trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=101")
+
+
+def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
+    of = plan(
+        tmp_path, "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null", "trainer.batch_size=30", "trainer.epochs=2"
+    )
+    assert of.steps == 8
+    sizes = [of.draw(0, step)[1] for step in range(8)]
+    assert sizes == [30, 30, 30, 10] * 2
+    epochs = [sorted(i for step in steps for i in of.draw(0, step)[0]) for steps in (range(4), range(4, 8))]
+    assert epochs == [list(range(100))] * 2
+    assert of.draw(0, 0)[0].tolist() != of.draw(0, 4)[0].tolist()

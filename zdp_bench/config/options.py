@@ -1,0 +1,142 @@
+"""A section's or a plug-in's keys, held against what its dataclass or its builder declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from zdp_bench import assets
+from zdp_bench.config.schema import PLUGIN_KINDS, Plugin
+from zdp_bench.config.store import defaults
+from zdp_bench.errors import UserError, first_line, require, unknown
+from zdp_bench.registry import lookup, names
+
+
+def plugin(kind: str, node: dict[str, Any]) -> Plugin:
+    """Check a plug-in's options against the keyword-only parameters of its builder."""
+    options = dict(node)
+    name = options.pop("name", None)
+    options.pop({"model": "replace_batchnorm", "optimizer": "complex_second_moment"}.get(kind, ""), None)
+    if not isinstance(name, str):
+        raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
+    builder = TORCHS_OWN[kind](name) if kind in TORCHS_OWN else lookup(kind, name)
+    return Plugin(name, check_options(kind, builder, options))
+
+
+def without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str, Any]:
+    """A plug-in's options without those that the recipe meant for another one.
+
+    `recipe=phasemnist algorithm=sgd` puts sgd in the place of ζ-DP-SGD, but the recipe's `algorithm: {noise: circular}` is
+    still merged on top. What the chosen plug-in's own YAML does not have, and the recipe has, was never meant for it.
+    """
+    own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(str(node.get("name")))
+    recipe_file = assets.group(assets.RECIPES).get(recipe)
+    known = own_file is not None or node.get("name") in (names(kind) if kind in PLUGIN_KINDS else ())
+    if not known or recipe_file is None:
+        return node
+    body = assets.read_yaml(recipe_file)
+    choices: dict[str, str] = {}
+    for entry in (*assets.read_yaml(assets.CONF / "config.yaml")["defaults"], *body.get("defaults", [])):
+        if isinstance(entry, dict):
+            choices |= {key.removeprefix("override /"): name for key, name in entry.items()}
+    if choices[kind] == node["name"]:
+        return node
+    own = assets.read_yaml(own_file) if own_file else defaults(lookup(kind, str(node["name"])))
+    strangers = set(body.get(kind) or {}) - set(own)
+    return {key: value for key, value in node.items() if key not in strangers}
+
+
+def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options with their declared types: unknown, missing and mistyped ones are refused by key."""
+    if kind in TORCHS_OWN:  # their parameters are positional, and torch checks the values itself
+        allowed = set(inspect.signature(builder).parameters) - {"params", "optimizer"}
+        for key in options:
+            if key not in allowed:
+                raise unknown(f"{kind} key", f"{kind}.{key}", [f"{kind}.{a}" for a in allowed])
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+    hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
+    fields: list[Any] = []
+    choices: dict[str, tuple[Any, ...]] = {}
+    for parameter in inspect.signature(builder).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        hint = hints[parameter.name]
+        if get_origin(hint) is Literal:
+            choices[parameter.name], hint = get_args(hint), str
+        default = MISSING if parameter.default is inspect.Parameter.empty else parameter.default
+        if isinstance(default, list | dict):
+            raise TypeError(f"{builder}: option '{parameter.name}' needs an immutable default")
+        fields.append((parameter.name, hint, default))
+    checked = vars(typed(make_dataclass("Options", fields), options, kind))
+    for key, allowed_values in choices.items():
+        if checked[key] not in allowed_values:
+            raise unknown(f"{kind}.{key}", str(checked[key]), [str(value) for value in allowed_values])
+    for key, value in checked.items():
+        if key.rpartition("_")[2] == "seed" and value is not None:  # of a split or a pairing; no library takes more bits
+            require(0 <= value < 2**32, f"{kind}.{key}", value, "must be 0 or more, and below 2³²")
+    return checked
+
+
+def typed(schema: type, values: dict[str, Any], prefix: str) -> Any:
+    """`values` as an instance of the dataclass `schema`; errors name the full key."""
+    dot = f"{prefix}." if prefix else ""
+    structure = OmegaConf.structured(schema)
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{prefix}={values}: is no value but a section; set one of its keys, such as {dot}{next(iter(structure))}."
+        )
+    known = [str(name) for name in structure]  # `in` would leave out keys that have no default
+    for key in values:
+        if key not in known:
+            raise unknown("key", f"{dot}{key}", [f"{dot}{name}" for name in known])
+    merged = structure
+    for key, value in values.items():
+        try:
+            merged = OmegaConf.merge(merged, {key: value})
+        except OmegaConfBaseException as error:
+            raise UserError(f"{dot}{key}={value}: {first_line(error)}") from None
+    lacking = OmegaConf.missing_keys(merged)
+    if lacking:
+        raise UserError(f"{dot}{sorted(lacking)[0]} has no value: set it in the recipe or on the command line.")
+    return OmegaConf.to_object(merged)
+
+
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
+HAS_SECOND_MOMENT = ("adam", "adamw", "nadam", "rmsprop")  # that `zdp_bench.optimizers` can take of |g|²
+
+
+def optimizer_class(name: str) -> Callable[..., Any]:
+    """torch's optimiser of that name."""
+    import torch
+
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    return getattr(torch.optim, OPTIMIZERS[name])
+
+
+SCHEDULERS = {
+    "step_lr": "StepLR",
+    "multi_step_lr": "MultiStepLR",
+    "exponential_lr": "ExponentialLR",
+    "cosine_annealing_lr": "CosineAnnealingLR",
+    "linear_lr": "LinearLR",
+    "reduce_on_plateau": "ReduceLROnPlateau",
+}
+
+
+def scheduler_class(name: str) -> Callable[..., Any]:
+    """torch's learning-rate scheduler of that name; each takes one step an epoch."""
+    import torch
+
+    if name not in SCHEDULERS:
+        raise unknown("scheduler", name, ["none", *SCHEDULERS])
+    return getattr(torch.optim.lr_scheduler, SCHEDULERS[name])
+
+
+TORCHS_OWN: dict[str, Callable[[str], Callable[..., Any]]] = {"optimizer": optimizer_class, "scheduler": scheduler_class}

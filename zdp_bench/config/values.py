@@ -1,0 +1,117 @@
+"""Values that are of the right type and still wrong: out of range, or in contradiction to one another."""
+
+from __future__ import annotations
+
+import re
+
+from zdp_bench.config.options import HAS_SECOND_MOMENT
+from zdp_bench.config.schema import REPLACEMENTS, Run
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.registry import lookup
+
+
+def check_values(run: Run) -> None:
+    """Refuse a run whose values cannot be meant.
+
+    Raises:
+        UserError: names the first that cannot.
+    """
+    trainer = run.trainer
+    schemes = ("poisson", "uniform", "shuffled")
+    if trainer.sampling not in schemes:
+        raise unknown("trainer.sampling", trainer.sampling, schemes)
+    if trainer.sampling == "poisson":
+        one = trainer.sample_rate is not None or trainer.batch_size is not None
+        require(one, "trainer.sample_rate", None, "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size")
+    one = (trainer.batch_size is None) != (trainer.sample_rate is None)
+    rule = f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both"
+    require(one, "trainer.batch_size", trainer.batch_size, rule)
+    rate = trainer.sample_rate
+    require(rate is None or 0 < rate <= 1, "trainer.sample_rate", rate, "must lie in (0, 1]")
+    require(trainer.batch_size is None or trainer.batch_size > 0, "trainer.batch_size", trainer.batch_size, "must be at least 1")
+    require(trainer.epochs > 0, "trainer.epochs", trainer.epochs, "must be at least 1")
+    micro_batch = trainer.micro_batch
+    if isinstance(micro_batch, str) and micro_batch != "auto":
+        raise UserError(f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null.")
+    require(not isinstance(micro_batch, int) or micro_batch > 0, "trainer.micro_batch", micro_batch, "must be at least 1")
+    require(trainer.checkpoint_epochs > 0, "trainer.checkpoint_epochs", trainer.checkpoint_epochs, "must be at least 1")
+    tested = run.privacy.range_test_steps
+    require(tested is None or tested >= 0, "privacy.range_test_steps", tested, "must be 0 or more")
+    require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
+    for key in ("max_epsilon", "target_epsilon", "claimed_epsilon"):
+        value = getattr(run.privacy, key)
+        require(value is None or value > 0, f"privacy.{key}", value, "must be positive")
+    _check_calibration(run)
+    _check_federated(run)
+    replacement = run.replace_batchnorm
+    if replacement not in (None, *REPLACEMENTS):
+        raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
+    if run.complex_second_moment not in ("per_component", "magnitude"):
+        raise unknown("optimizer.complex_second_moment", str(run.complex_second_moment), ["per_component", "magnitude"])
+    if run.complex_second_moment == "magnitude" and run.optimizer.name not in HAS_SECOND_MOMENT:
+        which = ", ".join(HAS_SECOND_MOMENT)
+        raise UserError(f"optimizer.complex_second_moment=magnitude: is for {which}, and not for {run.optimizer.name}.")
+    require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
+    require(run.threads is None or run.threads > 0, "threads", run.threads, "must be at least 1")
+    private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
+    if private and trainer.sampling == "shuffled":
+        raise UserError(
+            f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches carry no ε here. "
+            "Use trainer=poisson or trainer=uniform."
+        )
+    every, prefetch = run.execution.checkpoint_steps, run.execution.prefetch
+    require(every is None or every > 0, "execution.checkpoint_steps", every, "must be at least 1")
+    require(prefetch is None or prefetch >= 0, "execution.prefetch", prefetch, "must be 0 or more")
+    if run.precision not in (None, "tf32", "bf16"):
+        raise unknown("precision", str(run.precision), ("tf32", "bf16", "null"))
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
+        raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+def _check_calibration(run: Run) -> None:
+    """A noise multiplier is calibrated to one ε at most, and only where there is one."""
+    asked = [key for key in ("target_epsilon", "claimed_epsilon") if getattr(run.privacy, key) is not None]
+    if len(asked) > 1:
+        raise UserError(
+            "privacy.target_epsilon and privacy.claimed_epsilon each set algorithm.noise_multiplier: give one of them."
+        )
+    if asked and "noise_multiplier" not in run.algorithm.options:
+        raise UserError(
+            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier that could reach an ε. "
+            "Choose a private algorithm, or leave the key out."
+        )
+
+
+def _check_federated(run: Run) -> None:
+    federated = run.federated
+    if federated.nodes is None:
+        return
+    nodes, least = federated.nodes, federated.min_nodes
+    require(nodes > 0, "federated.nodes", nodes, "must be at least 1")
+    require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, f"must lie between 1 and the {nodes} nodes")
+    require(federated.local_steps > 0, "federated.local_steps", federated.local_steps, "must be at least 1")
+    require(federated.local_lr > 0, "federated.local_lr", federated.local_lr, "must be positive")
+    require(federated.patience > 0, "federated.patience", federated.patience, "must be positive: it is in seconds")
+    for key, value, allowed in (
+        ("patients", federated.patients, ("split", "own")),
+        ("backend", federated.backend, ("serial", "ray")),
+    ):
+        if value not in allowed:
+            raise unknown(f"federated.{key}", value, allowed)
+    which = f"must lie between 0 and {nodes - 1}"
+    require(federated.node is None or 0 <= federated.node < nodes, "federated.node", federated.node, which)
+    shuffled = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
+    require(run.trainer.sampling != "shuffled", "trainer.sampling", run.trainer.sampling, shuffled)
+
+
+def require_central(run: Run, verb: str) -> None:
+    """Refuse a federation where only central training is meant.
+
+    Raises:
+        UserError: the run has nodes.
+    """
+    if run.federated.nodes is not None:
+        raise UserError(
+            f"zdp-bench {verb} takes one training set: add federated.nodes=null. A node of a federation takes the same steps, "
+            "with the same mechanism, on its own."
+        )

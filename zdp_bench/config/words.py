@@ -1,0 +1,49 @@
+"""What Hydra and OmegaConf refuse, in one sentence with the nearest right spelling."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from zdp_bench.config.store import group_options, known_keys
+from zdp_bench.errors import UserError, first_line, suggestion, unknown
+
+
+@contextmanager
+def readable(overrides: list[str]) -> Iterator[None]:
+    """Turn Hydra's and OmegaConf's exceptions into one sentence."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(sentence(error, overrides)) from None
+    except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not {"hydra", "omegaconf"} & set(Path(raised_in).parts):  # a bug of ours, and shown as one
+            raise
+        said = " ".join(overrides)
+        raise UserError(f"'{said}' cannot be composed: {first_line(error)} Give groups a name and keys a value.") from None
+
+
+def sentence(error: Exception, overrides: list[str]) -> str:
+    """What Hydra meant, in one sentence with the nearest right spelling."""
+    while not str(error).strip() and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # Hydra wraps some of its errors in one without words
+    text = str(error)
+    if match := re.search(r"Could not find '([^/']+(?:/[^/']+)*)/([^/']+)'", text):
+        return str(unknown(match[1], match[2], group_options(match[1])))
+    if match := re.search(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", text):
+        return str(unknown(match[1], match[2], group_options(match[1])))
+    if match := re.search(r"You must specify '(\w+)'", text):
+        return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."
+    if match := re.search(r"Could not override '([^']+)'", text):
+        keys = known_keys(overrides)
+        return f"key '{match[1]}' is not known.{suggestion(match[1], keys)} `zdp-bench list keys` shows them all."
+    if match := re.search(r"Error parsing override '([^']*)'", text):
+        return f"'{match[1]}' is no override: write key=value, such as seed=1 or algorithm.noise_multiplier=0.8."
+    return first_line(error)

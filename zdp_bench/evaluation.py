@@ -1,0 +1,50 @@
+"""A model on a whole public set: its outputs, its metrics, and what a run's folder keeps of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from zdp_bench import records
+from zdp_bench.data import Source
+from zdp_bench.gradients import Batch
+from zdp_bench.tasks import Condensing, Scoring, Task
+
+EVALUATION_BATCH = 1000
+EVALUATION_NUMBERS = 2**21  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
+
+
+def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
+    """The task's metrics over a whole set."""
+    return task.metrics(*predict(model, task, test, device, size), test.groups)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> Batch:
+    """The model's outputs over a whole set, [n, ...], and the targets beside them, at most `size` records at a time.
+
+    A task with maps condenses its outputs batch by batch, and needs no targets afterwards: then neither piles up in memory.
+    """
+    model.eval()
+    one = max(1, test.batch(torch.arange(min(1, len(test))))[0].numel())
+    at_once = max(1, min(size or EVALUATION_BATCH, EVALUATION_BATCH, EVALUATION_NUMBERS // one))
+    outputs, kept = [], []
+    for part in torch.arange(len(test)).split(at_once):
+        inputs, targets = test.batch(part)
+        answer = model(inputs.to(device))
+        outputs.append((task.condense(answer, targets.to(device)) if isinstance(task, Condensing) else answer).cpu())
+        kept.append(targets[:0] if isinstance(task, Condensing) else targets)
+    model.train()
+    return torch.cat(outputs), torch.cat(kept)
+
+
+def final_metrics(home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int) -> dict[str, float]:
+    """The trained model on the test set; what the task keeps of it beside the metrics is written into the run's folder."""
+    outputs, targets = predict(model, task, test, device, size)
+    if isinstance(task, Scoring):
+        records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
+    if example := getattr(task, "example", None):  # something to look at, of the test set
+        records.write_arrays(home / "example.npz", example(outputs, targets))
+    return task.metrics(outputs, targets, test.groups)
