@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -96,3 +97,16 @@ def join(device_type: str) -> Ranks:
     dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
     atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def leave(code: int) -> None:
+    """End this process, if it is one of several, without taking the interpreter apart.
+
+    Seen in one of twenty runs: a thread of gloo or torch that outlives the interpreter ends the rank with SIGABRT, and torchrun
+    reports a run as failed whose record is written. Everything a run keeps is on disk when it ends.
+    """
+    if launched():
+        atexit._run_exitfuncs()  # the ranks part, and whoever else wants to know
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

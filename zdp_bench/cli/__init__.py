@@ -6,6 +6,7 @@ an audit with a verdict that was not expected in exit code 1; a run that SIGTERM
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -20,18 +21,28 @@ VERBS = doing.VERBS | showing.VERBS
 
 def main(said: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line; exits with 0, or with 2 after one sentence."""
-    options = arguments(list(sys.argv[1:] if said is None else said))
+    code = _carry_out(list(sys.argv[1:] if said is None else said))
+    if "WORLD_SIZE" in os.environ:
+        from zdp_bench.distributed import leave
+
+        leave(code)
+    raise SystemExit(code)
+
+
+def _carry_out(words: list[str]) -> int:
+    """The exit code; what went wrong is said."""
+    options = arguments(words)
     try:
         with between_runs():
-            raise SystemExit(VERBS[options.verb](options))
+            return VERBS[options.verb](options)
     except UserError as error:
         print(f"zdp-bench: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        return 2
     except Stopped as stop:
         print(f"zdp-bench: {stop}.", file=sys.stderr)
-        raise SystemExit(stop.exit_code) from None
+        return stop.exit_code
     except KeyboardInterrupt:
         print("zdp-bench: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
-        raise SystemExit(130) from None
+        return 130
     except BrokenPipeError:
-        raise SystemExit(0) from None
+        return 0
