@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, clipped_sum
 from zdp_bench.gradients.clipping import clip_factors, layers, squared_norms, trainable
@@ -146,8 +146,7 @@ class DPDFA:
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
         if len(batch[0]) == 0:
             return
-        for name, value in self._sums(batch).items():
-            total[name] += value
+        add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         rows: dict[str, list[Tensor]] = {name: [] for name in trainable(self.problem.model)}
@@ -198,20 +197,20 @@ class DPDFA:
         norms = torch.stack([squared_norms(rows) for rows in (*deltas, *activations)]).sqrt()  # [2L − 1, B]
         limits = norms.new_tensor([*self.signals[:-1], *self.activation_clips]).unsqueeze(1)
         factors = clip_factors(norms / limits, 1.0).to(error.real.dtype)
-        whole = torch.isfinite(norms).all(dim=0) & torch.isfinite(height)  # [B]
+        fine = math.isfinite(norms.max() + height.max())  # one NaN or ∞ shows
+        whole = None if fine else torch.isfinite(norms).all(dim=0) & torch.isfinite(height)  # [B]
         deltas = [*(weigh(delta, own) for delta, own in zip(deltas, factors, strict=False)), error]
-        every = bool(whole.all())
         sums = {}
         for (name, layer), delta, h, own in zip(
             self.connected.items(), deltas, activations, factors[len(names) - 1 :], strict=True
         ):
-            if not every:  # 0 · NaN is NaN: a broken record is left out
+            if whole is not None:  # 0 · NaN is NaN: a broken record is left out
                 delta, h, own = delta[whole], h[whole], own[whole]
             sums[f"{name}.weight"] = matrix_sum(weigh(delta, own), h).resolve_conj().to(layer.weight.dtype)
             if layer.bias is not None:
                 sums[f"{name}.bias"] = delta.sum(dim=0).to(layer.bias.dtype)
         own_sums = {name: value for name, value in sums.items() if name in self.parameters}
-        first, error = (value if every else torch.where(whole.unsqueeze(1), value, 0) for value in (deltas[0], error))
+        first, error = (value if whole is None else torch.where(whole.unsqueeze(1), value, 0) for value in (deltas[0], error))
         return own_sums, first, error
 
     def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:

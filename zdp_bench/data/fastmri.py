@@ -201,16 +201,6 @@ def read(volume: Volume, first: int, count: int) -> tuple[np.ndarray, np.ndarray
     return kspace, reference
 
 
-def records(found: list[Volume], how: Undersampling, unit: Unit, slices: int | None, by_chance: bool) -> KSpaceRecords:
-    """The records of some volumes: their middle `slices` slices (None: all), one record each or one record together."""
-    starts = []
-    for which, volume in enumerate(found):
-        used = volume.shape[0] if slices is None else min(slices, volume.shape[0])
-        first = (volume.shape[0] - used) // 2
-        starts += [(which, first + number) for number in range(used if unit == "slice" else 1)]
-    return KSpaceRecords(tuple(found), torch.tensor(starts), how, slices if unit == "volume" else None, by_chance)
-
-
 Sides = tuple[list[Volume], list[Volume]]
 
 

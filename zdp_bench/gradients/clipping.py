@@ -76,7 +76,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     """
     rows = flat(rows)
     count, length = rows.shape
-    if length == 0:
+    if rows.numel() == 0:
         return rows.new_zeros(count, dtype=torch.float64)
     if rows.dtype == torch.float32 and length <= SHORT:
         squares = torch.linalg.vector_norm(rows, dim=1).double().square_()
@@ -88,7 +88,8 @@ def squared_norms(rows: Tensor) -> Tensor:
         squares = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
         if whole < length:
             squares += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
-    if not ((squares > UNDERFLOW) & torch.isfinite(squares)).all():
+    lowest, highest = torch.aminmax(squares)  # NaN where any is, and then neither comparison holds
+    if not (float(lowest) > UNDERFLOW and float(highest) < math.inf):
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
     return squares
 
@@ -100,6 +101,4 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     """
     if math.isinf(bound):
         return torch.ones_like(norms)
-    factors = (bound * SAFETY / norms).clamp(max=1.0)  # 0/0 -> NaN is caught below: norm 0 stays factor 1
-    factors = torch.where(norms == 0, torch.ones_like(factors), factors)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    return (bound * SAFETY / norms).clamp(max=1.0).nan_to_num(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0

@@ -12,6 +12,7 @@ Which, is a matter of time and memory alone: no number depends on it but by roun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -91,7 +92,7 @@ def clipped_sum(
                 else:
                     sums[name] = weighted_sum(factors * scale[name]).resolve_conj().to(parameter.dtype).view_as(parameter)
         every_norm = torch.stack(norms, dim=1)  # [B, groups]
-    if not torch.isfinite(every_norm).all():  # 0 · NaN is NaN: leave such records out and sum again
+    if not math.isfinite(every_norm.max()):  # of one NaN it is NaN. 0 · NaN is NaN: leave such records out and sum again
         whole = torch.isfinite(every_norm).all(dim=1)  # [B]
         rest = (part[whole] for part in batch)
         sums = clipped_sum(model, loss, tuple(rest), bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules).sums  # type: ignore[arg-type]
