@@ -109,7 +109,7 @@ class _Stretch:
         there: those that get the second; one fewer at the end of an odd n.
     """
 
-    words: np.random.Generator
+    words: np.random.PCG64DXSM
     here: np.ndarray
     there: np.ndarray
     std: float
@@ -117,7 +117,7 @@ class _Stretch:
 
 def _stretch(words: np.random.PCG64DXSM, out: np.ndarray, std: float, first: int, last: int) -> _Stretch:
     half = -(-len(out) // 2)
-    return _Stretch(np.random.Generator(words), out[first:last], out[half + first : half + last], std)
+    return _Stretch(words, out[first:last], out[half + first : half + last], std)
 
 
 def _add_long(sequence: np.random.SeedSequence, out: np.ndarray, std: float, start: int, stop: int) -> None:
@@ -138,7 +138,7 @@ def _add(stretches: list[_Stretch]) -> None:
     radius, angle, part = (buffer[: ends[-1]] for buffer in _buffers(ends[-1]))
     for stretch, place in zip(stretches, places, strict=True):
         count = len(stretch.here)
-        bits = stretch.words.integers(0, 2**64 - 1, count, dtype=np.uint64, endpoint=True).view(np.uint32)
+        bits = stretch.words.random_raw(count).view(np.uint32)
         np.copyto(radius[place], bits[:count], casting="unsafe")
         np.copyto(angle[place], bits[count:].view(np.int32), casting="unsafe")
     radius *= _F32(2.0**-32)
