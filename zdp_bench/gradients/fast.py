@@ -25,8 +25,8 @@ from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, record
 
-# Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, or up to
-# half of what the layers' inputs take, in all: by then backward has let go of as much.
+# Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, up to half
+# of what the layers' inputs take (by then backward has let go of as much), or up to what the parameters take, in all.
 KEEP_BYTES = 64 * 2**20
 # Gradients that are formed for their norm only take at most this many bytes at a time.
 FORM_BYTES = 64 * 2**20
@@ -120,7 +120,8 @@ def _differentiate(
     for call in tape.calls:
         for _, parameter in _own(call.module):
             found[name_of[id(parameter)]].calls += 1
-    allowance = max(KEEP_BYTES, sum(_bytes(call.input) for call in tape.calls) // 2)
+    of_inputs, of_parameters = sum(_bytes(call.input) for call in tape.calls), sum(map(_bytes, parameters.values()))
+    allowance = max(KEEP_BYTES, of_inputs // 2, of_parameters)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal allowance
