@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.algorithms.test_properties import CASES, make, records
-from zdp_bench.distributed import Ranks, join
+from zdp_bench.distributed import Ranks, join, leave
 from zdp_bench.engine import Training, private_step
 from zdp_bench.privacy.ledger import Copy, Ledger
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
@@ -66,3 +66,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)

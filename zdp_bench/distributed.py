@@ -100,12 +100,12 @@ def join(device_type: str) -> Ranks:
 
 
 def leave(code: int) -> None:
-    """End this process, if it is one of several, without taking the interpreter apart.
+    """End this process, if it has met others, without taking the interpreter apart.
 
     Seen in one of twenty runs: a thread of gloo or torch that outlives the interpreter ends the rank with SIGABRT, and torchrun
     reports a run as failed whose record is written. Everything a run keeps is on disk when it ends.
     """
-    if launched():
+    if dist.is_initialized():
         atexit._run_exitfuncs()  # the ranks part, and whoever else wants to know
         sys.stdout.flush()
         sys.stderr.flush()
