@@ -1,7 +1,7 @@
 """Name -> builder for every kind of plug-in, filled by decorator: `@register("model", "complex_mlp")`.
 
 A builder is any callable. Its positional parameters are what zdp-bench supplies (the problem, the input shape); its
-keyword-only parameters are its options, one YAML key each, checked by `config.py` against their annotations. So a new
+keyword-only parameters are its options, one YAML key each, checked by `config/options.py` against their annotations. So a new
 algorithm, model or dataset is one file and one YAML, and nothing else changes.
 
 Packages outside this one add theirs through the entry-point group `zdp_bench.plugins`: a module that registers on import.
