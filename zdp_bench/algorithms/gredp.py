@@ -23,7 +23,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, add_up, mean, parameter_block, require_gaussian, spectrum_block
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
@@ -83,8 +83,7 @@ class GReDP:
         return Mechanism(tuple(blocks), self.problem.sampling)
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        for name, value in self.domain.clipped_sum(batch, self.max_grad_norm, self.engine).items():
-            total[name] += value
+        add_up(total, self.domain.clipped_sum(batch, self.max_grad_norm, self.engine))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.domain.contributions(batch, self.max_grad_norm)

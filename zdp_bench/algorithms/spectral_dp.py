@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, add_up, mean, parameter_block, require_gaussian, spectrum_block
 from zdp_bench.errors import require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
@@ -75,8 +75,7 @@ class SpectralDP:
         return Mechanism(tuple(blocks), self.problem.sampling)
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        for name, value in self.domain.clipped_sum(batch, self.max_grad_norm).items():
-            total[name] += value
+        add_up(total, self.domain.clipped_sum(batch, self.max_grad_norm))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.domain.contributions(batch, self.max_grad_norm)

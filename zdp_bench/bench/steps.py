@@ -96,7 +96,6 @@ def non_private(workload: Workload, last: bool = True, micro_batch: int | None =
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     def backward() -> None:
-        optimizer.zero_grad(set_to_none=True)
         for x, y in zip(inputs.split(size), targets.split(size), strict=True):
             (workload.loss_of(model(x), y).sum() / workload.batch).backward()
 
@@ -223,7 +222,6 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
         optimizer: Any = DPOptimizer(sgd, **common, loss_reduction="sum")
 
         def backward() -> None:
-            optimizer.zero_grad(set_to_none=True)
             workload.loss_of(module(inputs), targets).sum().backward()
     else:
         module = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=BOUND)
@@ -231,7 +229,6 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
         criterion = DPLossFastGradientClipping(module, optimizer, _Criterion(workload), loss_reduction="sum")
 
         def backward() -> None:
-            optimizer.zero_grad(set_to_none=True)
             criterion(module(inputs), targets).backward()
 
     def run() -> None:

@@ -45,7 +45,7 @@ def parser() -> Parser:
 
     run = verbs.add_parser("run", help="train a recipe and write its record", description="Train a recipe and write its record.")
     run.add_argument("-m", "--multirun", action="store_true", help="sweep over comma-separated values")
-    run.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    _overrides(run)
 
     federate = verbs.add_parser(
         "federate",
@@ -80,7 +80,7 @@ def parser() -> Parser:
         description="Work a recipe out without training it and without reading a record: parameters, layers and how they are "
         "clipped, replaced layers, sampling, z, claimed and tight ε of a record and of a patient, time and memory, data.",
     )
-    check.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    _overrides(check)
     check.add_argument("--format", choices=["rich", "json"], default="rich")
 
     finder = verbs.add_parser(
@@ -89,7 +89,7 @@ def parser() -> Parser:
         description="Try growing learning rates in private steps and watch the loss of public validation records. Every step is "
         "a release: the ε of the test, and of the recipe's run after it, are told; privacy.range_test_steps=N counts it there.",
     )
-    finder.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    _overrides(finder)
     finder.add_argument("--lowest", type=float, default=1e-5, metavar="LR", help="first rate (default 1e-5)")
     finder.add_argument("--highest", type=float, default=1.0, metavar="LR", help="last rate (default 1)")
     finder.add_argument("--steps", type=int, default=50, metavar="N", help="at most N steps (default 50)")
@@ -101,7 +101,7 @@ def parser() -> Parser:
         description="Attack a recipe's own mechanism and run, and built-in mechanisms known to be sound or broken. Exits with 1 "
         "when a verdict is not the expected one: when the recipe's own mechanism is caught, or a broken one is not.",
     )
-    audit.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
+    _overrides(audit)
     audit.add_argument("--cases", default="all", metavar="all|recipe|NAME,...", help="built-in cases to attack (default all)")
     audit.add_argument("--confidence", type=float, default=0.99, help="of every bound (default 0.99)")
     audit.add_argument("--canaries", type=int, default=1000, metavar="M", help="in the attacks on a whole run (default 1000)")
@@ -175,6 +175,11 @@ def _epsilon_arguments(of: argparse.ArgumentParser) -> None:
     of.add_argument("--records-per-patient", type=int, metavar="K", help="also the ε of a patient who owns K records")
     of.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
     _results(of)
+
+
+def _overrides(of: argparse.ArgumentParser) -> None:
+    """A run's configuration, for every verb that looks at one."""
+    of.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key of the configuration")
 
 
 def _results(of: argparse.ArgumentParser) -> None:

@@ -79,6 +79,7 @@ class SeededNoise:
 
     def add_white(self, *asked: White) -> None:
         short: list[_Stretch] = []
+        waiting = 0  # pairs in `short`
         for white in asked:
             sequence, out, std = stream(self.seed, "noise", *white.key), white.out, white.std
             if out.device.type != "cpu":
@@ -91,9 +92,10 @@ class SeededNoise:
             elif (pairs := -(-len(out) // 2)) > _PIECE:
                 _side_by_side(partial(_add_long, sequence, out.numpy(), std), pairs)
             else:
-                if sum(len(stretch.here) for stretch in short) + pairs > _PIECE:
+                if waiting + pairs > _PIECE:
                     _add(short)
-                    short = []
+                    short, waiting = [], 0
+                waiting += pairs
                 short.append(_stretch(np.random.PCG64DXSM(sequence), out.numpy(), std, 0, pairs))
         if short:
             _add(short)
