@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from zdp_bench.data import sampling
-from zdp_bench.privacy import noise
+from zdp_bench.privacy import ledger, noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SecureRandom, SeededNoise, White, add_noise, draw, stream
 
@@ -157,6 +157,8 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
     for bits in (np.uint64, np.uint32):  # the 64 bits the GPU's generator takes; even 32 hold for this few
         states = {tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys}
         assert len(states) == len(seeds) * len(keys)
+    words = {noise._words((seed, *key)).update(bytes(16)) for seed in seeds for key in keys}  # what float32 noise is made of
+    assert len(words) == len(seeds) * len(keys)
     gpu_seeds = {int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63 for seed in seeds for key in keys}
     assert len(gpu_seeds) == len(seeds) * len(keys)
 
@@ -167,6 +169,15 @@ def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
     assert not SecureNoise.repeatable
     assert torch.equal(draw(one, SeededNoise(1), 4, CPU), draw(one, SeededNoise(1), 4, CPU))
     assert not torch.equal(draw(one, SecureNoise(), 4, CPU), draw(one, SecureNoise(), 4, CPU))
+
+
+def test_the_bits_of_a_seed_are_those_of_this_ledgers_format() -> None:
+    """Runs go on after a kill with the noise of the version that is installed then. If these numbers change, raise
+    `ledger._FORMAT`, so that no run begun before goes on: its last step would be released twice and counted once."""
+    assert ledger._FORMAT == 3
+    single, double = white(SeededNoise(7), 4), white(SeededNoise(7), 4, torch.float64)
+    assert single.tolist() == pytest.approx([1.3201864, 0.2832835, 0.3343441, -0.6107705], abs=1e-6)
+    assert double.tolist() == pytest.approx([-0.1211671, -0.2711618, 2.3333487, 1.3351884], abs=1e-6)
 
 
 def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None:

@@ -4,8 +4,8 @@ Gaussian numbers are drawn as REAL numbers and laid over `view_as_real` of a com
 part. (`torch.normal` on a complex tensor would put std/√2 on each part, and Opacus's secure mode none on the imaginary one.)
 
 Noise of a step is a pure function of (seed, step, block): a step that is run again after a crash draws the same bits, so it is
-the same release and not a second one; and no two steps, blocks or purposes share a stream (numpy's SeedSequence hashes the
-whole key into 128 bits; torch's CPU generator would keep only 32).
+the same release and not a second one; and no two steps, blocks or purposes share a stream (the whole key is hashed into 128 bits
+or more; torch's CPU generator would keep only 32).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
 from zdp_bench.privacy.mechanism import Block, Mechanism
@@ -66,10 +69,10 @@ class NoiseSource(Protocol):
 class SeededNoise:
     """Reproducible noise for experiments. Anyone who knows the seed can subtract it: not for a release to an adversary.
 
-    CPU noise comes from numpy's PCG64DXSM, made normal by Box and Muller in float32, its tails by 32 bits of each number: none
-    lies beyond 6.8 standard deviations, where one of 10¹¹ should. (Float64 numbers come from numpy's ziggurat.) On a GPU it is
-    torch's Philox generator, which keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
-    probability n²/2⁶⁴, 5e-6 for ten million.
+    CPU noise comes from AES-128 in counter mode, the fastest source of random bits there is where the processor knows AES; made
+    normal by Box and Muller in float32, its tails by 32 bits of each number: none lies beyond 6.8 standard deviations, where one
+    of 10¹¹ should. (Float64 numbers come from numpy's ziggurat.) On a GPU it is torch's Philox generator, which keeps 63 bits of
+    the key: two of the n (step, block) pairs of a run share a stream with probability n²/2⁶⁴, 5e-6 for ten million.
 
     The same bits come whatever the number of threads. Another kind of processor may round log and cos otherwise in the last bit.
     """
@@ -81,22 +84,22 @@ class SeededNoise:
         short: list[_Stretch] = []
         waiting = 0  # pairs in `short`
         for white in asked:
-            sequence, out, std = stream(self.seed, "noise", *white.key), white.out, white.std
+            key, out, std = ("noise", *white.key), white.out, white.std
             if out.device.type != "cpu":
                 generator = torch.Generator(device=out.device)
-                generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]) % 2**63)
+                generator.manual_seed(int(stream(self.seed, *key).generate_state(1, np.uint64)[0]) % 2**63)
                 out.add_(torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype), alpha=std)
             elif out.dtype != torch.float32:
-                numbers = np.random.Generator(np.random.PCG64DXSM(sequence)).standard_normal(len(out))
+                numbers = np.random.Generator(np.random.PCG64DXSM(stream(self.seed, *key))).standard_normal(len(out))
                 out.add_(torch.from_numpy(numbers), alpha=std)
             elif (pairs := -(-len(out) // 2)) > _PIECE:
-                _side_by_side(partial(_add_long, sequence, out.numpy(), std), pairs)
+                _side_by_side(partial(_add_long, (self.seed, *key), out.numpy(), std), pairs)
             else:
                 if waiting + pairs > _PIECE:
                     _add(short)
                     short, waiting = [], 0
                 waiting += pairs
-                short.append(_stretch(np.random.PCG64DXSM(sequence), out.numpy(), std, 0, pairs))
+                short.append(_stretch(_words((self.seed, *key)), out.numpy(), std, 0, pairs))
         if short:
             _add(short)
 
@@ -106,26 +109,35 @@ class _Stretch:
     """Pairs of one stream's normal numbers, and where they go. Pair i of a tensor [n] is entries i and ⌈n/2⌉ + i.
 
     Attributes:
-        words: the stream, which stands where the pairs begin.
+        words: the stream of random bits, which stands where the pairs begin.
         here: the entries that get the first number of each pair, [m].
         there: those that get the second; one fewer at the end of an odd n.
     """
 
-    words: np.random.PCG64DXSM
+    words: CipherContext
     here: np.ndarray
     there: np.ndarray
     std: float
 
 
-def _stretch(words: np.random.PCG64DXSM, out: np.ndarray, std: float, first: int, last: int) -> _Stretch:
+def _words(key: tuple[int | str, ...], pairs: int = 0) -> CipherContext:
+    """An independent stream of random bits for each `key`, from 64 bits behind each of so many `pairs` on; their number is even.
+
+    It encrypts zeros. Key and first counter are 256 bits of a hash, so two streams never meet.
+    """
+    hashed = hashlib.sha256(repr([str(part) for part in key]).encode()).digest()
+    counter = (int.from_bytes(hashed[16:], "big") + pairs // 2) % 2**128  # a block is 128 bits
+    return Cipher(AES(hashed[:16]), CTR(counter.to_bytes(16, "big"))).encryptor()
+
+
+def _stretch(words: CipherContext, out: np.ndarray, std: float, first: int, last: int) -> _Stretch:
     half = -(-len(out) // 2)
     return _Stretch(words, out[first:last], out[half + first : half + last], std)
 
 
-def _add_long(sequence: np.random.SeedSequence, out: np.ndarray, std: float, start: int, stop: int) -> None:
+def _add_long(key: tuple[int | str, ...], out: np.ndarray, std: float, start: int, stop: int) -> None:
     """Add pairs `start` to `stop` of a stream, a piece at a time; `start` is a multiple of `_PIECE`."""
-    words = np.random.PCG64DXSM(sequence)
-    words.advance(start)
+    words = _words(key, start)
     for first in range(start, stop, _PIECE):
         _add([_stretch(words, out, std, first, min(first + _PIECE, stop))])
 
@@ -137,10 +149,12 @@ def _add(stretches: list[_Stretch]) -> None:
     """
     ends = list(accumulate(len(stretch.here) for stretch in stretches))
     places = [slice(end - len(stretch.here), end) for stretch, end in zip(stretches, ends, strict=True)]
-    radius, angle, part = (buffer[: ends[-1]] for buffer in _buffers(ends[-1]))
+    numbers, random = _buffers(ends[-1])
+    radius, angle, part = (buffer[: ends[-1]] for buffer in numbers)
     for stretch, place in zip(stretches, places, strict=True):
         count = len(stretch.here)
-        bits = stretch.words.random_raw(count).view(np.uint32)
+        stretch.words.update_into(_ZEROS[: 8 * count], random)
+        bits = np.frombuffer(random, "<u4", 2 * count)
         np.copyto(radius[place], bits[:count], casting="unsafe")
         np.copyto(angle[place], bits[count:].view(np.int32), casting="unsafe")
     radius *= _F32(2.0**-32)
@@ -163,6 +177,7 @@ def _add(stretches: list[_Stretch]) -> None:
 
 _F32 = np.float32
 _PIECE = 2**16  # pairs made at once: what they are made from stays in the cache
+_ZEROS = memoryview(bytes(8 * _PIECE))  # what is encrypted: 64 bits a pair
 _ALONE = 8 * _PIECE  # pairs for which no other thread is called: handing over the interpreter's lock would eat the gain
 
 
@@ -188,10 +203,12 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 _kept = threading.local()
 
 
-def _buffers(length: int) -> list[np.ndarray]:
-    """Three arrays of this thread's own, kept from draw to draw: fresh memory costs as much as what is written to it."""
-    if not hasattr(_kept, "buffers") or len(_kept.buffers[0]) < length:
-        _kept.buffers = [np.empty(length, dtype=_F32) for _ in range(3)]
+def _buffers(length: int) -> tuple[list[np.ndarray], bytearray]:
+    """Three arrays for numbers, and room for the bytes they come from. This thread's own, kept from draw to draw: fresh memory
+    costs as much as what is written to it."""
+    if not hasattr(_kept, "buffers") or len(_kept.buffers[0][0]) < length:
+        room = bytearray(8 * length + 16)  # the cipher asks for a block more than it fills
+        _kept.buffers = [np.empty(length, dtype=_F32) for _ in range(3)], room
     return _kept.buffers
 
 
