@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch import Tensor
 
 from tests.test_experiment import configured
 from zdp_bench import cost
+from zdp_bench.gradients import Batch
 from zdp_bench.validate import validate
 
 
@@ -29,3 +32,22 @@ def test_a_step_that_would_take_too_long_is_not_tried(tmp_path: Path, monkeypatc
     assert short.seconds > 0
     assert short.bytes == whole.bytes
     assert short.measured_on == f"{whole.measured_on}, from a forward pass alone"
+
+
+def test_what_a_batch_costs_whatever_its_size_is_told_from_what_each_record_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spectral-DP transforms a sum as long for one record as for a hundred: its step is no hundred times that of one record."""
+    clock = 0.0
+
+    def accumulate(self: object, total: dict[str, Tensor], batch: Batch) -> None:
+        nonlocal clock
+        clock += 0.25 + 0.01 * len(batch[0])
+
+    monkeypatch.setattr("zdp_bench.cost.time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr("zdp_bench.cost.NOISE_SECONDS", 0.0)
+    monkeypatch.setattr("zdp_bench.algorithms.zeta_dp_sgd.ZetaDPSGD.accumulate", accumulate)
+    found = validate(configured(tmp_path, "trainer.sample_rate=0.05", "trainer.micro_batch=30")).cost
+    assert found
+    expected = round(0.05 * 1437)  # records of a batch, in three micro-batches
+    assert found.seconds == pytest.approx(40 * (3 * 0.25 + 0.01 * expected))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Outline, Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.engine import descend, summed
+from zdp_bench.gradients import trust
 from zdp_bench.machine import peak_memory
 from zdp_bench.parts import MICRO_BATCH, Plan, build_algorithm, build_model, build_optimizer, check_fit, micro_batches
 from zdp_bench.privacy.noise import SeededNoise, add_noise
@@ -77,25 +79,31 @@ def predicted(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, d
     expected = max(1, round(plan.sampling.expected_batch_size))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
+    trust(model)  # its check is made once a run, and takes as long as several steps of a large model
     activations, spent = _forward(model, data)
-    per_record, trial = FORWARDS * spent, ", from a forward pass alone"
+    per_batch, per_record, trial = 0.0, FORWARDS * spent, ", from a forward pass alone"
+    before: tuple[int, float] | None = None
     for size in _growing(at_once):
-        if spent + per_record * size > SECONDS:
+        if spent + per_batch + per_record * size > SECONDS:
             break
         began = time.perf_counter()
         summed(algorithm, algorithm.mechanism(), [_random_batch(data, size)], torch.device("cpu"))
         took = time.perf_counter() - began
-        spent, per_record, trial = spent + took, took / size, ""
+        longer = (took - before[1]) / (size - before[0]) if before and size > before[0] else per_record
+        per_record = min(max(0.0, longer), took / size)
+        per_batch = took - per_record * size  # Spectral-DP's inverse transforms cost one record what they cost a hundred
+        before, spent, trial = (size, took), spent + took, ""
     noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
     held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
     threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    return Cost(plan.steps * (per_record * expected + noise), held, threads + trial)
+    a_step = per_batch * math.ceil(expected / at_once) + per_record * expected + noise
+    return Cost(plan.steps * a_step, held, threads + trial)
 
 
 def _growing(largest: int) -> Iterator[int]:
-    """Batch sizes to try: one twice, for the first time builds what later ones reuse, then four times as many each."""
-    yield 1
-    size = 1
+    """Batch sizes to try: one twice, for the first time builds what later ones reuse, then two, then four times as many each."""
+    yield from (1, 1)
+    size = 2
     while size < largest:
         yield size
         size *= 4
