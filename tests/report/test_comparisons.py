@@ -57,6 +57,14 @@ def test_other_test_records_are_never_compared(tmp_path: Path) -> None:
     assert Family("roc_auc", {"a": [first]}).sentences(tmp_path) == []
 
 
+@pytest.mark.parametrize("truth", [np.array([1]), np.array([0, 1, 1]), np.ones(5, dtype=int)])
+def test_a_test_part_without_two_of_each_class_is_compared_with_nothing(truth: np.ndarray, tmp_path: Path) -> None:
+    runs = {name: [run(name, seed, float("nan"), tests=len(truth)) for seed in (1, 2)] for name in ("a", "b")}
+    for one in (*runs["a"], *runs["b"]):
+        scored(tmp_path, one, 1.0, truth=truth)
+    assert Family("roc_auc", runs).sentences(tmp_path) == []
+
+
 def test_other_metrics_are_compared_over_seeds(tmp_path: Path) -> None:
     first, second = (
         [run(name, seed, base + seed / 100, "dice") for seed in (1, 2, 3)] for name, base in (("a", 0.9), ("b", 0.5))

@@ -34,7 +34,7 @@ class Family:
         told = []
         for label, runs in self.rows.items():
             values = [run["metrics"][self.metric] for run in runs]
-            if len(values) > 1:
+            if len(values) > 1 and not any(map(math.isnan, values)):
                 spread = f"{min(values):.3f} to {max(values):.3f} over {len(values)} seeds"
                 told.append(f"{label}: mean {sum(values) / len(values):.3f}, range {spread}.")
         pairs = list(combinations(self.rows, 2))
@@ -59,9 +59,14 @@ class Family:
             for b in second:
                 if a["seed"] == b["seed"] and a["data"]["test"] == b["data"]["test"]:
                     one, other = (_scores(run, results) for run in (a, b))
-                    if one and other and (one[0] == other[0]).all():
+                    if one and other and (one[0] == other[0]).all() and _two_of_each(one[0]):
                         found[a["seed"]] = delong(one[0], one[1], other[1]).p
         return "DeLong", max(found.values(), default=math.nan), sorted(found)
+
+
+def _two_of_each(truth: np.ndarray) -> bool:
+    """Fewer of a class have no ROC-AUC to compare: an excerpt's test part may hold one record."""
+    return 2 <= truth.sum() <= len(truth) - 2
 
 
 def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
