@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,9 @@ from zdp_bench import engine
 from zdp_bench.algorithms import Problem, add_up, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.engine import Total, Training, private_step
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.noise import SeededNoise, add_noise
+from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
 
 CPU = torch.device("cpu")
 
@@ -45,6 +48,23 @@ def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.M
     private_step(training, 0, iter([]), 2.0)
     assert order == ["ledger", "noise"]
     assert not torch.equal(model[0].weight, before)  # an empty batch is a step like any other
+
+
+def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path) -> None:
+    """See `SecureNoise`: sums and noise in float32 would show which records they come from."""
+    model, algorithm = problem()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    mechanism = algorithm.mechanism()
+    ledger = Ledger(tmp_path / "ledger.jsonl", mechanism, repeatable=False)
+    training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SecureNoise(), ledger)
+    inputs = torch.randn(5, 3, dtype=torch.complex64)
+    private_step(training, 0, iter([(inputs, torch.zeros(5))]), 1.0)  # θ = −release
+    ledger.close()
+    for parameter in model.parameters():
+        steps = torch.view_as_real(parameter.data).double() * 2**16  # std is 1
+        assert torch.equal(steps, steps.round())
+        assert parameter.data.abs().min() > 0
 
 
 def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None:

@@ -16,7 +16,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.memory import MicroBatches, let_go, ran_out
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, add_noise
+from zdp_bench.privacy.noise import NoiseSource, add_noise, rounded, widened
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
     device = next(training.model.parameters()).device
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
-    total = summed(algorithm, mechanism, micro_batches, device)  # this rank's share of S
+    total = widened(summed(algorithm, mechanism, micro_batches, device), training.noise)  # this rank's share of S
     if ranks.first:
         total = add_noise(total, mechanism, training.noise, step)
-    release = ranks.all_reduce(total)
+    release = rounded(ranks.all_reduce(total), mechanism, training.noise)
     descend(training.model, training.optimizer, algorithm.postprocess(release, expected_batch_size))
 
 

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import accumulate
 from typing import Protocol
@@ -237,6 +237,10 @@ class SecureNoise:
     digits it can have (Mironov 2012; Jin et al. 2022). Opacus's secure mode does the same, but leaves the imaginary part
     without noise; here a complex tensor's parts are drawn as twice as many real numbers.
 
+    That is not enough where noise is added to a float32 sum: whoever knows all records but one then sees in thousands of
+    coordinates which of two sums can have led there and which not. So sum and noise are float64 (`widened`), and the release is
+    rounded to a grid that knows nothing of the sum (`rounded`).
+
     Drawn on the CPU and moved. `key` is of no use: a step that is drawn again is a new release, and the ledger counts it.
     """
 
@@ -300,14 +304,41 @@ def _key(block: Block, step: int, rank: int, ranks: int) -> tuple[int | str, ...
     return (step, block.name) if ranks == 1 else (step, block.name, "rank", rank, ranks)
 
 
+def widened(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
+    """The sum in float64, where secure noise is to be added to it."""
+    if not source.repeatable:
+        for name, value in total.items():
+            total[name] = value.resolve_conj().to(torch.complex128 if value.is_complex() else torch.float64)
+    return total
+
+
+def rounded(release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource) -> dict[str, Tensor]:
+    """What leaves: sum and secure noise in each block's own dtype, on a grid that depends on `std` alone.
+
+    The grid is 2⁻¹⁶ of std or a little finer: of no account beside the noise, and coarse beside what float64 leaves of the sum's
+    own digits (which float32 would show; see `SecureNoise`).
+    """
+    if source.repeatable:
+        return release
+    for block in mechanism.blocks:
+        value = release[block.name]
+        if block.std > 0:
+            grid = 2.0 ** (math.floor(math.log2(block.std)) - 16)
+            parts = torch.view_as_real(value) if value.is_complex() else value
+            parts.div_(grid).round_().mul_(grid)
+        release[block.name] = value.to(getattr(torch, block.dtype))
+    return release
+
+
 def add_noise(
     total: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource, step: int, rank: int = 0, ranks: int = 1
 ) -> dict[str, Tensor]:
-    """The release: `total + ξ`, block by block. `total` is overwritten, so that no noise-free copy stays behind.
+    """`total + ξ`, block by block, in the precision that `total` has; `total` is overwritten.
 
     Where several ranks hold a part of the sum each, there are two right ways. After the sums are reduced, every rank adds the
     same ξ (a seeded source draws the same on all of them). Or, before they are reduced, each adds its share
-    (`rank` of `ranks`); then no rank ever sends a noise-free sum, and a secure source serves as well.
+    (`rank` of `ranks`); then no rank ever sends a noise-free sum, and a secure source serves as well. With a secure source
+    every rank's sum is `widened` first, and what they have reduced is `rounded`.
     """
     laid_over: list[White] = []  # white noise needs no tensor of its own
     for block in mechanism.blocks:
@@ -316,6 +347,7 @@ def add_noise(
             parts = torch.view_as_real(sum_) if sum_.is_complex() else sum_
             laid_over.append(White(parts.view(-1), block.std / math.sqrt(ranks), _key(block, step, rank, ranks)))
         elif block.noise != "none":
-            sum_.add_(draw(block, source, step, sum_.device, rank, ranks))
+            in_its_precision = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
+            sum_.add_(draw(in_its_precision, source, step, sum_.device, rank, ranks))
     source.add_white(*laid_over)
     return total
