@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from tests.test_experiment import configured
+from zdp_bench.data import Records
 from zdp_bench.errors import UserError
-from zdp_bench.parts import Plan
+from zdp_bench.parts import Plan, micro_batches
 
 
 def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:
@@ -54,3 +57,19 @@ def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
     epochs = [sorted(i for step in steps for i in of.draw(0, step)[0]) for steps in (range(4), range(4, 8))]
     assert epochs == [list(range(100))] * 2
     assert of.draw(0, 0)[0].tolist() != of.draw(0, 4)[0].tolist()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_record_more_changes_no_other_records_augmentation(tmp_path: Path, secure: bool) -> None:
+    """The seed stands in every record of a run: given it, neighbouring batches may differ in one share alone."""
+    config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
+    records_ = Records(torch.arange(100.0).view(100, 1), torch.zeros(100))
+
+    def changed(*indices: int) -> dict[int, float]:
+        pieces = micro_batches(records_, np.array(indices), config, torch.device("cpu"), 5, lambda x, chance: x + chance[:, :1])
+        values = torch.cat([inputs for inputs, _ in pieces]).flatten().tolist()
+        return dict(zip(indices, values, strict=True))
+
+    without, with_one_more = changed(3, 8, 20, 21, 50, 99), changed(2, 3, 8, 20, 21, 50, 99)
+    assert with_one_more.pop(2) != 2.0
+    assert with_one_more == without

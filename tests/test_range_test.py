@@ -63,6 +63,37 @@ def test_it_costs_its_steps_and_is_repeatable(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_validated")
+@pytest.mark.parametrize("highest", [1.0, 1e12])
+def test_test_and_run_share_the_noise_that_reaches_a_target_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, highest: float
+) -> None:
+    """A test at the noise of a run that knows nothing of it would be counted at the larger noise of one that does."""
+    seen = []
+    real = finder.build_algorithm
+
+    def build(*given: Any) -> Any:
+        config, algorithm = real(*given)
+        seen.append(algorithm.mechanism().z)
+        return config, algorithm
+
+    monkeypatch.setattr(finder, "build_algorithm", build)
+    found = range_test(configured(tmp_path, "privacy.target_epsilon=2"), 1e-3, highest, steps=12)
+    assert found.to_count == 12 >= found.steps
+    record = carry_out(tmp_path, "privacy.target_epsilon=2", f"privacy.range_test_steps={found.to_count}").record
+    assert record["privacy"]["z"] == pytest.approx(seen[0], rel=1e-12)
+    assert record["privacy"]["epsilon_tight"] == pytest.approx(found.epsilon_with_run)
+    assert record["privacy"]["epsilon_tight"] <= 2
+    with pytest.raises(UserError, match=r"range_test_steps=12 with privacy\.target_epsilon: each range test would change"):
+        range_test(configured(tmp_path, "privacy.target_epsilon=2", "privacy.range_test_steps=12"), steps=5)
+
+
+@pytest.mark.usefixtures("_validated")
+def test_earlier_tests_are_counted_with_this_one(tmp_path: Path) -> None:
+    found = range_test(configured(tmp_path, "privacy.range_test_steps=7"), 1e-3, 1.0, steps=5)
+    assert found.to_count == 7 + found.steps
+
+
+@pytest.mark.usefixtures("_validated")
 def test_it_stops_where_the_loss_explodes(tmp_path: Path) -> None:
     found = range_test(configured(tmp_path), 1.0, 1e12, steps=30)
     assert found.steps < 30

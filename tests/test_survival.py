@@ -152,6 +152,14 @@ def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
         assert all(a != b for a, b in zip(first, draws(*other), strict=True))
 
 
+def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
+    drawn = []
+    for _ in range(2):
+        experiment.seed_layers(1, 7, 0, secure=True)
+        drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
+    assert all(a != b for a, b in zip(*drawn, strict=True))
+
+
 def test_a_run_with_dropout_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = experiment.build_model
     monkeypatch.setattr(experiment, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -44,7 +45,7 @@ from zdp_bench.parts import (
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on, stream
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.survival import Stopped, stop_signals, writes
@@ -146,7 +147,8 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     if saved:
         saved.restore(model, optimizer, scheduler)
         step, epochs = saved.step, saved.epochs
-    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, saved.ledger if saved else None, ranks)
+    at_least, drawer = saved.ledger if saved else None, drawn_on(device)
+    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, at_least, ranks, drawn_on=drawer)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
     still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end
     limit = max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
@@ -177,7 +179,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
                 if config.privacy.secure:  # nobody can draw the same: rank 0's batch is the batch
                     indices = ranks.broadcast(indices)
-                seed_layers(config.seed, step, ranks.rank)
+                seed_layers(config.seed, step, ranks.rank, config.privacy.secure)
                 batches = micro_batches(
                     data.train, indices, config, device, step, data.augment, data.augment_targets, size, ranks
                 )
@@ -299,7 +301,13 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
 
 
 def open_ledger(
-    path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None, ranks: Ranks = ALONE, whose: str = ""
+    path: Path,
+    mechanism: Mechanism,
+    repeatable: bool,
+    at_least: Position | None,
+    ranks: Ranks = ALONE,
+    whose: str = "",
+    drawn_on: str = "cpu",
 ) -> Ledger:
     """The run's ledger: rank 0's is the file, the others' a copy that counts along.
 
@@ -308,7 +316,7 @@ def open_ledger(
     """
     if ranks.first:
         try:
-            ledger = Ledger(path, mechanism, repeatable, at_least, whose)
+            ledger = Ledger(path, mechanism, repeatable, at_least, whose, drawn_on)
         except LedgerError as error:
             raise UserError(
                 f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
@@ -319,12 +327,15 @@ def open_ledger(
     return Copy(steps, digest, repeatable)
 
 
-def seed_layers(seed: int, step: int, rank: int) -> None:
-    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise.
+def seed_layers(seed: int, step: int, rank: int, secure: bool = False) -> None:
+    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise; of nothing when `secure`.
 
-    So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew.
+    So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew. What a
+    layer draws for a record depends on the records before it, so where the seed is no secret it must be another one.
     """
     number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
+    if secure:
+        number = int.from_bytes(os.urandom(8))
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

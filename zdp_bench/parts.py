@@ -248,8 +248,8 @@ def micro_batches(
     """
     chance = torch.empty(0)
     if augment or augment_targets or records_.by_chance:
-        chance = torch.from_numpy(np.random.default_rng(stream(config.seed, "augment", step)).random((len(indices), CHANCES)))
-        chance = ranks.share(chance)
+        key = stream(config.seed, "augment", step).generate_state(2, np.uint64).tobytes()
+        chance = ranks.share(torch.from_numpy(sampling.chance_of(indices, CHANCES, key)))
     indices = ranks.share(indices)
     pin, prefetch = pinned(device), config.execution.prefetch
 

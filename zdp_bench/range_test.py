@@ -4,7 +4,9 @@ The rate grows from step to step, each by the same factor, until the loss explod
 Every step is a release of the recipe's own mechanism on the recipe's own training records, so it costs as much as a step of
 training. The loss is that of PUBLIC validation records: the training loss is private, and no ε would cover looking at it.
 
-A run that uses the rate has to count the steps too: `privacy.range_test_steps=N` adds them to every ε of the run.
+A run that uses the rate has to count the steps too: `privacy.range_test_steps=N` adds them to every ε of the run. Where the noise
+is calibrated to an ε, test and run are calibrated together: the test takes the noise of a run that counts all its planned steps,
+and that is the number to count, however early it stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,11 @@ from zdp_bench.algorithms import Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.config.values import require_central
 from zdp_bench.data import Records, Splits
-from zdp_bench.devices import pick_device
+from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.evaluation import evaluate
+from zdp_bench.experiment import seed_layers
 from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
@@ -45,6 +48,7 @@ class RangeTest:
         rates, losses: one a step; the loss after the step, over public validation records.
         suggested: the rate at which the loss fell fastest; None where it never fell.
         steps: releases that were made.
+        to_count: what a run after it has to name in `privacy.range_test_steps`.
         epsilon: tight ε of the test alone; epsilon_with_run: of the test and the recipe's whole run after it.
     """
 
@@ -52,6 +56,7 @@ class RangeTest:
     losses: list[float]
     suggested: float | None
     steps: int
+    to_count: int
     epsilon: float
     epsilon_with_run: float
     delta: float
@@ -66,7 +71,7 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
         - the losses are those of validation records, which count as public.
 
     Raises:
-        UserError: the range is none, or the data set has no validation records.
+        UserError: the range is none, the data set has no validation records, or an earlier test had other noise.
     """
     require_central(config, "find-lr")
     require(0 < lowest < highest < math.inf, "--lowest", lowest, f"must be positive and below --highest={highest:g}")
@@ -84,6 +89,13 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     task = lookup("task", config.task.name)(**config.task.options)
     model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
+    calibrated = bool(config.privacy.target_epsilon)
+    if calibrated and plan.before:
+        raise UserError(
+            f"privacy.range_test_steps={plan.before} with privacy.target_epsilon: each range test would change the noise that "
+            "the tests before it had. Make one test, or give algorithm.noise_multiplier in place of the target."
+        )
+    plan = replace(plan, before=steps) if calibrated else plan
     problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
@@ -91,7 +103,8 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     mechanism, seed = algorithm.mechanism(), _own_seed(config.seed, lowest, highest, steps)
     noise = SecureNoise() if config.privacy.secure else SeededNoise(seed)
     rates, losses = [], []
-    with tempfile.TemporaryDirectory() as folder:
+    policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
+    with tempfile.TemporaryDirectory() as folder, policy:
         ledger = Ledger(Path(folder) / "ledger.jsonl", mechanism, noise.repeatable)
         training = Training(algorithm, model, optimizer, noise, ledger)
         for step in range(steps):
@@ -99,6 +112,7 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
             for group in optimizer.param_groups:
                 group["lr"] = rate
             indices, divisor = plan.draw(seed, step, config.privacy.secure)
+            seed_layers(seed, step, 0, config.privacy.secure)
             batch = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
             private_step(training, step, batch, divisor)
             rates.append(rate)
@@ -108,13 +122,15 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
         made = ledger.releases
         ledger.close()
     delta = config.privacy.delta
+    to_count = plan.before if calibrated else plan.before + made
     return RangeTest(
         rates=rates,
         losses=losses,
         suggested=steepest(rates, losses),
         steps=made,
+        to_count=to_count,
         epsilon=tight_epsilon(mechanism, made, delta),
-        epsilon_with_run=tight_epsilon(mechanism, plan.before + made + plan.steps, delta),
+        epsilon_with_run=tight_epsilon(mechanism, to_count + plan.steps, delta),
         delta=delta,
     )
 

@@ -219,6 +219,19 @@ def test_an_input_of_norm_1000_is_an_activation_too() -> None:
     )
 
 
+@pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
+@pytest.mark.parametrize("healthy", [0, 1])
+def test_records_that_break_in_front_contribute_nothing_whoever_stands_beside_them(convolutions: str, healthy: int) -> None:
+    """tanh makes a finite activation of an infinite pixel, whose convolution's gradient is 0·∞: δ alone would still be summed."""
+    algorithm = dfa(chain("real"), convolutions=convolutions)
+    inputs, targets = batch(20 + healthy)
+    inputs[:20, 0, 3, 3] = math.inf
+    found = summed(algorithm, inputs, targets)
+    alone = summed(algorithm, inputs[20:], targets[20:])
+    assert norm({name: found[name] - alone[name] for name in found}) < 1e-9
+    assert bool(norm(found)) is bool(healthy)
+
+
 def test_a_slope_set_too_low_does_not_break_the_bound() -> None:
     model = dense("real")
     model.net[1], model.net[3] = nn.Tanh(), nn.Tanh()  # type: ignore[operator]  # γ is 1, not ¼

@@ -14,6 +14,7 @@ from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import ArrayRecord, Message, identify
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
+from zdp_bench.federated.node import Site
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
 
 
@@ -140,6 +141,15 @@ def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(configured: 
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="torchrun carries out central runs"):
         carried_out(configured("federated.nodes=2"))
+
+
+@pytest.mark.parametrize(("patients", "told"), [("split", True), ("own", False)])
+def test_a_site_tells_nobody_a_digest_of_its_own_data(configured: Make, patients: str, told: bool) -> None:
+    """Whoever knows all records but one could try what that one is."""
+    site = Site(configured("federated.nodes=2", f"federated.patients={patients}"))
+    said = site.node(0).join()
+    assert ("data" in said) is told
+    assert (site.data.digest in str(said)) is told
 
 
 def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:

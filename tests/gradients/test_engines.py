@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import clipped_sum, fast, reference
+from zdp_bench.gradients import Engine, clipped_sum, fast, reference
 from zdp_bench.gradients.clipping import squared_norms
 from zdp_bench.gradients.rules import NoRule, contract
 
@@ -221,3 +221,13 @@ def test_contract_in_any_memory_order() -> None:
     rows = torch.randn(3, 4, 5, 6, dtype=torch.complex128).permute(0, 3, 1, 2)
     factors = torch.rand(3, dtype=torch.float64)
     torch.testing.assert_close(contract(rows, factors), torch.einsum("b,bxyz->xyz", factors.to(rows.dtype), rows))
+
+
+@pytest.mark.parametrize(("slope", "value"), [(1e20, 1.34e25), (1e19, 1.34e26), (1e15, 9e24), (1e3, 1e30)])
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_share_stays_bounded_where_float32_cannot_hold_its_factor(engine: Engine, slope: float, value: float) -> None:
+    """Ghost norms are float64: C/‖g‖ may be as small as 1e-45, of which float32 knows whole multiples only."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False))
+    batch = torch.full((1, 1), value), torch.zeros(1)
+    found = clipped_sum(model, lambda outputs, _: slope * outputs.squeeze(1), batch, 1.0, engine=engine)
+    assert float(found.sums["0.weight"].double().norm()) <= 1.0

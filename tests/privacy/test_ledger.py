@@ -246,6 +246,21 @@ def test_an_emptied_or_missing_ledger_is_refused_beside_a_checkpoint(path: Path)
         Ledger(path, MECHANISM, True, position)
 
 
+def test_repeatable_noise_goes_on_only_where_it_is_the_same(path: Path) -> None:
+    """A step drawn again on another device has other noise: a second release, which would be counted once."""
+    write(path, 3)
+    with pytest.raises(LedgerError, match="line 1: this run's noise was drawn on cpu, and cuda: H100 draws other noise"):
+        Ledger(path, MECHANISM, True, drawn_on="cuda: H100")
+    there = path.with_name("there")
+    Ledger(there, MECHANISM, True, drawn_on="cuda: H100").close()
+    with pytest.raises(LedgerError, match="drawn on cuda: H100, and cpu draws"):
+        Ledger(there, MECHANISM, True)
+    Ledger(there, MECHANISM, True, drawn_on="cuda: H100").close()
+    secure = path.with_name("secure")  # every step that is drawn again is counted again, wherever
+    write(secure, 3, repeatable=False)
+    Ledger(secure, MECHANISM, False, drawn_on="cuda: H100").close()
+
+
 def test_another_runs_ledger_is_refused(path: Path) -> None:
     write(path, 3)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):

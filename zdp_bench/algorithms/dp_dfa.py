@@ -173,7 +173,7 @@ class DPDFA:
         of_connected: dict[str, Tensor] = {}
 
         def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-            """What the layers in front descend, one number a record [B]; the engine may ask twice, the last answer is whole."""
+            """What the layers in front descend, one number a record [B]; asked again without broken records, it answers anew."""
             sums, first, error = self._connected_sums(seen, loss(outputs, targets))
             of_connected.update(sums)
             return self._objective_of_front(seen, first, error)
@@ -182,6 +182,8 @@ class DPDFA:
             ours = len(layers(model))  # the fully connected ones are frozen here
             bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))  # each layer: C/√L
             clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
+        if not torch.isfinite(clipped.norms).all(dim=1).any():  # no record was left, and the engine did not ask again
+            of_connected = {name: torch.zeros_like(value) for name, value in of_connected.items()}
         return clipped.sums | of_connected
 
     def _connected_sums(self, seen: Seen, losses: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:

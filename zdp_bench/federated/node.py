@@ -25,7 +25,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.parts import build_algorithm, build_model, check_fit, check_model, micro_batch_size, micro_batches
 from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on, stream
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 
@@ -118,15 +118,19 @@ class Node:
         self.ledger: Ledger | None = None
 
     def join(self) -> dict[str, Any]:
-        """What the server must know to plan the rounds; nothing else of the data leaves the node."""
-        return {
+        """What the server must know to plan the rounds; nothing else of the data leaves the node.
+
+        A digest of a site's own data would tell a server that knows all of it but one record what that one is. Where one data
+        set is split over the nodes, the server has it anyway, and must see that all have the same.
+        """
+        told = {
             "node": self.number,
             "experiment": experiment_digest(self.site.config),
             "seed": self.site.config.seed,
-            "data": self.site.data.digest,
             "records": len(self.records),
             "records_per_patient": self.site.data.records_per_patient,
         }
+        return told | ({"data": self.site.data.digest} if self.config.federated.patients == "split" else {})
 
     def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
         """Make the mechanism and open the ledger.
@@ -156,7 +160,8 @@ class Node:
         if self.ledger:
             self.ledger.close()
         repeatable = not self.config.privacy.secure
-        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, whose=f"node {self.number}")
+        whose, drawer = f"node {self.number}", drawn_on(self.site.device)
+        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, whose=whose, drawn_on=drawer)
         privacy, before = self.config.privacy, self.plan.before
         still = before + self.ledger.releases + self.plan.steps  # the most that can have been released at the end
         budget = privacy.max_epsilon
@@ -193,7 +198,7 @@ class Node:
         with arithmetic(config.precision, config.execution.deterministic, site.model, self.algorithm, site.device):
             for step in range(round_ * count, (round_ + 1) * count):
                 indices, divisor = self.plan.draw(own, step, config.privacy.secure)
-                seed_layers(own, step, 0)
+                seed_layers(own, step, 0, config.privacy.secure)
                 batches = micro_batches(
                     self.records, indices, seeded, site.device, step, data.augment, data.augment_targets, self.size
                 )

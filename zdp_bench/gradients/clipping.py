@@ -14,6 +14,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> [B]
 
 # float32 rounding of a norm and of the scaled sum must not lift a contribution over the bound.
 SAFETY = 1.0 - 1e-5
+SMALLEST = torch.finfo(torch.float32).tiny  # factors below it have lost digits
 # Numbers summed in their own precision before float64 takes over: vector_norm in float32 under-measures long rows.
 NORM_BLOCK = 1024
 UNDERFLOW = 1e-30  # squares this small may have lost entries whose own square is below float32
@@ -97,8 +98,10 @@ def squared_norms(rows: Tensor) -> Tensor:
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
     """min(1, C/‖g‖) for each norm; 0 where the norm is not finite, so that a broken record contributes nothing.
 
-    An infinite bound means no clipping: factors 1, also for what is not finite.
+    Nor does one whose factor float32 could not hold in full: a norm in float64 reaches where C/‖g‖ would be rounded to a multiple
+    of 1e-45, upwards too. An infinite bound means no clipping: factors 1, also for what is not finite.
     """
     if math.isinf(bound):
         return torch.ones_like(norms)
-    return (bound * SAFETY / norms).clamp(max=1.0).nan_to_num(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    factors = (bound * SAFETY / norms).clamp(max=1.0).nan_to_num(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    return factors.masked_fill_(factors < SMALLEST, 0.0)

@@ -27,7 +27,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
 # Raised whenever a seed's noise comes out in other bits: a step drawn again would then be a second release, and no run goes on.
-_FORMAT = 3
+_FORMAT = 4
 
 
 class LedgerError(ValueError):
@@ -36,6 +36,10 @@ class LedgerError(ValueError):
 
 class BudgetExceeded(Exception):  # noqa: N818 - it is an event of a run, not a fault
     """The next step would pass `max_epsilon`. Nothing was drawn and nothing changed."""
+
+
+def _without(head: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in head.items() if name != key}
 
 
 def _chain(previous: str, body: dict[str, Any]) -> str:
@@ -60,7 +64,13 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, mechanism: Mechanism, repeatable: bool, at_least: Position | None = None, whose: str = ""
+        self,
+        path: Path,
+        mechanism: Mechanism,
+        repeatable: bool,
+        at_least: Position | None = None,
+        whose: str = "",
+        drawn_on: str = "cpu",
     ) -> None:
         """Open or create the ledger at `path`.
 
@@ -69,6 +79,7 @@ class Ledger:
             repeatable: the noise of a step drawn again is the same noise.
             at_least: a checkpoint's position, which the file must contain.
             whose: names a node of a federation: ledgers of one mechanism must not be taken for one another.
+            drawn_on: names what draws the noise (`noise.drawn_on`): repeatable noise is the same on the same device only.
 
         Raises:
             LedgerError: see the class.
@@ -77,6 +88,7 @@ class Ledger:
         self.repeatable = repeatable
         self._head: dict[str, Any] = {"ledger": _FORMAT, "mechanism": mechanism.digest(), "repeatable": repeatable}
         self._head |= {"whose": whose} if whose else {}
+        self._head |= {"drawn_on": drawn_on} if repeatable and drawn_on != "cpu" else {}
         self._steps: list[int] = []
         self._of: set[tuple[int, str]] = set()
         self._digest = _START
@@ -158,6 +170,12 @@ class Ledger:
             if claimed != _chain(self._digest, body):
                 raise LedgerError(f"{self.path}, line {number}: the chain of digests breaks here; the file was edited")
             if number == 1:
+                if _without(body, "drawn_on") == _without(self._head, "drawn_on") and body != self._head:
+                    there, here = (str(head.get("drawn_on", "cpu")) for head in (body, self._head))
+                    raise LedgerError(
+                        f"{self.path}, line 1: this run's noise was drawn on {there}, and {here} draws other noise from the same "
+                        f"seed, so it can only go on there"
+                    )
                 if body != self._head:
                     raise LedgerError(f"{self.path}, line 1: belongs to another mechanism or noise source than this run's")
             elif set(body) - {"of"} != {"step"} or type(body["step"]) is not int or type(body.get("of", "")) is not str:

@@ -104,6 +104,11 @@ class SeededNoise:
             _add(short)
 
 
+def drawn_on(device: torch.device) -> str:
+    """Names what draws a seed's noise for tensors of this device: another one draws other noise."""
+    return f"{device.type}: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+
+
 @dataclass(frozen=True)
 class _Stretch:
     """Pairs of one stream's normal numbers, and where they go. Pair i of a tensor [n] is entries i and ⌈n/2⌉ + i.

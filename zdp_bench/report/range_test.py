@@ -17,7 +17,7 @@ def as_rich(found: dict[str, Any]) -> Table:
     advice = f"optimizer.lr={suggested:.2g}" if suggested else "none: the loss never fell"
     bill = (
         f"take {advice}\n{found['steps']} steps, tight ε {epsilon(found['epsilon'])}; with the recipe's run after them "
-        f"{epsilon(found['epsilon_with_run'])} (δ = {found['delta']:g})\ncount them: privacy.range_test_steps={found['steps']}"
+        f"{epsilon(found['epsilon_with_run'])} (δ = {found['delta']:g})\ncount them: privacy.range_test_steps={found['to_count']}"
     )
     table = Table(
         "learning rate", "validation loss", title="range test", caption=bill, title_justify="left", caption_justify="left"
