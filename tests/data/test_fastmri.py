@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,10 @@ def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> No
     assert splits.provenance == "derived"
     assert splits.records_per_patient == 10  # p0 has two of the three training volumes
     assert "1 patients have volumes on both sides" in splits.notes
+    assert splits.train.groups is not None
+    assert sorted(Counter(splits.train.groups.tolist()).values()) == [5, 10]  # patients keep together, wherever they are dealt
+    assert splits.test.groups is not None
+    assert set(Counter(splits.test.groups.tolist()).values()) == {5}  # volumes are measured one by one
     assert records(splits.test).groups.tolist() == [0] * 5 + [1] * 5
 
 

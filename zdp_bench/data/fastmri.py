@@ -134,6 +134,7 @@ class KSpaceRecords:
         starts: the volume and first slice of each record [n, 2].
         slices: how many slices a record has; None where it is a single slice, without an axis for them.
         by_chance: whether a record's mask is drawn anew each time (training) or fixed by its file's name.
+        groups: what belongs together [n]: a volume's records, to be measured; in training a patient's, who may have several.
     """
 
     volumes: tuple[Volume, ...]
@@ -141,10 +142,7 @@ class KSpaceRecords:
     how: Undersampling
     slices: int | None
     by_chance: bool
-
-    @property
-    def groups(self) -> Tensor:
-        return self.starts[:, 0]
+    groups: Tensor
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -235,7 +233,7 @@ def as_splits(sides: Sides, provenance: Provenance, notes: str, *, how: Undersam
         )
     both = len({volume.patient for volume in train} & {volume.patient for volume in test})
     records = [_records(side, how, unit, slices, side is train) for side in (train, test)]
-    of_patient = Counter(train[which].patient for which in records[0].groups.tolist())
+    of_patient = Counter(records[0].groups.tolist())
     which_slices = "all slices" if slices is None else f"the middle {slices} slices"
     said = [
         notes,
@@ -268,7 +266,9 @@ def _records(found: list[Volume], how: Undersampling, unit: Unit, slices: int | 
         used = min(slices or LARGEST, volume.shape[0])
         first = (volume.shape[0] - used) // 2
         starts += [(which, first + number) for number in range(used if unit == "slice" else 1)]
-    return KSpaceRecords(tuple(found), torch.tensor(starts), how, slices if unit == "volume" else None, by_chance)
+    patients = {patient: number for number, patient in enumerate(dict.fromkeys(volume.patient for volume in found))}
+    groups = torch.tensor([patients[found[which].patient] if by_chance else which for which, _ in starts])
+    return KSpaceRecords(tuple(found), torch.tensor(starts), how, slices if unit == "volume" else None, by_chance, groups)
 
 
 @register("dataset", "fastmri")
