@@ -6,10 +6,12 @@ import csv
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench import tables
 from zdp_bench.bench.measure import Step, by_turns, peak_memory, require_agreement
 from zdp_bench.bench.pages import Row, lines_in_the_batch, read_csv
@@ -41,6 +43,33 @@ def test_all_sides_compute_the_same_and_run(workload: Workload) -> None:
         step.run()
 
 
+def test_a_side_of_one_record_at_a_time_is_held_to_what_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    accumulate = ZetaDPSGD.accumulate
+
+    def counted(self: ZetaDPSGD, total: Any, batch: Any) -> None:
+        sizes.append(len(batch[0]))
+        accumulate(self, total, batch)
+
+    monkeypatch.setattr(ZetaDPSGD, "accumulate", counted)
+    SIDES["private, fast, one record at a time"](COMPLEX).answer()
+    assert sizes == [1] * COMPLEX.batch
+
+
+def test_one_channel_has_no_second_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_compare", lambda name, workload, sides, *_, **__: (workload.input_shape[0], sides))
+    for channels, sides in tables._imaging(True, 1):
+        assert any("channels first" in side for side in sides) is (channels > 1)
+
+
+def test_a_workload_names_the_optimizer_of_every_side() -> None:
+    adam = dataclasses.replace(DENSE, optimizer="adam")
+    for workload, kind in ((DENSE, torch.optim.SGD), (adam, torch.optim.Adam)):
+        assert type(workload.optimizer_of(workload.build().parameters())) is kind
+    for side in ("non-private", "private, fast", "private, loop over records", "DP-DFA"):
+        SIDES[side](adam).run()
+
+
 @pytest.mark.parametrize("side", ALGORITHMS)
 def test_every_algorithm_takes_its_own_step(side: str) -> None:
     step = SIDES[side](DENSE)
@@ -48,6 +77,12 @@ def test_every_algorithm_takes_its_own_step(side: str) -> None:
     step.run()
     assert computes(side) == side
     assert not torch.equal(step.answer(), before)
+
+
+def test_what_is_compared_with_nothing_deviates_by_nothing() -> None:
+    steps = {name: Step(lambda: None, lambda: torch.tensor([1.0, 2.0])) for name in ("first", "second", "alone")}
+    found = require_agreement(steps, {"first": "sum", "second": "sum", "alone": "its own"})
+    assert found == {"first": None, "second": 0.0, "alone": None}
 
 
 def test_sides_that_disagree_are_not_timed() -> None:
@@ -87,13 +122,16 @@ def test_peak_memory_counts_the_weights() -> None:
 
 
 def test_a_table_is_written_with_what_it_was_measured_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Row("a case, batch 1", "private, fast", 12.3456, 1.25, 1.2, 1.3, 1e-7, memory=100.0, memory_ratio=1.5, paper_ratio=44.7)
-    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: [tables.Case("a case, batch 1", lambda: iter([row]))])
+    row = Row("a case, batch 1", "private, fast", 12.3456, 1.25, 1.2, 1.3, None, memory=100.0, memory_ratio=1.5, paper_ratio=44.7)
+    rows = [row, dataclasses.replace(row, side="private, vmap", deviation=1e-7)]
+    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: [tables.Case("a case, batch 1", lambda: iter(rows))])
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     threads = torch.get_num_threads()
     _, (markdown, numbers) = tables.run("scaling", False, 2, tmp_path)
     torch.set_num_threads(threads)
-    assert "| private, fast | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 | 1e-07 |" in markdown.read_text()
+    assert "| private, fast | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 |  |" in markdown.read_text()
+    assert "| private, vmap | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 | 1e-07 |" in markdown.read_text()
+    assert [row.deviation for row, _ in read_csv(numbers)] == [None, 1e-7]
     assert "2 threads" in markdown.read_text()
     line = next(csv.DictReader(numbers.read_text().splitlines()))
     assert line["threads"] == "2"

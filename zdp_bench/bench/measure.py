@@ -48,21 +48,22 @@ class Timing:
     high: float
 
 
-def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2) -> dict[str, float]:
-    """Largest deviation of every side from the first side that computes the same, relative to its norm.
+def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2) -> dict[str, float | None]:
+    """Largest deviation of every side from the first side that computes the same, relative to its norm; None of that first side.
 
     Raises:
         UserError: one deviates by more than `tolerance`: then their times cannot be compared. (float32 alone makes 7e-3 on
             VGG-11, where kernels of different layouts round differently before a max-pooling; a wrong one is off by its size.)
     """
     firsts: dict[str, Tensor] = {}
-    deviations = {}
+    deviations: dict[str, float | None] = {}
     for name, step in steps.items():
         answer = step.answer().detach()
         first = firsts.setdefault(computes[name], answer)
-        deviations[name] = float((answer - first).norm() / first.norm())
-        if not deviations[name] <= tolerance:
-            raise UserError(f"bench: '{name}' is off by {deviations[name]:.1e} from what it is compared with; nothing was timed.")
+        deviation = float((answer - first).norm() / first.norm())
+        if not deviation <= tolerance:
+            raise UserError(f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing was timed.")
+        deviations[name] = None if answer is first else deviation
     return deviations
 
 

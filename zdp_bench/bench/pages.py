@@ -17,7 +17,10 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One side of one comparison; ratios are to the fastest side that may be the baseline."""
+    """One side of one comparison; ratios are to the fastest side that may be the baseline.
+
+    `deviation`: from the first side that computes the same; None for that side itself, which was compared with nothing.
+    """
 
     case: str
     side: str
@@ -25,7 +28,7 @@ class Row:
     ratio: float
     ratio_low: float
     ratio_high: float
-    deviation: float
+    deviation: float | None
     memory: float | None = None
     memory_ratio: float | None = None
     paper_ratio: float | None = None
@@ -83,7 +86,7 @@ def cells(row: Row) -> dict[str, str]:
         shown(row.memory, ".0f"),
         shown(row.memory_ratio, ".2f"),
     )
-    return dict(zip(COLUMNS, (row.side, *numbers, shown(row.paper_ratio, ".1f"), f"{row.deviation:.0e}"), strict=True))
+    return dict(zip(COLUMNS, (row.side, *numbers, shown(row.paper_ratio, ".1f"), shown(row.deviation, ".0e")), strict=True))
 
 
 def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, float]]:
@@ -111,8 +114,8 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
         f"# Measured: {table}",
         "",
         f"`zdp-bench bench {table}` made this. Times are the best of rounds taken by turns; the baseline of a case is its",
-        "fastest non-private (or real) side. Only the ratios travel to another machine. 'Agrees to': the deviation from",
-        "the first side that computes the same.",
+        "fastest non-private side or, where operations are compared, 'real': torch's default layout. Only the ratios travel to",
+        "another machine. 'Agrees to': the deviation from the first side that computes the same; empty where there is none.",
         "",
     ]
     for case in dict.fromkeys(row.case for row, _ in measured):

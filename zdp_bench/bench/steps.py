@@ -7,7 +7,7 @@ The private sides of ours are `engine.private_step` itself; only the ledger is l
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -34,7 +34,10 @@ BOUND, RATE = 1.0, 1e-3
 
 @dataclass(frozen=True)
 class Workload:
-    """One model on one batch of random records. `loss`: squares (of [B, 1] outputs), classes, or map (mean square of a map)."""
+    """One model on one batch of random records, and the optimizer of every side.
+
+    `loss`: squares (of [B, 1] outputs), classes, or map (mean square of a map).
+    """
 
     model: str
     input_shape: tuple[int, ...]
@@ -42,6 +45,7 @@ class Workload:
     batch: int
     loss: Literal["squares", "classes", "map"]
     options: dict[str, Any] = field(default_factory=dict)
+    optimizer: Literal["sgd", "adam"] = "sgd"
 
     @property
     def is_complex(self) -> bool:
@@ -70,6 +74,10 @@ class Workload:
             return outputs.square().flatten(1).mean(dim=1)
         return (outputs - targets).square().flatten(1).sum(dim=1)
 
+    def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """torch's own, so that no side has a faster one than another."""
+        return (torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD)(parameters, lr=RATE)
+
 
 def device() -> torch.device:
     """CUDA where there is one."""
@@ -87,13 +95,13 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 def non_private(workload: Workload, last: bool = True, micro_batch: int | None = None, native: bool = False) -> Step:
-    """Forward, backward, SGD. native: with torch's own complex convolutions."""
+    """Forward, backward, update. native: with torch's own complex convolutions."""
     model = workload.build()
     if native:
         as_native(model)
     inputs, targets = workload.records(last)
     size = micro_batch or workload.batch
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = workload.optimizer_of(model.parameters())
 
     def backward() -> None:
         for x, y in zip(inputs.split(size), targets.split(size), strict=True):
@@ -162,7 +170,7 @@ def _engine_step(
     size = micro_batch or workload.batch
     sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
     algorithm = build(Problem(model, workload.loss_of, sampling, like=inputs[:0]))
-    optimizer = torch.optim.SGD(trainable(model).values(), lr=RATE)
+    optimizer = workload.optimizer_of(trainable(model).values())
     training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
 
     def batches() -> Iterator[Batch]:
@@ -173,7 +181,8 @@ def _engine_step(
 
     def answer() -> Tensor:
         total = Total(algorithm.mechanism(), inputs.device)
-        algorithm.accumulate(total, (inputs, targets))
+        for batch in batches():  # as `run` takes them: a side of one record at a time adds up one record at a time
+            algorithm.accumulate(total, batch)
         return flat(total)
 
     return Step(run, answer)
@@ -184,7 +193,7 @@ def loop(workload: Workload) -> Step:
     model = workload.build()
     inputs, targets = workload.records(last=False)
     parameters = dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = workload.optimizer_of(model.parameters())
 
     def summed() -> dict[str, Tensor]:
         total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
@@ -215,17 +224,17 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
 
     model = workload.build()
     inputs, targets = workload.records(last=False)
-    sgd = torch.optim.SGD(model.parameters(), lr=RATE)
+    plain = workload.optimizer_of(model.parameters())
     common: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "expected_batch_size": workload.batch}
     if mode != "ghost":
         module: Any = GradSampleModule(model, loss_reduction="sum", force_functorch=mode == "functorch")
-        optimizer: Any = DPOptimizer(sgd, **common, loss_reduction="sum")
+        optimizer: Any = DPOptimizer(plain, **common, loss_reduction="sum")
 
         def backward() -> None:
             workload.loss_of(module(inputs), targets).sum().backward()
     else:
         module = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=BOUND)
-        optimizer = DPOptimizerFastGradientClipping(sgd, **common, loss_reduction="sum")
+        optimizer = DPOptimizerFastGradientClipping(plain, **common, loss_reduction="sum")
         criterion = DPLossFastGradientClipping(module, optimizer, _Criterion(workload), loss_reduction="sum")
 
         def backward() -> None:
