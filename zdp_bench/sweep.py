@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.report.faceoff import RECIPE, FaceOff
 from zdp_bench.report.tables import Filling, recipes_of, reference
 
 if TYPE_CHECKING:
@@ -214,3 +217,27 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
         for axis in axes
     ]
     return [tuple(str(word) for word in job) for job in product(*choices)]
+
+
+def faceoff_command(faceoff: FaceOff) -> str:
+    """The command that makes a face-off's table: its recipe's sweep, and all that its runs were told beside it."""
+    runs = [run for cell in faceoff.runs.values() for run in cell]
+    had: dict[str, Any] = runs[0]["config"]
+    recipe = f"recipe={RECIPE}"
+    own = parse(compose([recipe])).resolved
+    words = [
+        f"{kind}={had[kind]['name']}"
+        for kind in ("dataset", "model", "task", "optimizer", "scheduler", "accountant")
+        if had[kind]["name"] != own[kind]["name"]
+    ]
+    own = parse(compose([recipe, *words])).resolved
+    for section, options in had.items():
+        if isinstance(options, dict) and section not in ("algorithm", "claims"):
+            changed = {
+                key: value for key, value in options.items() if value != own.get(section, {}).get(key) and key != "target_epsilon"
+            }
+            words += [f"{section}.{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in changed.items()]
+    params = assets.read_yaml(assets.group(assets.RECIPES)[RECIPE])["hydra"]["sweeper"]["params"]
+    swept = {"privacy.target_epsilon": [f"{e:g}" for e in faceoff.epsilons], "seed": sorted({str(run["seed"]) for run in runs})}
+    words += [f"{key}={','.join(values)}" for key, values in swept.items() if ",".join(values) != params[key]]
+    return shlex.join(["zdp-bench", "run", "-m", recipe, *words])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +50,11 @@ def test_it_ends_in_one_table_and_one_figure(results: Path) -> None:
         assert line["seeds"] == "0 1"
     assert (results / "figures" / "faceoff.png").stat().st_size > 5000
     assert (results / "figures" / "faceoff.svg").exists()
-    assert "| zeta_dp_sgd |" in table.with_suffix(".md").read_text(encoding="utf-8")
+    page = table.with_suffix(".md").read_text(encoding="utf-8")
+    assert "| zeta_dp_sgd |" in page
+    command = re.search("`(zdp-bench .*)` made this", page)
+    assert command
+    assert set(shlex.split(command[1])[3:]) == {"recipe=algorithm_faceoff", *SMALL} - {"threads=1"}
 
 
 def test_runs_of_another_setting_stand_in_a_table_of_their_own(results: Path) -> None:

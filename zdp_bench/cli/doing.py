@@ -41,6 +41,7 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
     """
     from zdp_bench.config import compose, parse
     from zdp_bench.report import faceoff, figures
+    from zdp_bench.sweep import faceoff_command
     from zdp_bench.terminal import console
 
     for error in dict.fromkeys(error for _, error in failed):
@@ -52,7 +53,7 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
         raise UserError("the face-off has no run to show: every job was skipped.")
     for one in found:
         console().print(faceoff.as_rich(one))
-        for path in faceoff.write(one, config.results):
+        for path in faceoff.write(one, config.results, faceoff_command(one)):
             print(f"written: {path}")
     for path in figures.write(figures.draw("faceoff", config.results, config.data_root), "faceoff", config.results):
         print(f"written: {path}")

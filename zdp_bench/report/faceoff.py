@@ -102,11 +102,11 @@ def as_rich(faceoff: FaceOff) -> RichTable:
     return shown
 
 
-def as_markdown(faceoff: FaceOff) -> str:
-    """The table as Markdown."""
+def as_markdown(faceoff: FaceOff, command: str) -> str:
+    """The table as Markdown; `command` makes it."""
     columns = _columns(faceoff)
     lines = [f"# {faceoff.title}: test {faceoff.metric} at equal tight ε", ""]
-    lines += [f"`zdp-bench run -m recipe={RECIPE}` made this from the records; do not edit.", ""]
+    lines += [f"`{command}` made this from the records; do not edit.", ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     lines += ["| " + " | ".join(row) + " |" for row in _rows(faceoff)]
     trained = next(iter(faceoff.runs.values()))[0]
@@ -146,10 +146,10 @@ def _rows(faceoff: FaceOff) -> list[list[str]]:
     return [[algorithm, *(cell(algorithm, epsilon) for epsilon in faceoff.epsilons)] for algorithm in faceoff.algorithms]
 
 
-def write(faceoff: FaceOff, results: Path) -> list[Path]:
-    """Write `results/tables/faceoff_DATASET_MODEL_DIGEST.md` and `.csv`."""
+def write(faceoff: FaceOff, results: Path, command: str) -> list[Path]:
+    """Write `results/tables/faceoff_DATASET_MODEL_DIGEST.md`, which says what `command` makes it, and `.csv`."""
     stem = results / "tables" / faceoff.name
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    records.write_text(paths[0], as_markdown(faceoff))
+    records.write_text(paths[0], as_markdown(faceoff, command))
     records.write_text(paths[1], as_csv(faceoff))
     return paths
