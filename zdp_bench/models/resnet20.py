@@ -1,6 +1,7 @@
 """ResNet-20 for 32×32 images (He et al. 2016, section 4.2) with GroupNorm in the place of BatchNorm, which mixes records.
 
-GReDP's Table III calls a small plain network 'ResNet-20' and prints counts of kernels that fit no ResNet; this is He's, 16/32/64.
+GReDP's Table III is this network layer by layer (7, 6 and 6 convolutions, then 64 units), but has 2×2 average pooling where He's
+strides, and names neither widths nor a normalisation; the widths here are He's, 16/32/64.
 """
 
 from __future__ import annotations
