@@ -49,6 +49,7 @@ def test_every_quoted_epsilon_is_there(table: list[Row]) -> None:
         "gredp_2024": 30,
     }
     assert len(table) == 81
+    assert epsilon._title(table).startswith("66 ε of five papers in 81 readings: ")  # GReDP's 15 are read with two noises
 
 
 def test_dp_dfa_23_of_24_to_the_digit(table: list[Row]) -> None:

@@ -1,6 +1,7 @@
-"""`zdp-bench epsilon`: every ε the five papers quote, what reproduces it, and what it tightly is. No data, no training.
+"""`zdp-bench epsilon`: the ε that five papers quote, what reproduces it, and what it tightly is. No data, no training.
 
-What the papers state stands in `results/reference/epsilon.csv`, one line a quoted ε. Each line becomes two things: a `Claim`,
+What the papers state stands in `results/reference/epsilon.csv`, one line a quoted ε and
+reading of it. Each line becomes two things: a `Claim`,
 which its convention (an accountant by name) turns into the ε the paper would print; and a `Mechanism`, the release as the paper
 describes it, from which the tight ε follows. Where a paper states a target and no σ, σ is calibrated to the target first.
 """
@@ -56,7 +57,8 @@ NOTES = (
     "zeta_dp_2024: a patient has 20 slices of 4 sequences, 80 records. Its guarantees are 'per patient', but nothing says how; "
     "per patient is what 80 separately clipped and sampled records give where σ meets the target per record.",
     "gredp_2024: with complex noise exactly DP-SGD at z = σ/√2; with real noise in the frequency domain half of the gradient is "
-    "released without any. Epochs (30) are not stated.",
+    "released without any. Each of its 15 ε is listed twice, once with either noise. Epochs (30) are not stated. Its ε 'around "
+    "0.31 at the beginning' of a training that ends at 2 (4.2.1) names no epoch and is not listed; at that σ one step has 0.504.",
     "Hyper-parameter search is not counted in any ε.",
 )
 
@@ -66,7 +68,8 @@ class Quoted:
     """One ε as a paper quotes it: a line of `results/reference/epsilon.csv`, empty fields None.
 
     Attributes:
-        noise: real, circular (variance σ² in all), per_component (σ² on each part), real_on_complex, or none.
+        noise: real, circular (variance σ² in all), per_component (σ² on each part), real_on_complex, or none. An ε with
+            real_on_complex is GReDP's, read for the second time: it prints each once, and describes two noises.
         sigma: None where only a target is stated.
         sensitivity: where σ is the noise on a batch's mean: how far a MODIFIED record moves the batch's sum.
         convention: the accountant that reproduces the printed digits, or the one the paper says it used.
@@ -108,7 +111,7 @@ class Row:
 
 
 def quoted() -> list[Quoted]:
-    """Every ε quoted in the five papers, in the papers' order."""
+    """The ε quoted in the five papers, in the papers' order."""
     text = (assets.REFERENCE / "epsilon.csv").read_text(encoding="utf-8")
     numbers: dict[str, Callable[[str], Any]] = {
         **dict.fromkeys(("sigma", "sensitivity", "sample_rate", "delta"), float),
@@ -252,7 +255,9 @@ def as_rich(table: list[Row]) -> RichTable:
 
 def _title(table: list[Row]) -> str:
     counts = {verdict: sum(row.verdict == verdict for row in table) for verdict in ("reproduced", "not reproduced", "calibrated")}
-    return f"{len(table)} ε of five papers: " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    printed = sum(row.quoted.noise != "real_on_complex" for row in table)
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    return f"{printed} ε of five papers in {len(table)} readings: {verdicts}"
 
 
 def as_markdown(table: list[Row]) -> str:
