@@ -233,11 +233,11 @@ def faceoff_command(faceoff: FaceOff) -> str:
     own = parse(compose([recipe, *words])).resolved
     for section, options in had.items():
         if isinstance(options, dict) and section not in ("algorithm", "claims"):
-            changed = {
-                key: value for key, value in options.items() if value != own.get(section, {}).get(key) and key != "target_epsilon"
-            }
+            usual = own.get(section, {}) | {"target_epsilon": options.get("target_epsilon")}
+            changed = {key: value for key, value in options.items() if value != usual.get(key)}
             words += [f"{section}.{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in changed.items()]
     params = assets.read_yaml(assets.group(assets.RECIPES)[RECIPE])["hydra"]["sweeper"]["params"]
-    swept = {"privacy.target_epsilon": [f"{e:g}" for e in faceoff.epsilons], "seed": sorted({str(run["seed"]) for run in runs})}
+    seeds = sorted({run["seed"] for run in runs})
+    swept = {"privacy.target_epsilon": [f"{e:g}" for e in faceoff.epsilons], "seed": [str(seed) for seed in seeds]}
     words += [f"{key}={','.join(values)}" for key, values in swept.items() if ",".join(values) != params[key]]
     return shlex.join(["zdp-bench", "run", "-m", recipe, *words])

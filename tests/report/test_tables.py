@@ -190,3 +190,17 @@ def test_misspelt_columns_are_suggested(tmp_path: Path, filters: list[str], colu
         listing.select(tmp_path, filters, columns, sort)
     with pytest.raises(UserError, match="is no filter"):
         listing.select(tmp_path, ["recipe"], None, None)
+
+
+def test_what_a_paper_leaves_to_say_stands_under_its_tables(tmp_path: Path) -> None:
+    assert any("Poisson" in note and "A.3" in note for note in tables.build(TABLE, tmp_path, EXPECTED).notes)
+    assert tables.of_paper("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
+    assert tables.of_paper("deepee_2021/1") == []
+
+
+def test_every_private_row_of_a_paper_is_claimed_by_a_papers_accountant() -> None:
+    """As the note under every table says; an ∞ is one by any accountant."""
+    general = {"pld", "rdp", "rdp_wor", "gdp_clt"}
+    for recipe in assets.group(assets.RECIPES):
+        run = parse(compose([f"recipe={recipe}"]))
+        assert not run.claims.table or run.algorithm.name == "sgd" or run.accountant not in general, recipe

@@ -24,7 +24,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
 from zdp_bench.records import Record
 from zdp_bench.report.numbers import epsilon
-from zdp_bench.report.tables import Filling, Reference, file_stem, recipes_of, reference
+from zdp_bench.report.tables import Filling, Reference, file_stem, of_paper, recipes_of, reference
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
             curves.append(Curve(drawn[row].where, label, chosen, points, runs, *printed))
     metric = next(iter(drawn.values()))
     number = table.partition("/")[2].removeprefix("fig")
-    return Curves(table, f"{numbers[0].paper}, Figure {number}", axis, metric.column, metric.unit, curves, _notes(curves))
+    return Curves(table, f"{numbers[0].paper}, Figure {number}", axis, metric.column, metric.unit, curves, _notes(table, curves))
 
 
 def _points(runs: Sequence[Record], axis: Axis, metric: Reference) -> Iterator[Point]:
@@ -197,11 +197,12 @@ def _printed(numbers: list[Reference], row: str, column: str) -> dict[float, str
     return {float(number.column.removeprefix(start)): number.value for number in of_row}
 
 
-def _notes(curves: list[Curve]) -> list[str]:
+def _notes(table: str, curves: list[Curve]) -> list[str]:
     notes = [
         "Of this figure the paper's text gives only the numbers shown as printed; what it only draws is left out.",
         "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
         "Hyper-parameter search is not counted in any ε.",
+        *of_paper(table),
     ]
     runs = [run for curve in curves for run in curve.runs]
     notes += sorted(
