@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": BASE
     | {"config", "data", "tasks", "records", "checkpoint", "engine", "algorithms", "gradients", "privacy", "evaluation"}
     | {"batchnorm", "distributed", "devices", "survival", "machine", "parts"},
-    "cost": BASE | {"config", "data", "tasks", "engine", "algorithms", "privacy", "devices", "machine", "parts"},
+    "cost": BASE | {"config", "data", "tasks", "engine", "algorithms", "gradients", "privacy", "devices", "machine", "parts"},
     "federated": BASE
     | DATA_SIDE
     | {

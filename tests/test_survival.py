@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.test_experiment import Silent, carry_out, configured, repeatable
-from zdp_bench import checkpoint, cli, experiment, records
+from zdp_bench import checkpoint, cli, experiment, parts, records
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import run
 from zdp_bench.survival import Stopped, writes
@@ -143,7 +143,7 @@ def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
 
 def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
     def draws(*of: int) -> list[float]:
-        experiment.seed_layers(*of)
+        parts.seed_layers(*of)
         return [float(torch.rand(())), float(np.random.rand()), random.random()]
 
     first = draws(1, 7, 0)
@@ -155,7 +155,7 @@ def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
 def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
     drawn = []
     for _ in range(2):
-        experiment.seed_layers(1, 7, 0, secure=True)
+        parts.seed_layers(1, 7, 0, secure=True)
         drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
     assert all(a != b for a, b in zip(*drawn, strict=True))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -41,11 +38,12 @@ from zdp_bench.parts import (
     check_model,
     micro_batch_size,
     micro_batches,
+    seed_layers,
 )
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.survival import Stopped, stop_signals, writes
@@ -325,17 +323,3 @@ def open_ledger(
         return ledger
     steps, digest = ranks.broadcast(((), ""))
     return Copy(steps, digest, repeatable)
-
-
-def seed_layers(seed: int, step: int, rank: int, secure: bool = False) -> None:
-    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise; of nothing when `secure`.
-
-    So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew. What a
-    layer draws for a record depends on the records before it, so where the seed is no secret it must be another one.
-    """
-    number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
-    if secure:
-        number = int.from_bytes(os.urandom(8))
-    torch.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)

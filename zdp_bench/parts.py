@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -266,3 +268,17 @@ def micro_batches(
 
     fixed = config.trainer.micro_batch
     return MicroBatches(len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH), placed)
+
+
+def seed_layers(seed: int, step: int, rank: int, secure: bool = False) -> None:
+    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise; of nothing when `secure`.
+
+    So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew. What a
+    layer draws for a record depends on the records before it, so where the seed is no secret it must be another one.
+    """
+    number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
+    if secure:
+        number = int.from_bytes(os.urandom(8))
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)

@@ -28,8 +28,7 @@ from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.evaluation import evaluate
-from zdp_bench.experiment import seed_layers
-from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, seed_layers
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise

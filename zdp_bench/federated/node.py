@@ -18,11 +18,11 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step
-from zdp_bench.experiment import open_ledger, seed_layers
+from zdp_bench.experiment import open_ledger
 from zdp_bench.federated.messages import digest
 from zdp_bench.federated.partition import Part, dealt, steps_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.parts import build_algorithm, build_model, check_fit, check_model, micro_batch_size, micro_batches
+from zdp_bench.parts import build_algorithm, build_model, check_fit, check_model, micro_batch_size, micro_batches, seed_layers
 from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on, stream
