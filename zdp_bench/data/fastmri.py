@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,14 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Provenance, Splits
+from zdp_bench.data import Outline, Provenance, Splits
+from zdp_bench.data.files import holds_any
 from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, random_mask, undersampled
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
 Unit = Literal["slice", "volume"]
 FOLDERS = ("singlecoil_train", "singlecoil_val")
-RELEASED = (34_742, 7_135)  # slices of the knee release: Zbontar et al. 2018, Table 3
+VOLUMES = (973, 199)  # of the knee release, to train and to test on
+RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
 LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
 
 
@@ -255,6 +257,18 @@ def as_splits(sides: Sides, provenance: Provenance, notes: str, *, how: Undersam
     )
 
 
+def outlined(splits: Splits, found: bool = True) -> Outline:
+    """What volumes that are known, but not read, are as records."""
+    *slices, _channel, height, width = splits.input_shape
+    sizes = (tuple(splits.input_shape), 1, torch.complex64, (*slices, 2, height, width), torch.float32)
+    return Outline(len(splits.train), len(splits.test), *sizes, splits.records_per_patient, found)
+
+
+def announced(name: str, shape: tuple[int, int, int]) -> Volume:
+    """A volume that is no file yet: its k-space will have the size of its image."""
+    return Volume(Path(name), shape, shape[1:], name, name)
+
+
 def _fits(volume: Volume, how: Undersampling, slices: int) -> bool:
     return volume.shape[0] >= slices and volume.image[0] >= how.height and volume.image[1] >= how.width
 
@@ -294,6 +308,25 @@ def fastmri(
         unit=unit,
         slices=slices,
     )
+
+
+@register("outline", "fastmri")
+def outline(
+    root: Path, *, acceleration: float, center_fraction: float, height: int, width: int, slices: int | None, unit: Unit
+) -> Outline:
+    """From the files' headers. Without files, the release: 973 and 199 volumes, 34,742 and 7,135 slices, at most 50 of one."""
+    how = Undersampling(acceleration, center_fraction, height, width)
+    found = holds_any(root / "fastMRI" / FOLDERS[0])
+    if found:
+        sides = scan(root / "fastMRI")
+    else:
+        sizes = [(count, (slices or 36, height, width)) for count in VOLUMES]
+        train, test = ([announced(f"{side}{n}", size) for n in range(count)] for side, (count, size) in enumerate(sizes))
+        sides = train, test
+    said = outlined(as_splits(sides, "official", "", how=how, unit=unit, slices=slices), found)
+    if found or unit == "volume" or slices:
+        return said
+    return replace(said, train=RELEASED[0], test=RELEASED[1], records_per_patient=50)
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zdp_bench import assets
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import lookup, names
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,22 @@ def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
 def missing(root: Path, of: Card) -> list[RemoteFile]:
     """The files of a card that are not under the root."""
     return [file for file in of.files if not (root / file.path).is_file()]
+
+
+def within(root: Path, folder: str) -> Path:
+    """A folder that a person named as `dataset.folder`, under the data root. The root's own links may lead elsewhere.
+
+    Raises:
+        UserError: the name leads out of the root.
+    """
+    inside = Path(os.path.normpath(root / folder)).is_relative_to(os.path.normpath(root))
+    require(inside, "dataset.folder", folder, f"must be a folder under the data root {root}; paths.data names another root")
+    return root / folder
+
+
+def holds_any(folder: Path) -> bool:
+    """Whether there is such a folder and something in it; what macOS hides does not count."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def inspected(root: Path, of: Card) -> Iterator[tuple[Path, str]]:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
 from zdp_bench.data.cache import kept
-from zdp_bench.data.files import sha256
+from zdp_bench.data.files import holds_any, sha256
 from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -193,7 +193,7 @@ def mri_sequences(root: Path, *, size: int = 32, slices: int = 20, validation_pa
 @register("outline", "mri_sequences")
 def outline(root: Path, *, size: int, slices: int, validation_patients: int, split_seed: int) -> Outline:
     """From headers alone; without volumes, as many as the release has."""
-    if (root / FOLDER).is_dir():
+    if holds_any(root / FOLDER):
         return outlined(parts_of(root / FOLDER, slices, validation_patients, split_seed), size)
     each = len(SEQUENCES) * slices
     train, test = RELEASED["imagesTr"] * each, (RELEASED["imagesTs"] - validation_patients) * each

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from zdp_bench.data import Outline, Splits, nifti
+from zdp_bench.data.files import holds_any, within
 from zdp_bench.data.mri_sequences import SEQUENCES, Patient, drawn, load, outlined, patients
 from zdp_bench.errors import require
 from zdp_bench.registry import register
@@ -86,14 +87,14 @@ def mri_sequences_from_volumes(
     split_seed: int = 0,
 ) -> Splits:
     """Simulated sequences of the volumes in `folder` of the data root: complex64 [1, size, size] of four classes."""
-    parts = parts_of(root / folder, slices, test_share, split_seed)
+    parts = parts_of(within(root, folder), slices, test_share, split_seed)
     return load(parts, simulated, SIMULATION, "derived", f"four contrasts simulated from the volumes in {folder}", size=size)
 
 
 @register("outline", "mri_sequences_from_volumes")
 def outline(root: Path, *, folder: str, size: int, slices: int, test_share: float, split_seed: int) -> Outline:
     """From headers alone; without volumes, as many as the default folder of the release has."""
-    if (root / folder).is_dir():
+    if holds_any(within(root, folder)):
         return outlined(parts_of(root / folder, slices, test_share, split_seed), size)
     each, test = len(SEQUENCES) * slices, round(test_share * 260)
     shape = (1, size, size)

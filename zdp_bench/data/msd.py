@@ -27,7 +27,7 @@ from torch import Tensor
 from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
 from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
-from zdp_bench.data.files import card, sha256
+from zdp_bench.data.files import card, holds_any, sha256
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
@@ -353,7 +353,7 @@ def outline(
     """From headers alone; without volumes, as many as the release has, with the paper's 64 slices each."""
     folder, _provenance = _of_task(root, task)
     map_of = {"input_shape": (1, size, size), "outputs": 1, "target_shape": (size, size), "target_dtype": torch.uint8}
-    if not folder.is_dir():
+    if not holds_any(folder):
         volumes, each = TASKS[task][1], max_per_patient or SLICES
         test, validate = round(test_share * volumes), round(validation_share * volumes)
         train = (volumes - test - validate) * each

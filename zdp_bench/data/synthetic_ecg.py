@@ -10,11 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.io import savemat
 
-from zdp_bench.data import Splits
-from zdp_bench.data.cpsc2018 import LEADS, RATE, Norm, load
+from zdp_bench.data import Outline, Splits
+from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Norm, load, parts
 from zdp_bench.data.files import made_whole
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -80,6 +82,7 @@ def cpsc2018_synthetic(
     test_share: float = 0.1,
 ) -> Splits:
     """Synthetic recordings, written once under `synthetic/` of the data root and read as CPSC 2018 is: complex64 [512]."""
+    _check(count, seconds)
     folder = root / "synthetic" / f"cpsc2018-{count}-{seconds}-{seed}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -98,3 +101,17 @@ def cpsc2018_synthetic(
         split_seed=0,
         bad_records="refuse",
     )
+
+
+def _check(count: int, seconds: float) -> None:
+    require(2 <= count <= 9999, "dataset.count", count, "must lie between 2 and 9,999 recordings")
+    fits = 1 <= round(seconds * RATE) <= LONGEST
+    require(fits, "dataset.seconds", seconds, f"must be positive and at most {LONGEST // RATE}: samples come {RATE} a second")
+
+
+@register("outline", "cpsc2018_synthetic")
+def outline(root: Path, *, count: int, seconds: float, test_share: float, **_: object) -> Outline:
+    """As many as asked for; 512 samples are seen."""
+    _check(count, seconds)
+    train, test = parts(root / "synthetic", "LBBB", "Normal", [count - count // 2, count // 2], test_share)
+    return Outline(train, test, (512,), 1, torch.complex64)
