@@ -298,13 +298,14 @@ def fastmri(
 ) -> Splits:
     """Single-coil fastMRI under `fastMRI/`: complex64 [1, 320, 320]. No checksum of single files is published: 'official' if all
     the release's slices are there."""
+    how = Undersampling(acceleration, center_fraction, height, width)
     sides = scan(root / "fastMRI")
     whole = tuple(sum(volume.shape[0] for volume in side) for side in sides) == RELEASED
     return as_splits(
         sides,
         "official" if whole else "derived",
         "" if whole else "an excerpt of the release",
-        how=Undersampling(acceleration, center_fraction, height, width),
+        how=how,
         unit=unit,
         slices=slices,
     )

@@ -23,7 +23,7 @@ import torch
 
 from zdp_bench.data import Outline, Splits, nifti
 from zdp_bench.data.files import holds_any, within
-from zdp_bench.data.mri_sequences import SEQUENCES, Patient, drawn, load, outlined, patients
+from zdp_bench.data.mri_sequences import SEQUENCES, Patient, check_options, drawn, load, outlined, patients
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -87,6 +87,7 @@ def mri_sequences_from_volumes(
     split_seed: int = 0,
 ) -> Splits:
     """Simulated sequences of the volumes in `folder` of the data root: complex64 [1, size, size] of four classes."""
+    check_options(size, slices)
     parts = parts_of(within(root, folder), slices, test_share, split_seed)
     return load(parts, simulated, SIMULATION, "derived", f"four contrasts simulated from the volumes in {folder}", size=size)
 
@@ -94,6 +95,7 @@ def mri_sequences_from_volumes(
 @register("outline", "mri_sequences_from_volumes")
 def outline(root: Path, *, folder: str, size: int, slices: int, test_share: float, split_seed: int) -> Outline:
     """From headers alone; without volumes, as many as the default folder of the release has."""
+    check_options(size, slices)
     if holds_any(within(root, folder)):
         return outlined(parts_of(root / folder, slices, test_share, split_seed), size)
     each, test = len(SEQUENCES) * slices, round(test_share * 260)

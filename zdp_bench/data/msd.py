@@ -153,6 +153,8 @@ def slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
         if geometry.channel >= image.shape[3]:
             raise UserError(f"dataset.channel={geometry.channel}: {case.image} has {image.shape[3]} channels, counted from 0.")
         image = image[..., geometry.channel]
+    elif geometry.channel:
+        raise UserError(f"dataset.channel={geometry.channel}: {case.image} has one channel; set dataset.channel=0.")
     if label.ndim == 4:
         label = label[..., 0]
     turned = [torch.from_numpy(np.ascontiguousarray(v[:, ::-1, indices].transpose(2, 1, 0))) for v in (image, label > 0)]
@@ -213,12 +215,22 @@ def parts(found: list[Case], validation_share: float, test_share: float, seed: i
         UserError: the shares leave a part empty.
     """
     order = [found[index] for index in np.random.default_rng(seed).permutation(len(found))]
-    validate, test = round(validation_share * len(found)), round(test_share * len(found))
+    train, test = sizes(len(found), validation_share, test_share)
+    return {"train": order[:train], "validation": order[train:-test], "test": order[-test:]}
+
+
+def sizes(count: int, validation_share: float, test_share: float) -> tuple[int, int]:
+    """How many of `count` volumes are to train and to test on; the others validate.
+
+    Raises:
+        UserError: the shares leave a part empty.
+    """
+    validate, test = round(validation_share * count), round(test_share * count)
     require(0 <= validation_share < 1, "dataset.validation_share", validation_share, "must lie in [0, 1)")
-    require(test >= 1, "dataset.test_share", test_share, f"leaves none of {len(found)} volumes to test")
-    train = len(found) - validate - test
-    require(train >= 1, "dataset.test_share", test_share, f"leaves none of {len(found)} volumes to train")
-    return {"train": order[:train], "validation": order[train : train + validate], "test": order[train + validate :]}
+    require(test >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to test")
+    train = count - validate - test
+    require(train >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to train")
+    return train, test
 
 
 def load(
@@ -234,7 +246,7 @@ def load(
     augment: bool,
 ) -> Splits:
     """Slices float32 [1, size, size] with masks uint8 [size, size]; `groups` number the volumes."""
-    _check(geometry, max_per_patient, test_per_patient)
+    check_options(geometry, max_per_patient, test_per_patient)
     found = cases(folder)
     split = parts(found, validation_share, test_share, split_seed)
     most = {"train": max_per_patient, "validation": max_per_patient, "test": test_per_patient}
@@ -275,9 +287,12 @@ def load(
     )
 
 
-def _check(geometry: Geometry, max_per_patient: int | None, test_per_patient: int | None) -> None:
+def check_options(geometry: Geometry, max_per_patient: int | None, test_per_patient: int | None) -> None:
+    """Refuse options that mean nothing, before anything is read or drawn."""
     require(8 <= geometry.size <= 1024, "dataset.size", geometry.size, "must lie between 8 and 1024 pixels")
     require(geometry.spacing is None or geometry.spacing > 0, "dataset.spacing", geometry.spacing, "must be positive, in mm")
+    unused = "would change nothing: a slice is stretched to the square; set dataset.fit=pad"
+    require(geometry.spacing is None or geometry.fit == "pad", "dataset.spacing", geometry.spacing, unused)
     require(geometry.channel >= 0, "dataset.channel", geometry.channel, "must be 0 or more")
     if geometry.window:
         require(geometry.window[0] < geometry.window[1], "dataset.window", geometry.window, "must be [low, high] with low < high")
@@ -343,6 +358,10 @@ def outline(
     *,
     task: str,
     size: int,
+    fit: Fit,
+    spacing: float | None,
+    window: list[float] | None,
+    channel: int,
     max_per_patient: int | None,
     test_per_patient: int | None,
     validation_share: float,
@@ -352,11 +371,12 @@ def outline(
 ) -> Outline:
     """From headers alone; without volumes, as many as the release has, with the paper's 64 slices each."""
     folder, _provenance = _of_task(root, task)
+    check_options(Geometry(size, fit, spacing, _window(task, window), channel), max_per_patient, test_per_patient)
     map_of = {"input_shape": (1, size, size), "outputs": 1, "target_shape": (size, size), "target_dtype": torch.uint8}
     if not holds_any(folder):
         volumes, each = TASKS[task][1], max_per_patient or SLICES
-        test, validate = round(test_share * volumes), round(validation_share * volumes)
-        train = (volumes - test - validate) * each
+        train, test = sizes(volumes, validation_share, test_share)
+        train *= each
         return Outline(
             train,
             test * (test_per_patient or SLICES),

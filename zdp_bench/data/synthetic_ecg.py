@@ -82,7 +82,7 @@ def cpsc2018_synthetic(
     test_share: float = 0.1,
 ) -> Splits:
     """Synthetic recordings, written once under `synthetic/` of the data root and read as CPSC 2018 is: complex64 [512]."""
-    _check(count, seconds)
+    _parts(count, seconds, test_share)
     folder = root / "synthetic" / f"cpsc2018-{count}-{seconds}-{seed}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -103,15 +103,20 @@ def cpsc2018_synthetic(
     )
 
 
-def _check(count: int, seconds: float) -> None:
+def _parts(count: int, seconds: float, test_share: float) -> tuple[int, int]:
+    """How many recordings are to train and to test on.
+
+    Raises:
+        UserError: an option means nothing.
+    """
     require(2 <= count <= 9999, "dataset.count", count, "must lie between 2 and 9,999 recordings")
     fits = 1 <= round(seconds * RATE) <= LONGEST
     require(fits, "dataset.seconds", seconds, f"must be positive and at most {LONGEST // RATE}: samples come {RATE} a second")
+    return parts(Path("synthetic"), "LBBB", "Normal", [count - count // 2, count // 2], test_share)
 
 
 @register("outline", "cpsc2018_synthetic")
 def outline(root: Path, *, count: int, seconds: float, test_share: float, **_: object) -> Outline:
     """As many as asked for; 512 samples are seen."""
-    _check(count, seconds)
-    train, test = parts(root / "synthetic", "LBBB", "Normal", [count - count // 2, count // 2], test_share)
+    train, test = _parts(count, seconds, test_share)
     return Outline(train, test, (512,), 1, torch.complex64)
