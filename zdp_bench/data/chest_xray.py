@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -281,6 +282,17 @@ def _told_apart(paths: list[Path]) -> list[str]:
     sizes = [path.stat().st_size for path in paths]
     often = Counter(sizes)
     return [sha256(path) if often[size] > 1 else str(size) for path, size in zip(paths, sizes, strict=True)]
+
+
+@register("check", "chest_xray")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every film, and what is wrong with it."""
+    for film in films(root / FOLDER):
+        try:
+            read_film(film.path, 8)
+            yield film.path, ""
+        except UserError as error:
+            yield film.path, str(error)
 
 
 @register("outline", "chest_xray")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -211,3 +212,20 @@ def outline(root: Path, *, layout: Layout, **_: object) -> Outline:
         return replace(released, found=True)
     counts = [path.stat().st_size // RECORD for path in paths]
     return Outline(sum(counts[:5]), counts[5], SHAPE, CLASSES)
+
+
+@register("check", "cifar10")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """The six files of the layout that is read, held to the checksums of what is known."""
+    of, whole = card("cifar10"), True
+    paths = _paths(root, layout_of(root, "auto"))
+    for path in paths:
+        problem = ""
+        if not path.is_file():
+            problem = f"{path}: is missing. Unpack the archive anew."
+        elif release_of([path], of) is None:
+            problem = f"{path}: its checksum is that of no known release. Unpack the official archive anew."
+        whole &= not problem
+        yield path, problem
+    if whole:
+        release_of(paths, of)  # all of one

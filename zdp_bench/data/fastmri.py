@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -107,11 +108,11 @@ def _why(error: Exception) -> str:
     return re.sub(r",? ?(base_addr|stored_eof|eof|sblock->)[^,)]*", "", inside[1] if inside else type(error).__name__)
 
 
-def volumes(root: Path, folder: str) -> list[Volume]:
-    """Every volume of one folder, by name.
+def paths_of(root: Path, folder: str) -> list[Path]:
+    """Every file of one folder, by name.
 
     Raises:
-        UserError: the folder is missing or empty, or a file in it is not what it should be.
+        UserError: the folder is missing or empty, or holds something else.
     """
     here = root / folder
     if not here.is_dir():
@@ -125,7 +126,28 @@ def volumes(root: Path, folder: str) -> list[Volume]:
     paths = sorted(path for path in here.glob("*.h5") if not path.name.startswith("."))
     if not paths:
         raise UserError(f"{here}: holds no .h5 file.")
-    return [inspect(path, root) for path in paths]
+    return paths
+
+
+def volumes(root: Path, folder: str) -> list[Volume]:
+    """Every volume of one folder, by name.
+
+    Raises:
+        UserError: see `paths_of`, or a file is not what it should be.
+    """
+    return [inspect(path, root) for path in paths_of(root, folder)]
+
+
+@register("check", "fastmri")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every file of both folders, and what is wrong with its layout; its arrays are not read."""
+    for folder in FOLDERS:
+        for path in paths_of(root / "fastMRI", folder):
+            try:
+                inspect(path, root / "fastMRI")
+                yield path, ""
+            except UserError as error:
+                yield path, str(error)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ Each volume is taken for a patient of its own.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from zdp_bench.data import Outline, Splits, fastmri
 from zdp_bench.data.files import holds_any, made_whole, sha256, within
 from zdp_bench.data.kspace import Undersampling, to_kspace
-from zdp_bench.data.nifti import name_of, read, volumes
+from zdp_bench.data.nifti import HIPPOCAMPI, inspected, name_of, read, volumes
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -63,7 +64,7 @@ def held_out(count: int, test_share: float, seed: int) -> np.ndarray:
 def kspace_from_volumes(
     root: Path,
     *,
-    folder: str = "Task04_Hippocampus/imagesTr",
+    folder: str = HIPPOCAMPI,
     axis: int = 2,
     acceleration: float = 4.0,
     center_fraction: float = 0.08,
@@ -82,7 +83,6 @@ def kspace_from_volumes(
     files = [(path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)]
     made = root / "derived" / f"kspace-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
     if not made.is_dir():
-        made.parent.mkdir(parents=True, exist_ok=True)
         write_set(made, paths, axis, testing)
     notes = f"k-space of the volumes in {folder} with a smooth phase added, no noise"
     return fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices)
@@ -118,3 +118,9 @@ def outline(
     train, test = ([one for one, held in zip(known, testing, strict=True) if held == side] for side in (False, True))
     splits = fastmri.as_splits((train, test), "derived", "", how=how, unit=unit, slices=slices)
     return fastmri.outlined(splits, found)
+
+
+@register("check", "kspace_from_volumes")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every volume of the default folder, and what is wrong with it."""
+    return inspected(root / HIPPOCAMPI, "kspace_from_volumes")

@@ -97,7 +97,6 @@ def kspace_phantom(
     how = Undersampling(acceleration, center_fraction, height, width)
     made = root / "synthetic" / f"kspace-{patients}-{slices}-{height}x{width}-{test_share}-{seed}"
     if not made.is_dir():
-        made.parent.mkdir(parents=True, exist_ok=True)
         write_set(made, patients, slices, height, width, seed, test_share)
     return fastmri.as_splits(
         fastmri.scan(made), "synthetic", "ellipsoids seen by one coil, with noise", how=how, unit=unit, slices=slices

@@ -211,9 +211,4 @@ def outline(root: Path, *, size: int, slices: int, validation_patients: int, spl
 def check(root: Path) -> Iterator[tuple[Path, str]]:
     """Every volume, and what is wrong with it."""
     for name in RELEASED:
-        for path in nifti.volumes(root / FOLDER / name, "mri_sequences", len(SEQUENCES)):
-            try:
-                read_contrasts(path)
-                yield path, ""
-            except UserError as error:
-                yield path, str(error)
+        yield from nifti.inspected(root / FOLDER / name, "mri_sequences", len(SEQUENCES))

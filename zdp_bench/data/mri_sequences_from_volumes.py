@@ -16,6 +16,7 @@ scanner made these contrasts, and numbers from here are 'derived', never the dec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def parts_of(folder: Path, slices: int, test_share: float, split_seed: int) -> d
 def mri_sequences_from_volumes(
     root: Path,
     *,
-    folder: str = "Task04_Hippocampus/imagesTr",
+    folder: str = nifti.HIPPOCAMPI,
     size: int = 32,
     slices: int = 20,
     test_share: float = 0.2,
@@ -103,3 +104,9 @@ def outline(root: Path, *, folder: str, size: int, slices: int, test_share: floa
     return Outline(
         (260 - test) * each, test * each, shape, len(SEQUENCES), torch.complex64, records_per_patient=each, found=False
     )
+
+
+@register("check", "mri_sequences_from_volumes")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every volume of the default folder, and what is wrong with it."""
+    return nifti.inspected(root / nifti.HIPPOCAMPI, "mri_sequences_from_volumes")

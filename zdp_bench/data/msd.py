@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -388,3 +389,16 @@ def outline(
     own = [len(case.slices(max_per_patient)) for case in split["train"]]
     tested = sum(len(case.slices(test_per_patient)) for case in split["test"])
     return Outline(sum(own), tested, records_per_patient=max(own), **map_of)  # type: ignore[arg-type]
+
+
+@register("check", "msd")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every labelled volume and its segmentation, of each task that is there, and what is wrong with it."""
+    for folder, _volumes in TASKS.values():
+        for case in cases(root / folder) if (root / folder / "labelsTr").is_dir() else []:
+            for path, read in ((case.image, nifti.read), (case.label, nifti.read_labels)):
+                try:
+                    read(path)
+                    yield path, ""
+                except UserError as error:
+                    yield path, str(error)

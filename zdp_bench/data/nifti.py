@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from zdp_bench.errors import UserError
 
 MOST_VOXELS = 2**31  # a header that announces more is damaged, or an attack on the memory
+HIPPOCAMPI = "Task04_Hippocampus/imagesTr"  # the decathlon's smallest task: 260 volumes of one contrast, 28 MB
 PIECE = 2**20  # bytes of what follows the voxels in a stream, read at a time
 WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's scaling
 
@@ -72,6 +74,20 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
             wanted = f"three dimensions and {channels} channels" if channels else "three dimensions"
             raise UserError(f"{path}: has shape {list(shape)} where {wanted} were expected.")
     return found
+
+
+def inspected(folder: Path, dataset: str, channels: int | None = None) -> Iterator[tuple[Path, str]]:
+    """Every volume of a folder, read whole, and what is wrong with it: '' for nothing.
+
+    Raises:
+        UserError: see `volumes`.
+    """
+    for path in volumes(folder, dataset, channels):
+        try:
+            read(path)
+            yield path, ""
+        except UserError as error:
+            yield path, str(error)
 
 
 def name_of(path: Path) -> str:

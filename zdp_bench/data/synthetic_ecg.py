@@ -85,7 +85,6 @@ def cpsc2018_synthetic(
     _parts(count, seconds, test_share)
     folder = root / "synthetic" / f"cpsc2018-{count}-{seconds}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, count, seconds, seed)
     return load(
         folder,

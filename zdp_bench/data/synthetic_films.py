@@ -83,7 +83,6 @@ def chest_xray_synthetic(
     _check(count)
     folder = root / "synthetic" / f"films-{count}-{test_share:g}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, count, test_share, seed)
     return load(
         folder,

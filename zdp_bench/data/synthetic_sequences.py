@@ -88,7 +88,6 @@ def mri_sequences_synthetic(
     test = _held(patients, size, slices, test_share)
     folder = root / "synthetic" / f"heads-{patients - test}-{test}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, patients - test, test, seed)
     parts = parts_of(folder, slices, validation_patients=0, split_seed=seed)
     return load(parts, read_contrasts, "channels", "synthetic", "drawn heads in four contrasts", size=size)

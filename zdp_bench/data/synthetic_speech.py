@@ -69,7 +69,6 @@ def speech_commands_synthetic(
     _check(words, clips_per_word)
     folder = root / "synthetic" / f"speech-{len(words)}-{clips_per_word}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, words, clips_per_word, seed)
     return load(
         folder,

@@ -95,7 +95,6 @@ def msd_synthetic(
     _sizes(volumes, size, max_per_patient, test_per_patient, validation_share, test_share)
     folder = root / "synthetic" / f"abdomen-{volumes}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, volumes, seed)
     return load(
         folder,
