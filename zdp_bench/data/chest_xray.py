@@ -181,6 +181,11 @@ def cut(found: list[Film], digests: list[str] | None, validation_share: float, s
     )
 
 
+def check_size(size: int) -> None:
+    """Refuse a size that means nothing, before a film is read or drawn."""
+    require(8 <= size <= 1024, "dataset.size", size, "must lie between 8 and 1024 pixels")
+
+
 def load(
     folder: Path,
     provenance: Provenance,
@@ -192,7 +197,7 @@ def load(
     augment: bool,
 ) -> Splits:
     """Films as float32 [1, size, size], in bytes until they are drawn; label 1 is pneumonia."""
-    require(8 <= size <= 1024, "dataset.size", size, "must lie between 8 and 1024 pixels")
+    check_size(size)
     found = films(folder)
     digests = [sha256(film.path) for film in found]
     made = cut(found, digests, validation_share, split_seed, max_per_patient)
@@ -300,6 +305,7 @@ def outline(
     root: Path, *, size: int, validation_share: float, split_seed: int, max_per_patient: int | None, **_: object
 ) -> Outline:
     """From names, sizes, and the bytes of films of one size: others are no copies. Without films, the release's own numbers."""
+    check_size(size)
     shape = (1, size, size)
     if not holds_any(root / FOLDER):
         return Outline(round((1 - validation_share) * OFFICIAL["train"]), OFFICIAL["test"], shape, 1, found=False)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from zdp_bench.data import Outline, Splits
-from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, cut, load, patient
+from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, check_size, cut, load, patient
 from zdp_bench.data.files import made_whole
 from zdp_bench.errors import require
 from zdp_bench.registry import register
@@ -80,7 +80,7 @@ def chest_xray_synthetic(
     augment: bool = True,
 ) -> Splits:
     """Drawn films, written once under `synthetic/` and read as Kermany's are: float32 [1, size, size]."""
-    _check(count)
+    _check(count, size)
     folder = root / "synthetic" / f"films-{count}-{test_share:g}-{seed}"
     if not folder.is_dir():
         write_set(folder, count, test_share, seed)
@@ -108,12 +108,13 @@ def outline(
     **_: object,
 ) -> Outline:
     """Known before anything is drawn."""
-    _check(count)
+    _check(count, size)
     paths = sorted(path for path, _person, _film in drawn(count, test_share, seed))
     found = [Film(path, path.parts[0], CLASSES.index(path.parts[1]), patient(path)) for path in paths]
     made = cut(found, None, validation_share, seed, max_per_patient)
     return Outline(len(made.train), len(made.test), (1, size, size), 1, records_per_patient=made.most_of_one)
 
 
-def _check(count: int) -> None:
+def _check(count: int, size: int) -> None:
+    check_size(size)
     require(count >= 50, "dataset.count", count, "must be at least 50, so that both parts hold both classes")
