@@ -264,5 +264,8 @@ def test_a_channel_that_is_not_there(root: Path) -> None:
 
 
 def test_a_channel_of_volumes_that_have_one_is_refused(root: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset.channel=3: .*liver_.*has one channel"):
-        msd(root, size=16, channel=3, **SHARES)
+    how: dict[str, Any] = {"task": "liver", "size": 16, "fit": "resize", "spacing": None, "window": None, "channel": 3}
+    bounds: dict[str, Any] = {"max_per_patient": 4, "test_per_patient": 4, "split_seed": 0}
+    for kind in (msd, outline):
+        with pytest.raises(UserError, match=r"dataset.channel=3: .*liver_0.*has one channel, which is 0\.$"):
+            kind(root, **how, **bounds, **SHARES)

@@ -117,6 +117,20 @@ def cases(folder: Path) -> list[Case]:
     return found
 
 
+def with_channel(found: list[Case], channel: int) -> list[Case]:
+    """The same cases, each of which has this channel.
+
+    Raises:
+        UserError: one has not.
+    """
+    for case in found:
+        there = (*case.header.shape, 1)[3]
+        if channel >= there:
+            has = f"{there} channels, counted from 0" if there > 1 else "one channel, which is 0"
+            raise UserError(f"dataset.channel={channel}: {case.image} has {has}.")
+    return found
+
+
 def _from_json(folder: Path) -> list[tuple[Path, Path]]:
     path = folder / "dataset.json"
     try:
@@ -147,15 +161,11 @@ def slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
     """A case's slices as bytes [n, 2, size, size]: image, and mask of 0 and 1. Rows run from anterior to posterior.
 
     Raises:
-        UserError: a file cannot be read, the channel is not there, or a slice does not fit.
+        UserError: a file cannot be read, or a slice does not fit.
     """
     image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
     if image.ndim == 4:
-        if geometry.channel >= image.shape[3]:
-            raise UserError(f"dataset.channel={geometry.channel}: {case.image} has {image.shape[3]} channels, counted from 0.")
         image = image[..., geometry.channel]
-    elif geometry.channel:
-        raise UserError(f"dataset.channel={geometry.channel}: {case.image} has one channel; set dataset.channel=0.")
     if label.ndim == 4:
         label = label[..., 0]
     turned = [torch.from_numpy(np.ascontiguousarray(v[:, ::-1, indices].transpose(2, 1, 0))) for v in (image, label > 0)]
@@ -248,7 +258,7 @@ def load(
 ) -> Splits:
     """Slices float32 [1, size, size] with masks uint8 [size, size]; `groups` number the volumes."""
     check_options(geometry, max_per_patient, test_per_patient)
-    found = cases(folder)
+    found = with_channel(cases(folder), geometry.channel)
     split = parts(found, validation_share, test_share, split_seed)
     most = {"train": max_per_patient, "validation": max_per_patient, "test": test_per_patient}
     chosen = [(case, case.slices(most[part])) for part, members in split.items() for case in members]
@@ -385,7 +395,7 @@ def outline(
             found=False,
             **map_of,  # type: ignore[arg-type]
         )
-    split = parts(cases(folder), validation_share, test_share, split_seed)
+    split = parts(with_channel(cases(folder), channel), validation_share, test_share, split_seed)
     own = [len(case.slices(max_per_patient)) for case in split["train"]]
     tested = sum(len(case.slices(test_per_patient)) for case in split["test"])
     return Outline(sum(own), tested, records_per_patient=max(own), **map_of)  # type: ignore[arg-type]
