@@ -8,7 +8,7 @@ import pytest
 from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, random_mask, to_image, to_kspace, undersampled
 from zdp_bench.errors import UserError
 
-HOW = Undersampling(acceleration=4, center_fraction=0.08, height=8, width=6)
+HOW = Undersampling(acceleration=4, center_fraction=0.08, height=8, width=7)
 
 
 def fastmris_mask(columns: int, acceleration: int, centre_fraction: float, file_name: str) -> np.ndarray:
@@ -59,12 +59,12 @@ def test_an_input_has_unit_deviation_and_a_full_mask_loses_nothing() -> None:
     random = np.random.default_rng(1)
     kspace = (random.normal(size=(16, 12)) + 1j * random.normal(size=(16, 12))).astype(np.complex64)
     image, magnitude = undersampled(kspace, np.ones(12, dtype=bool), HOW)
-    assert image.shape == magnitude.shape == (8, 6)
+    assert image.shape == magnitude.shape == (8, 7)
     assert image.dtype == np.complex64
     assert magnitude.dtype == np.float32
     assert np.isclose(np.abs(image).std(ddof=1), 1, atol=1e-5)
-    assert np.allclose(magnitude, np.abs(centre_crop(to_image(kspace), 8, 6)), atol=1e-6)
-    assert np.allclose(np.angle(image), np.angle(centre_crop(to_image(kspace), 8, 6)), atol=1e-4)
+    assert np.allclose(magnitude, np.abs(centre_crop(to_image(kspace), 8, 7)), atol=1e-6)
+    assert np.allclose(np.angle(image), np.angle(centre_crop(to_image(kspace), 8, 7)), atol=1e-4)
 
 
 def test_an_empty_slice_gives_zeros_and_no_nan() -> None:

@@ -35,7 +35,7 @@ def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: P
 @pytest.mark.parametrize("unit", ["slice", "volume"])
 def test_the_outline_is_that_of_the_set(tmp_path: Path, unit: str) -> None:
     options: dict[str, Any] = {"patients": 4, "height": 32, "width": 40, "slices": 2, "unit": unit, "test_share": 0.25}
-    told = lookup("outline", "kspace_phantom")(tmp_path, **options)
+    told = lookup("outline", "kspace_phantom")(tmp_path, acceleration=4.0, center_fraction=0.08, **options)
     splits = kspace_phantom(tmp_path, **options)
     inputs, targets = splits.train.batch(torch.arange(2))
     assert (told.train, told.test, told.records_per_patient) == (len(splits.train), len(splits.test), splits.records_per_patient)

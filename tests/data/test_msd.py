@@ -114,6 +114,10 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
         "max_per_patient": 5,
         "split_seed": 0,
         "test_per_patient": 7,
+        "fit": "resize",
+        "spacing": None,
+        "window": None,
+        "channel": 0,
         **SHARES,
     }
     said, splits = outline(root, **options), msd(root, **options)
@@ -125,7 +129,8 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
 
 def test_the_papers_counts_are_81_10_and_40_volumes_of_64_slices(tmp_path: Path) -> None:
     shares: dict[str, Any] = {"validation_share": 0.076, "test_share": 0.305, "split_seed": 0}
-    said = outline(tmp_path, task="liver", size=256, max_per_patient=64, test_per_patient=64, **shares)
+    how: dict[str, Any] = {"size": 256, "fit": "resize", "spacing": None, "window": None, "channel": 0}
+    said = outline(tmp_path, task="liver", max_per_patient=64, test_per_patient=64, **how, **shares)
     assert (said.train, said.test, said.records_per_patient) == (5184, 2560, 64)
 
 
@@ -256,3 +261,11 @@ def test_a_channel_that_is_not_there(root: Path) -> None:
     assert len(made.train) == 4
     with pytest.raises(UserError, match=r"dataset\.channel=2"):
         msd(root, size=32, channel=2, **SHARES)
+
+
+def test_a_channel_of_volumes_that_have_one_is_refused(root: Path) -> None:
+    how: dict[str, Any] = {"task": "liver", "size": 16, "fit": "resize", "spacing": None, "window": None, "channel": 3}
+    bounds: dict[str, Any] = {"max_per_patient": 4, "test_per_patient": 4, "split_seed": 0}
+    for kind in (msd, outline):
+        with pytest.raises(UserError, match=r"dataset.channel=3: .*liver_0.*has one channel, which is 0\.$"):
+            kind(root, **how, **bounds, **SHARES)

@@ -110,6 +110,32 @@ def test_a_cut_off_archive_and_false_labels_are_refused(tmp_path: Path) -> None:
             nifti.read_labels(save(tmp_path / "l.nii", values))
 
 
+def test_a_flipped_byte_that_still_unpacks_is_refused(tmp_path: Path) -> None:
+    """Stored blocks unpack whatever their bytes are: only the checksum behind the voxels tells."""
+    path = tmp_path / "flipped_1.nii.gz"
+    whole = bytearray(gzip.compress(save(tmp_path / "v.nii", np.zeros((40, 40, 40), np.int16)).read_bytes(), compresslevel=0))
+    path.write_bytes(whole)
+    assert not nifti.read(path).data.any()
+    whole[-12] ^= 1  # of the last voxel
+    path.write_bytes(whole)
+    for read in (nifti.read, nifti.read_labels):
+        with pytest.raises(UserError, match=r"flipped_1\.nii\.gz: its voxels cannot be read \(BadGzipFile\).*damaged"):
+            read(path)
+    path.write_bytes(whole[:-8])  # the checksum itself is gone
+    with pytest.raises(UserError, match="EOFError"):
+        nifti.read(path)
+
+
+def test_a_stream_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of a hospital's size stream: what is read of a file's compressed bytes is its size, and a header's worth."""
+    path = save(tmp_path / "v.nii.gz", np.random.default_rng(0).normal(size=(60, 60, 60)))
+    expected, seen = nifti.read(path).data, []
+    rewind = gzip._GzipReader._rewind  # type: ignore[attr-defined]
+    monkeypatch.setattr(gzip._GzipReader, "_rewind", lambda self: (seen.append(1), rewind(self)))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(nifti.read(path).data, expected)
+    assert not seen
+
+
 @pytest.mark.real_data
 def test_a_real_volume(data_root: Path) -> None:
     folder = data_root / "Task04_Hippocampus"

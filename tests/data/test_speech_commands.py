@@ -267,7 +267,7 @@ def test_a_whole_root_is_checked_clip_by_clip(root: Path, tmp_path: Path) -> Non
         path.write_bytes(b"")
     assert [path for path, problem in files.inspected(root, card) if problem] == spoilt[:2]
     ((path, problem),) = files.inspected(tmp_path / "none", card)
-    assert problem.startswith(f"{path}: is missing. Unpack the archive")
+    assert problem.startswith(f"{path}: is missing. It comes from download.tensorflow.org")
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

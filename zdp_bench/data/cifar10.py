@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Provenance, Records, Splits
+from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.files import Card, card, checksum, sha256
 from zdp_bench.errors import UserError
@@ -61,6 +62,11 @@ def layout_of(root: Path, layout: Layout) -> Literal["binary", "python"]:
         f"CIFAR-10 is not under {root}: a folder {folders} was looked for. Unpack cifar-10-binary.tar.gz or "
         "cifar-10-python.tar.gz there, or set paths.data."
     )
+
+
+def _paths(root: Path, form: Literal["binary", "python"]) -> list[Path]:
+    """The six files of a layout, those to train on first."""
+    return [root / FOLDERS[form] / (name + (".bin" if form == "binary" else "")) for name in BATCHES]
 
 
 def release_of(paths: list[Path], of: Card) -> str | None:
@@ -140,7 +146,7 @@ def read(root: Path, of: Card, layout: Layout, check: bool) -> tuple[list[Images
         UserError: a file is missing, damaged, not of a known release although `check`, or a pickle of unknown origin.
     """
     form = layout_of(root, layout)
-    paths = [root / FOLDERS[form] / (name + (".bin" if form == "binary" else "")) for name in BATCHES]
+    paths = _paths(root, form)
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: is missing. Unpack the archive anew, or set paths.data.")
@@ -190,3 +196,36 @@ def cifar10(
         mean, deviation = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
     train, test = _records(files[:5], mean, deviation), _records(files[5:], mean, deviation)
     return Splits(train, test, SHAPE, CLASSES, provenance, digest, notes, augment=augmentation(augment, -mean / deviation))
+
+
+@register("outline", "cifar10")
+def outline(root: Path, *, layout: Layout, **_: object) -> Outline:
+    """From the sizes of the binary layout's files; the Python layout is the release or is refused."""
+    released = Outline(50_000, 10_000, SHAPE, CLASSES, found=False)
+    try:
+        paths = _paths(root, layout_of(root, layout))
+    except UserError:
+        return released
+    if not all(path.is_file() for path in paths):
+        return released
+    if paths[0].suffix != ".bin":
+        return replace(released, found=True)
+    counts = [path.stat().st_size // RECORD for path in paths]
+    return Outline(sum(counts[:5]), counts[5], SHAPE, CLASSES)
+
+
+@register("check", "cifar10")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """The six files of the layout that is read, held to the checksums of what is known."""
+    of, whole = card("cifar10"), True
+    paths = _paths(root, layout_of(root, "auto"))
+    for path in paths:
+        problem = ""
+        if not path.is_file():
+            problem = f"{path}: is missing. Unpack the archive anew."
+        elif release_of([path], of) is None:
+            problem = f"{path}: its checksum is that of no known release. Unpack the official archive anew."
+        whole &= not problem
+        yield path, problem
+    if whole:
+        release_of(paths, of)  # all of one

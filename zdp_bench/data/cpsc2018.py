@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,9 @@ import torch
 from scipy.io import loadmat
 from sklearn.model_selection import train_test_split
 
-from zdp_bench.data import Provenance, Records, Splits
+from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.files import sha256
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ DIAGNOSES: dict[str, tuple[str, ...]] = {
     "STD": ("429622005",),
     "STE": ("164931005",),
 }
+# Recordings of each diagnosis in the release (Liu et al. 2018), for who has none of them yet.
+RELEASED = dict(zip(DIAGNOSES, (918, 1098, 704, 207, 1695, 556, 672, 825, 202), strict=True))
 Norm = Literal["backward", "ortho"]
 _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in codes}
 
@@ -58,7 +61,7 @@ class BadRecord(Exception):  # noqa: N818 - a fact about a file, which a rule ma
 
 @dataclass(frozen=True)
 class Recording:
-    """One lead of one recording: samples in mV, and every diagnosis it carries."""
+    """One lead of one recording: samples in mV (none where only its header was read), and every diagnosis it carries."""
 
     name: str
     signal: np.ndarray
@@ -73,8 +76,11 @@ def diagnosis(word: str) -> str | None:
     return _BY_CODE.get(word) or next((name for name in DIAGNOSES if name.lower() == word.lower()), None)
 
 
-def read_wfdb(header: Path, channel: int) -> Recording:
+def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
     """One recording of the WFDB form.
+
+    Args:
+        signal: whether to read the samples too.
 
     Raises:
         BadRecord: header and signal disagree, the rate is not 500 Hz, a lead is missing, or the diagnosis is.
@@ -101,15 +107,17 @@ def read_wfdb(header: Path, channel: int) -> Recording:
         raise BadRecord(f"its signal file {signals.name} is missing")
     if signals.stat().st_size != expected:
         raise BadRecord(f"{signals.name} has {signals.stat().st_size:,} bytes where its header announces {expected:,}")
-    try:
-        record = wfdb.rdrecord(str(header.with_suffix("")), channels=[channel - 1])
-    except Exception as error:
-        raise BadRecord(f"the signal cannot be read ({type(error).__name__})") from None
-    lines = [line.removeprefix("Dx:") for line in record.comments if line.startswith("Dx:")]
+    samples = np.empty(0)
+    if signal:
+        try:
+            samples = wfdb.rdrecord(str(header.with_suffix("")), channels=[channel - 1]).p_signal[:, 0]
+        except Exception as error:
+            raise BadRecord(f"the signal cannot be read ({type(error).__name__})") from None
+    lines = [line.removeprefix("Dx:") for line in described.comments if line.startswith("Dx:")]
     if not lines:
         raise BadRecord("its header has no diagnosis (#Dx)")
     found = {name for word in lines[0].split(",") if (name := diagnosis(word))}
-    return Recording(header.stem, record.p_signal[:, 0], frozenset(found))
+    return Recording(header.stem, samples, frozenset(found))
 
 
 def read_matlab(path: Path, channel: int, diagnoses: frozenset[str]) -> Recording:
@@ -157,16 +165,24 @@ def read_reference(path: Path) -> dict[str, frozenset[str]]:
     return labels
 
 
-def recordings(folder: Path, channel: int) -> Iterator[tuple[Path, Recording | BadRecord]]:
+def _listed(folder: Path) -> tuple[Path | None, list[Path]]:
+    """REFERENCE.csv where there is one, and the recordings: `original_mat/*.mat` beside it, or else `cinc2020_wfdb/*.hea`."""
+    matlab, wfdb_form = folder / "original_mat", folder / "cinc2020_wfdb"
+    reference = next((p for p in (matlab / "REFERENCE.csv", folder / "REFERENCE.csv") if p.is_file()), None)
+    return reference, sorted(matlab.rglob("*.mat")) if reference else sorted(wfdb_form.rglob("*.hea"))
+
+
+def recordings(folder: Path, channel: int, signals: bool = True) -> Iterator[tuple[Path, Recording | BadRecord]]:
     """Every recording under `original_mat/` (where REFERENCE.csv is) or else `cinc2020_wfdb/`, with what is wrong with it.
+
+    Args:
+        signals: whether to read samples; without, only headers and REFERENCE.csv are.
 
     Raises:
         UserError: there is neither form, a name stands twice, or a file leads out of the folder.
     """
-    matlab, wfdb_form = folder / "original_mat", folder / "cinc2020_wfdb"
-    reference = next((p for p in (matlab / "REFERENCE.csv", folder / "REFERENCE.csv") if p.is_file()), None)
+    reference, paths = _listed(folder)
     labels = read_reference(reference) if reference else {}
-    paths = sorted(matlab.rglob("*.mat")) if reference else sorted(wfdb_form.rglob("*.hea"))
     if not paths:
         raise UserError(
             f"dataset 'cpsc2018' finds no recordings under {folder}: neither original_mat/*.mat with a REFERENCE.csv nor "
@@ -174,7 +190,7 @@ def recordings(folder: Path, channel: int) -> Iterator[tuple[Path, Recording | B
         )
     if not reference:  # a signal whose header is gone would be passed over without a word
         headers = {path.stem for path in paths}
-        paths += sorted(path for path in wfdb_form.rglob("*.mat") if path.stem not in headers)
+        paths += sorted(path for path in (folder / "cinc2020_wfdb").rglob("*.mat") if path.stem not in headers)
     seen: set[str] = set()
     for path in paths:
         if path.stem in seen:
@@ -187,7 +203,12 @@ def recordings(folder: Path, channel: int) -> Iterator[tuple[Path, Recording | B
                 raise BadRecord(f"its header {path.stem}.hea is missing")
             if reference and path.stem not in labels:
                 raise BadRecord("has no line in REFERENCE.csv")
-            one = read_matlab(path, channel, labels[path.stem]) if reference else read_wfdb(path, channel)
+            if not reference:
+                one = read_wfdb(path, channel, signals)
+            elif signals:
+                one = read_matlab(path, channel, labels[path.stem])
+            else:
+                one = Recording(path.stem, np.empty(0), labels[path.stem])
             if not np.isfinite(one.signal).all():
                 raise BadRecord(f"lead {channel} holds samples that are no numbers")
             yield path, one
@@ -209,6 +230,49 @@ def spectrum(signal: np.ndarray, length: int, fft_length: int, norm: Norm) -> np
     return np.fft.fft(padded, n=fft_length, norm=norm).astype(np.complex64)
 
 
+def _check(positive: str, negative: str, channel: int, length: int, fft_length: int) -> None:
+    for key, word in (("positive", positive), ("negative", negative)):
+        if word not in DIAGNOSES:
+            raise unknown(f"dataset.{key}", word, DIAGNOSES)
+    require(positive != negative, "dataset.negative", negative, "must be another diagnosis than dataset.positive")
+    require(1 <= channel <= LEADS, "dataset.channel", channel, f"must lie between 1 and {LEADS}")
+    require(1 <= length <= LONGEST, "dataset.length", length, f"must lie between 1 and {LONGEST:,} samples")
+    require(1 <= fft_length <= LONGEST, "dataset.fft_length", fft_length, f"must lie between 1 and {LONGEST:,} samples")
+
+
+def _label(one: Recording, positive: str, negative: str) -> int | None:
+    """1 or 0; None for a recording that carries both diagnoses or neither."""
+    has = positive in one.diagnoses, negative in one.diagnoses
+    return int(has[0]) if has[0] != has[1] else None
+
+
+def _forgive(path: Path, why: BadRecord, bad_records: str) -> None:
+    """Pass over a recording, or refuse it where that is the rule.
+
+    Raises:
+        UserError: the rule is to refuse.
+    """
+    if bad_records == "refuse":
+        raise UserError(f"{path}: {why}. Remove it, or set dataset.bad_records=skip.")
+    log.warning("%s: %s; skipped", path, why)
+
+
+def parts(folder: Path, positive: str, negative: str, counts: list[int], test_share: float) -> tuple[int, int]:
+    """How many of the recordings (of `negative` and of `positive`) are to train and to test on: as scikit-learn rounds.
+
+    Raises:
+        UserError: there are too few, or the share leaves none on one side.
+    """
+    if (both := sum(counts)) < 2:
+        raise UserError(
+            f"{folder}: holds {counts[0]} recordings of {negative} and {counts[1]} of {positive}; a split needs at least two."
+        )
+    require(0 < test_share < 1, "dataset.test_share", test_share, "must lie between 0 and 1, and be neither")
+    held = math.ceil(test_share * both)
+    require(held < both, "dataset.test_share", test_share, f"leaves none of {both} recordings to train on")
+    return both - held, held
+
+
 def load(
     folder: Path,
     provenance: Provenance,
@@ -225,31 +289,20 @@ def load(
     bad_records: str,
 ) -> Splits:
     """Spectra and labels (1 for `positive`) of the recordings that carry exactly one of the two diagnoses."""
-    for word in (positive, negative):
-        if word not in DIAGNOSES:
-            raise unknown("dataset diagnosis", word, DIAGNOSES)
-    if not 1 <= channel <= LEADS:
-        raise UserError(f"dataset.channel={channel}: must lie between 1 and {LEADS}.")
+    _check(positive, negative, channel, length, fft_length)
     inputs, targets, digest, skipped = [], [], hashlib.sha256(), 0
     for path, one in recordings(folder, channel):
-        if isinstance(one, BadRecord):
-            if bad_records == "refuse":
-                raise UserError(f"{path}: {one}. Remove it, or set dataset.bad_records=skip.")
-            log.warning("%s: %s; skipped", path, one)
-            skipped += 1
-            continue
-        if (positive in one.diagnoses) == (negative in one.diagnoses):
-            continue
-        inputs.append(spectrum(one.signal, length, fft_length, fft_norm))
-        targets.append(int(positive in one.diagnoses))
-        digest.update(f"{path.name}:{sha256(path.with_suffix('.mat'))}:{targets[-1]}".encode())
+        skipped += isinstance(one, BadRecord)
+        if isinstance(one, Recording) and (target := _label(one, positive, negative)) is not None:
+            inputs.append(spectrum(one.signal, length, fft_length, fft_norm))
+            targets.append(target)
+            digest.update(f"{path.name}:{sha256(path.with_suffix('.mat'))}:{target}".encode())
+        elif isinstance(one, BadRecord):
+            _forgive(path, one, bad_records)
     counts = [targets.count(0), targets.count(1)]
-    if len(targets) < 2:
-        raise UserError(
-            f"{folder}: holds {counts[0]} recordings of {negative} and {counts[1]} of {positive}; a split needs at least two."
-        )
+    left, _ = parts(folder, positive, negative, counts, test_share)
     digest.update(repr((positive, negative, channel, length, fft_length, fft_norm, test_share, split_seed)).encode())
-    stratify = targets if min(counts) >= 2 and round(test_share * len(targets)) >= 2 else None
+    stratify = targets if min(counts) >= 2 and round(test_share * len(targets)) >= 2 <= left else None
     train, test = train_test_split(np.arange(len(targets)), test_size=test_share, random_state=split_seed, stratify=stratify)
     x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
     return Splits(
@@ -296,3 +349,31 @@ def cpsc2018(
         split_seed=split_seed,
         bad_records=bad_records,
     )
+
+
+@register("outline", "cpsc2018")
+def outline(
+    root: Path,
+    *,
+    positive: str,
+    negative: str,
+    channel: int,
+    length: int,
+    fft_length: int,
+    test_share: float,
+    bad_records: str,
+    **_: object,
+) -> Outline:
+    """From headers and REFERENCE.csv, so that only a bad signal changes the counts; where those are skipped, signals are read."""
+    _check(positive, negative, channel, length, fft_length)
+    folder = root / "CPSC2018"
+    counts = [RELEASED[negative], RELEASED[positive]]
+    if found := bool(_listed(folder)[1]):
+        counts = [0, 0]
+        for path, one in recordings(folder, channel, signals=bad_records == "skip"):
+            if isinstance(one, BadRecord):
+                _forgive(path, one, bad_records)
+            elif (target := _label(one, positive, negative)) is not None:
+                counts[target] += 1
+    train, test = parts(folder, positive, negative, counts, test_share)
+    return Outline(train, test, (fft_length,), 1, torch.complex64, found=found)

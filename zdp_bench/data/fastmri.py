@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,14 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Provenance, Splits
+from zdp_bench.data import Outline, Provenance, Splits
+from zdp_bench.data.files import holds_any
 from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, random_mask, undersampled
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
 Unit = Literal["slice", "volume"]
 FOLDERS = ("singlecoil_train", "singlecoil_val")
-RELEASED = (34_742, 7_135)  # slices of the knee release: Zbontar et al. 2018, Table 3
+VOLUMES = (973, 199)  # of the knee release, to train and to test on
+RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
 LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
 
 
@@ -105,11 +108,11 @@ def _why(error: Exception) -> str:
     return re.sub(r",? ?(base_addr|stored_eof|eof|sblock->)[^,)]*", "", inside[1] if inside else type(error).__name__)
 
 
-def volumes(root: Path, folder: str) -> list[Volume]:
-    """Every volume of one folder, by name.
+def paths_of(root: Path, folder: str) -> list[Path]:
+    """Every file of one folder, by name.
 
     Raises:
-        UserError: the folder is missing or empty, or a file in it is not what it should be.
+        UserError: the folder is missing or empty, or holds something else.
     """
     here = root / folder
     if not here.is_dir():
@@ -123,7 +126,28 @@ def volumes(root: Path, folder: str) -> list[Volume]:
     paths = sorted(path for path in here.glob("*.h5") if not path.name.startswith("."))
     if not paths:
         raise UserError(f"{here}: holds no .h5 file.")
-    return [inspect(path, root) for path in paths]
+    return paths
+
+
+def volumes(root: Path, folder: str) -> list[Volume]:
+    """Every volume of one folder, by name.
+
+    Raises:
+        UserError: see `paths_of`, or a file is not what it should be.
+    """
+    return [inspect(path, root) for path in paths_of(root, folder)]
+
+
+@register("check", "fastmri")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every file of both folders, and what is wrong with its layout; its arrays are not read."""
+    for folder in FOLDERS:
+        for path in paths_of(root / "fastMRI", folder):
+            try:
+                inspect(path, root / "fastMRI")
+                yield path, ""
+            except UserError as error:
+                yield path, str(error)
 
 
 @dataclass(frozen=True)
@@ -255,6 +279,18 @@ def as_splits(sides: Sides, provenance: Provenance, notes: str, *, how: Undersam
     )
 
 
+def outlined(splits: Splits, found: bool = True) -> Outline:
+    """What volumes that are known, but not read, are as records."""
+    *slices, _channel, height, width = splits.input_shape
+    sizes = (tuple(splits.input_shape), 1, torch.complex64, (*slices, 2, height, width), torch.float32)
+    return Outline(len(splits.train), len(splits.test), *sizes, splits.records_per_patient, found)
+
+
+def announced(name: str, shape: tuple[int, int, int]) -> Volume:
+    """A volume that is no file yet: its k-space will have the size of its image."""
+    return Volume(Path(name), shape, shape[1:], name, name)
+
+
 def _fits(volume: Volume, how: Undersampling, slices: int) -> bool:
     return volume.shape[0] >= slices and volume.image[0] >= how.height and volume.image[1] >= how.width
 
@@ -284,16 +320,36 @@ def fastmri(
 ) -> Splits:
     """Single-coil fastMRI under `fastMRI/`: complex64 [1, 320, 320]. No checksum of single files is published: 'official' if all
     the release's slices are there."""
+    how = Undersampling(acceleration, center_fraction, height, width)
     sides = scan(root / "fastMRI")
     whole = tuple(sum(volume.shape[0] for volume in side) for side in sides) == RELEASED
     return as_splits(
         sides,
         "official" if whole else "derived",
         "" if whole else "an excerpt of the release",
-        how=Undersampling(acceleration, center_fraction, height, width),
+        how=how,
         unit=unit,
         slices=slices,
     )
+
+
+@register("outline", "fastmri")
+def outline(
+    root: Path, *, acceleration: float, center_fraction: float, height: int, width: int, slices: int | None, unit: Unit
+) -> Outline:
+    """From the files' headers. Without files, the release: 973 and 199 volumes, 34,742 and 7,135 slices, at most 50 of one."""
+    how = Undersampling(acceleration, center_fraction, height, width)
+    found = holds_any(root / "fastMRI" / FOLDERS[0])
+    if found:
+        sides = scan(root / "fastMRI")
+    else:
+        sizes = [(count, (slices or 36, height, width)) for count in VOLUMES]
+        train, test = ([announced(f"{side}{n}", size) for n in range(count)] for side, (count, size) in enumerate(sizes))
+        sides = train, test
+    said = outlined(as_splits(sides, "official", "", how=how, unit=unit, slices=slices), found)
+    if found or unit == "volume" or slices:
+        return said
+    return replace(said, train=RELEASED[0], test=RELEASED[1], records_per_patient=50)
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

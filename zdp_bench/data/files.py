@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zdp_bench import assets
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import lookup, names
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Card:
     splits: str = ""
     access: str = ""
     uses: str = ""  # the card whose files this one reads
-    folder: str = ""  # under the data root, where no list of files was published
+    holds: str = ""  # a pattern under the data root of what is there if anything is, where no list of files was published
     stand_in: str = ""  # overrides that put generated data in its place, small, for `zdp-bench reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
@@ -105,6 +105,32 @@ def missing(root: Path, of: Card) -> list[RemoteFile]:
     return [file for file in of.files if not (root / file.path).is_file()]
 
 
+def within(root: Path, folder: str) -> Path:
+    """A folder that a person named as `dataset.folder`, under the data root. The root's own links may lead elsewhere.
+
+    Raises:
+        UserError: the name leads out of the root.
+    """
+    inside = Path(os.path.normpath(root / folder)).is_relative_to(os.path.normpath(root))
+    require(inside, "dataset.folder", folder, f"must be a folder under the data root {root}; paths.data names another root")
+    return root / folder
+
+
+def there(root: Path, of: Card) -> bool:
+    """Whether a card's own files are under the root, all that are listed, or any where none are; generated sets always are."""
+    return not missing(root, of) and (not of.holds or any(True for _ in root.glob(of.holds)))
+
+
+def origin(of: Card) -> str:
+    """Where a set comes from that is not fetched, and what to do with it."""
+    return f"It comes from {of.source}. {of.access}".strip()
+
+
+def holds_any(folder: Path) -> bool:
+    """Whether there is such a folder and something in it; what macOS hides does not count."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
+
+
 def inspected(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
     """Every file of a card, and what is wrong with it: '' for nothing.
 
@@ -120,13 +146,14 @@ def inspected(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
             yield path, ""
         except UserError as error:
             yield path, str(error)
-    if of.folder and not (root / of.folder).is_dir():
-        yield root / of.folder, f"{root / of.folder}: is missing. {of.access}"
+    if not there(root, of):
+        if not of.files:
+            yield root / of.holds, f"{root / of.holds}: is missing. {origin(of)}"
     elif of.name in names("check"):
         try:
             yield from lookup("check", of.name)(root)
-        except UserError as error:  # of the whole folder
-            yield root / of.folder, str(error)
+        except UserError as error:  # of the whole set
+            yield root / of.holds, str(error)
 
 
 def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
@@ -143,8 +170,8 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
 
     wanted = missing(root, of)
     mirrors = (mirror,) if mirror else of.mirrors
-    if (wanted or (of.folder and not (root / of.folder).is_dir())) and not mirrors:
-        raise UserError(f"dataset '{of.name}' has no free download. {of.access}".strip())
+    if not mirrors and not there(root, of):
+        raise UserError(f"dataset '{of.name}' is not under {root}, and has no download of its own. {origin(of)}")
     for address in mirrors:
         if urlsplit(address).scheme != "https" and urlsplit(address).hostname not in ("127.0.0.1", "localhost", "::1"):
             raise UserError(f"mirror '{address}' is not HTTPS; data is fetched over HTTPS only.")
@@ -152,10 +179,10 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
     reason = ""
     for file in wanted:
         target = root / file.path
+        _make(target.parent)
         for address in mirrors:
             try:
                 log.info("fetching %s from %s", target.name, address)
-                target.parent.mkdir(parents=True, exist_ok=True)
                 pooch.retrieve(
                     address.rstrip("/") + "/" + target.name,
                     known_hash=f"md5:{file.md5}",
@@ -167,8 +194,10 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
                 break
             except ValueError:  # pooch deletes what does not match
                 reason = f"what {address} sent for {target.name} does not match its MD5 {file.md5}"
-            except (requests.RequestException, OSError) as error:
+            except (requests.RequestException, ConnectionError, TimeoutError) as error:
                 reason = f"{address} could not be reached ({type(error).__name__})"
+            except OSError as error:
+                raise _unwritable(target.parent, error) from None
         else:
             names = ", ".join(Path(f.path).name for f in missing(root, of))
             raise UserError(
@@ -176,6 +205,23 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
                 f"folder with paths.data=..., or try `zdp-bench data fetch {of.name}` again."
             )
     return done
+
+
+def _make(folder: Path) -> None:
+    """Make a folder of the data root, and those above it.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    why = error.strerror or type(error).__name__
+    return UserError(f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you may write.")
 
 
 @contextmanager
@@ -186,7 +232,7 @@ def made_whole(folder: Path) -> Iterator[Path]:
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    _make(partial)
     yield partial
     try:
         os.replace(partial, folder)

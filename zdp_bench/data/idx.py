@@ -32,17 +32,35 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         ) from None
     except gzip.BadGzipFile:
         raise UserError(f"{path}: is not a gzip file. Delete it and fetch it again.") from None
+    shape = _shape(raw, path, dims)
     header = 4 + 4 * dims
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE or raw[3] != dims:
-        magic = int.from_bytes(raw[:4], "big")
-        raise UserError(
-            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was expected; it is not that idx file."
-        )
-    if len(raw) < header:
-        raise UserError(f"{path}: ends inside its header.")
-    shape = tuple(int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))
     if len(raw) - header != prod(shape):
         raise UserError(
             f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but {len(raw) - header:,} are there."
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+def announced(path: Path, dims: int) -> tuple[int, ...]:
+    """The shape in an idx file's header; the entries are not read.
+
+    Raises:
+        UserError: it is no idx file of so many dimensions.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return _shape(file.read(4 + 4 * dims), path, dims)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}). Delete it and fetch it again.") from None
+
+
+def _shape(raw: bytes, path: Path, dims: int) -> tuple[int, ...]:
+    """What the header at the beginning of `raw` announces."""
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE or raw[3] != dims:
+        magic = int.from_bytes(raw[:4], "big")
+        raise UserError(
+            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was expected; it is not that idx file."
+        )
+    if len(raw) < 4 + 4 * dims:
+        raise UserError(f"{path}: ends inside its header.")
+    return tuple(int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from zdp_bench.errors import require
 
 EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
+SSIM_WINDOW = 7  # pixels; a smaller image could be trained on, but not measured
 
 
 class Uniform(Protocol):
@@ -44,7 +45,8 @@ class Undersampling:
         require(
             0 <= share <= 1 / self.acceleration, "dataset.center_fraction", share, "must lie between 0 and 1/dataset.acceleration"
         )
-        require(self.height >= 1 <= self.width, "dataset.height", self.height, "height and width must be at least 1")
+        for key, side in (("height", self.height), ("width", self.width)):
+            require(side >= SSIM_WINDOW, f"dataset.{key}", side, f"must be at least {SSIM_WINDOW}, the side of SSIM's window")
 
 
 def random_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:

@@ -11,16 +11,19 @@ Each volume is taken for a patient of its own.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from zdp_bench.data import Splits, fastmri
-from zdp_bench.data.files import made_whole, sha256
+from zdp_bench.data import Outline, Splits, fastmri
+from zdp_bench.data.files import holds_any, made_whole, sha256, within
 from zdp_bench.data.kspace import Undersampling, to_kspace
-from zdp_bench.data.nifti import name_of, read, volumes
+from zdp_bench.data.nifti import HIPPOCAMPI, inspected, name_of, read, volumes
 from zdp_bench.errors import require
 from zdp_bench.registry import register
+
+AXES = "must be 0, 1 or 2: the axis that slices are counted along"
 
 
 def smooth_phase(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
@@ -43,11 +46,25 @@ def write_set(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -
             fastmri.write(partial / fastmri.FOLDERS[int(held)] / f"{name}.h5", kspace, np.abs(image), name, "derived")
 
 
+def held_out(count: int, test_share: float, seed: int) -> np.ndarray:
+    """True for the volumes to test on.
+
+    Raises:
+        UserError: the share leaves none on one side.
+    """
+    held = round(test_share * count)
+    left = count - held
+    require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")
+    testing = np.zeros(count, dtype=bool)
+    testing[np.random.default_rng(seed).choice(count, held, replace=False)] = True
+    return testing
+
+
 @register("dataset", "kspace_from_volumes")
 def kspace_from_volumes(
     root: Path,
     *,
-    folder: str = "Task04_Hippocampus/imagesTr",
+    folder: str = HIPPOCAMPI,
     axis: int = 2,
     acceleration: float = 4.0,
     center_fraction: float = 0.08,
@@ -59,18 +76,51 @@ def kspace_from_volumes(
     split_seed: int = 0,
 ) -> Splits:
     """k-space of the volumes in `folder` of the data root: complex64 [1, height, width]."""
-    require(axis in (0, 1, 2), "dataset.axis", axis, "must be 0, 1 or 2: the axis that slices are counted along")
+    require(axis in (0, 1, 2), "dataset.axis", axis, AXES)
     how = Undersampling(acceleration, center_fraction, height, width)
-    paths = list(volumes(root / folder, "kspace_from_volumes"))
-    held = round(test_share * len(paths))
-    left = len(paths) - held
-    require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")
-    testing = np.zeros(len(paths), dtype=bool)
-    testing[np.random.default_rng(split_seed).choice(len(paths), held, replace=False)] = True
+    paths = list(volumes(within(root, folder), "kspace_from_volumes"))
+    testing = held_out(len(paths), test_share, split_seed)
     files = [(path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)]
     made = root / "derived" / f"kspace-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
     if not made.is_dir():
-        made.parent.mkdir(parents=True, exist_ok=True)
         write_set(made, paths, axis, testing)
     notes = f"k-space of the volumes in {folder} with a smooth phase added, no noise"
     return fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices)
+
+
+@register("outline", "kspace_from_volumes")
+def outline(
+    root: Path,
+    *,
+    folder: str,
+    axis: int,
+    acceleration: float,
+    center_fraction: float,
+    height: int,
+    width: int,
+    slices: int | None,
+    unit: fastmri.Unit,
+    test_share: float,
+    split_seed: int,
+) -> Outline:
+    """From the volumes' headers; without volumes, as many as the default folder of the release has."""
+    require(axis in (0, 1, 2), "dataset.axis", axis, AXES)
+    how = Undersampling(acceleration, center_fraction, height, width)
+    found = holds_any(within(root, folder))
+    known: list[fastmri.Volume] = []
+    if found:
+        for path, header in volumes(root / folder, "kspace_from_volumes").items():
+            rest = [size for number, size in enumerate(header.shape) if number != axis]
+            known.append(fastmri.announced(name_of(path), (header.shape[axis], rest[0], rest[1])))
+    else:
+        known = [fastmri.announced(str(number), (slices or 36, height, width)) for number in range(260)]
+    testing = held_out(len(known), test_share, split_seed)
+    train, test = ([one for one, held in zip(known, testing, strict=True) if held == side] for side in (False, True))
+    splits = fastmri.as_splits((train, test), "derived", "", how=how, unit=unit, slices=slices)
+    return fastmri.outlined(splits, found)
+
+
+@register("check", "kspace_from_volumes")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every volume of the default folder, and what is wrong with it."""
+    return inspected(root / HIPPOCAMPI, "kspace_from_volumes")

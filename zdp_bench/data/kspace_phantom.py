@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zdp_bench.data import Splits, fastmri
+from zdp_bench.data import Outline, Splits, fastmri
 from zdp_bench.data.files import made_whole
 from zdp_bench.data.kspace import Undersampling, centre_crop, to_image, to_kspace
 from zdp_bench.data.kspace_from_volumes import smooth_phase
@@ -52,10 +52,22 @@ def scan(slices: int, height: int, width: int, random: np.random.Generator) -> t
     return kspace, np.abs(centre_crop(to_image(kspace), height, width))
 
 
+def _held(patients: int, test_share: float) -> int:
+    """How many patients are to test on.
+
+    Raises:
+        UserError: none is, or none is left.
+    """
+    require(patients > 1, "dataset.patients", patients, "must be at least 2")
+    held = round(test_share * patients)
+    rule = f"leaves {patients - held} patients to train on, {held} to test on"
+    require(0 < held < patients, "dataset.test_share", test_share, rule)
+    return held
+
+
 def write_set(folder: Path, patients: int, slices: int, height: int, width: int, seed: int, test_share: float) -> None:
     """`patients` volumes, the last `test_share` of them to test on; whole or not at all."""
-    testing = round(test_share * patients)
-    require(0 < testing < patients, "dataset.test_share", test_share, f"leaves {patients - testing} patients to train on")
+    testing = _held(patients, test_share)
     with made_whole(folder) as partial:
         for side in fastmri.FOLDERS:
             (partial / side).mkdir()
@@ -80,13 +92,35 @@ def kspace_phantom(
     test_share: float = 0.2,
 ) -> Splits:
     """Synthetic volumes, written once under `synthetic/` and read as fastMRI is: complex64 [1, height, width]."""
-    require(patients > 1, "dataset.patients", patients, "must be at least 2")
+    _held(patients, test_share)
     require(slices > 0, "dataset.slices", slices, "must be at least 1")
     how = Undersampling(acceleration, center_fraction, height, width)
     made = root / "synthetic" / f"kspace-{patients}-{slices}-{height}x{width}-{test_share}-{seed}"
     if not made.is_dir():
-        made.parent.mkdir(parents=True, exist_ok=True)
         write_set(made, patients, slices, height, width, seed, test_share)
     return fastmri.as_splits(
         fastmri.scan(made), "synthetic", "ellipsoids seen by one coil, with noise", how=how, unit=unit, slices=slices
     )
+
+
+@register("outline", "kspace_phantom")
+def outline(
+    root: Path,
+    *,
+    patients: int,
+    acceleration: float,
+    center_fraction: float,
+    height: int,
+    width: int,
+    slices: int,
+    unit: fastmri.Unit,
+    test_share: float,
+    **_: object,
+) -> Outline:
+    """Known before anything is drawn."""
+    require(slices > 0, "dataset.slices", slices, "must be at least 1")
+    how = Undersampling(acceleration, center_fraction, height, width)
+    drawn = [fastmri.announced(str(number), (slices, height, width)) for number in range(patients)]
+    left = patients - _held(patients, test_share)
+    splits = fastmri.as_splits((drawn[:left], drawn[left:]), "synthetic", "", how=how, unit=unit, slices=slices)
+    return fastmri.outlined(splits)

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from zdp_bench.data import Provenance, Records, Splits
+from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.augmentation import augmentation
-from zdp_bench.data.files import Card, card, fetch, sha256, verify
-from zdp_bench.data.idx import read_idx
+from zdp_bench.data.files import Card, card, fetch, missing, sha256, verify
+from zdp_bench.data.idx import announced, read_idx
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
 
@@ -92,3 +92,23 @@ def fashion_mnist(
 ) -> Splits:
     """Fashion-MNIST: 60,000 / 10,000 pieces of clothing as float32 [28, 28]."""
     return _splits("fashion_mnist", root, normalise, check, mirror, augment)
+
+
+def outlined(root: Path, of: Card, dtype: torch.dtype = torch.float32) -> Outline:
+    """What `read` will make of the card's files, from their headers; the release's counts where they are not there."""
+    if missing(root, of):
+        return Outline(60_000, 10_000, (28, 28), CLASSES, dtype, found=False)
+    (train, *shape), (test, *_) = (announced(root / of.files[index].path, dims=3) for index in (0, 2))
+    return Outline(train, test, tuple(shape), CLASSES, dtype)
+
+
+@register("outline", "mnist")
+def mnist_outline(root: Path, **_: object) -> Outline:
+    """As many as the headers announce."""
+    return outlined(root, card("mnist"))
+
+
+@register("outline", "fashion_mnist")
+def fashion_mnist_outline(root: Path, **_: object) -> Outline:
+    """As many as the headers announce."""
+    return outlined(root, card("fashion_mnist"))

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
 from zdp_bench.data.cache import kept
-from zdp_bench.data.files import sha256
+from zdp_bench.data.files import holds_any, sha256
 from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -52,9 +52,14 @@ class Patient:
         return len(SEQUENCES) * (self.slices.stop - self.slices.start)
 
 
+def check_options(size: int, slices: int) -> None:
+    """Refuse sizes that mean nothing, before anything is read or drawn."""
+    require(8 <= size <= 512, "dataset.size", size, "must lie between 8 and 512 pixels")
+    require(slices > 0, "dataset.slices", slices, "must be at least 1")
+
+
 def patients(found: dict[Path, nifti.Header], slices: int) -> list[Patient]:
     """The patients of a folder, each with its centre slices: `slices` of them, or all of a thinner volume."""
-    require(slices > 0, "dataset.slices", slices, "must be at least 1")
     chosen = []
     for path, header in found.items():
         count = min(slices, depth := header.shape[2])
@@ -96,7 +101,6 @@ def load(parts: dict[str, list[Patient]], read: Read, origin: str, provenance: P
         read: how a patient's file becomes four contrasts.
         origin: how that is done, in words that change when it does: part of what the cache and the digest go by.
     """
-    require(8 <= size <= 512, "dataset.size", size, "must lie between 8 and 512 pixels")
     everyone = [patient for members in parts.values() for patient in members]
     told = [(part, p.path.name, sha256(p.path), p.slices) for part, members in parts.items() for p in members]
     made = hashlib.sha256(repr((origin, size, told)).encode()).hexdigest()
@@ -184,6 +188,7 @@ def parts_of(folder: Path, slices: int, validation_patients: int, split_seed: in
 @register("dataset", "mri_sequences")
 def mri_sequences(root: Path, *, size: int = 32, slices: int = 20, validation_patients: int = 110, split_seed: int = 0) -> Splits:
     """Task01 of the decathlon under the data root: complex64 [1, size, size] of four classes."""
+    check_options(size, slices)
     folder = root / FOLDER
     parts = parts_of(folder, slices, validation_patients, split_seed)
     whole = (folder / "dataset.json").is_file() and all(len(nifti.paths_of(folder / n)) == c for n, c in RELEASED.items())
@@ -193,7 +198,8 @@ def mri_sequences(root: Path, *, size: int = 32, slices: int = 20, validation_pa
 @register("outline", "mri_sequences")
 def outline(root: Path, *, size: int, slices: int, validation_patients: int, split_seed: int) -> Outline:
     """From headers alone; without volumes, as many as the release has."""
-    if (root / FOLDER).is_dir():
+    check_options(size, slices)
+    if holds_any(root / FOLDER):
         return outlined(parts_of(root / FOLDER, slices, validation_patients, split_seed), size)
     each = len(SEQUENCES) * slices
     train, test = RELEASED["imagesTr"] * each, (RELEASED["imagesTs"] - validation_patients) * each
@@ -205,9 +211,4 @@ def outline(root: Path, *, size: int, slices: int, validation_patients: int, spl
 def check(root: Path) -> Iterator[tuple[Path, str]]:
     """Every volume, and what is wrong with it."""
     for name in RELEASED:
-        for path in nifti.volumes(root / FOLDER / name, "mri_sequences", len(SEQUENCES)):
-            try:
-                read_contrasts(path)
-                yield path, ""
-            except UserError as error:
-                yield path, str(error)
+        yield from nifti.inspected(root / FOLDER / name, "mri_sequences", len(SEQUENCES))

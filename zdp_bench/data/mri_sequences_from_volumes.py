@@ -16,13 +16,15 @@ scanner made these contrasts, and numbers from here are 'derived', never the dec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from zdp_bench.data import Outline, Splits, nifti
-from zdp_bench.data.mri_sequences import SEQUENCES, Patient, drawn, load, outlined, patients
+from zdp_bench.data.files import holds_any, within
+from zdp_bench.data.mri_sequences import SEQUENCES, Patient, check_options, drawn, load, outlined, patients
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -79,24 +81,32 @@ def parts_of(folder: Path, slices: int, test_share: float, split_seed: int) -> d
 def mri_sequences_from_volumes(
     root: Path,
     *,
-    folder: str = "Task04_Hippocampus/imagesTr",
+    folder: str = nifti.HIPPOCAMPI,
     size: int = 32,
     slices: int = 20,
     test_share: float = 0.2,
     split_seed: int = 0,
 ) -> Splits:
     """Simulated sequences of the volumes in `folder` of the data root: complex64 [1, size, size] of four classes."""
-    parts = parts_of(root / folder, slices, test_share, split_seed)
+    check_options(size, slices)
+    parts = parts_of(within(root, folder), slices, test_share, split_seed)
     return load(parts, simulated, SIMULATION, "derived", f"four contrasts simulated from the volumes in {folder}", size=size)
 
 
 @register("outline", "mri_sequences_from_volumes")
 def outline(root: Path, *, folder: str, size: int, slices: int, test_share: float, split_seed: int) -> Outline:
     """From headers alone; without volumes, as many as the default folder of the release has."""
-    if (root / folder).is_dir():
+    check_options(size, slices)
+    if holds_any(within(root, folder)):
         return outlined(parts_of(root / folder, slices, test_share, split_seed), size)
     each, test = len(SEQUENCES) * slices, round(test_share * 260)
     shape = (1, size, size)
     return Outline(
         (260 - test) * each, test * each, shape, len(SEQUENCES), torch.complex64, records_per_patient=each, found=False
     )
+
+
+@register("check", "mri_sequences_from_volumes")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every volume of the default folder, and what is wrong with it."""
+    return nifti.inspected(root / nifti.HIPPOCAMPI, "mri_sequences_from_volumes")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from torch import Tensor
 from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
 from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
-from zdp_bench.data.files import card, sha256
+from zdp_bench.data.files import card, holds_any, sha256
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
@@ -116,6 +117,20 @@ def cases(folder: Path) -> list[Case]:
     return found
 
 
+def with_channel(found: list[Case], channel: int) -> list[Case]:
+    """The same cases, each of which has this channel.
+
+    Raises:
+        UserError: one has not.
+    """
+    for case in found:
+        there = (*case.header.shape, 1)[3]
+        if channel >= there:
+            has = f"{there} channels, counted from 0" if there > 1 else "one channel, which is 0"
+            raise UserError(f"dataset.channel={channel}: {case.image} has {has}.")
+    return found
+
+
 def _from_json(folder: Path) -> list[tuple[Path, Path]]:
     path = folder / "dataset.json"
     try:
@@ -146,12 +161,10 @@ def slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
     """A case's slices as bytes [n, 2, size, size]: image, and mask of 0 and 1. Rows run from anterior to posterior.
 
     Raises:
-        UserError: a file cannot be read, the channel is not there, or a slice does not fit.
+        UserError: a file cannot be read, or a slice does not fit.
     """
     image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
     if image.ndim == 4:
-        if geometry.channel >= image.shape[3]:
-            raise UserError(f"dataset.channel={geometry.channel}: {case.image} has {image.shape[3]} channels, counted from 0.")
         image = image[..., geometry.channel]
     if label.ndim == 4:
         label = label[..., 0]
@@ -213,12 +226,22 @@ def parts(found: list[Case], validation_share: float, test_share: float, seed: i
         UserError: the shares leave a part empty.
     """
     order = [found[index] for index in np.random.default_rng(seed).permutation(len(found))]
-    validate, test = round(validation_share * len(found)), round(test_share * len(found))
+    train, test = sizes(len(found), validation_share, test_share)
+    return {"train": order[:train], "validation": order[train:-test], "test": order[-test:]}
+
+
+def sizes(count: int, validation_share: float, test_share: float) -> tuple[int, int]:
+    """How many of `count` volumes are to train and to test on; the others validate.
+
+    Raises:
+        UserError: the shares leave a part empty.
+    """
+    validate, test = round(validation_share * count), round(test_share * count)
     require(0 <= validation_share < 1, "dataset.validation_share", validation_share, "must lie in [0, 1)")
-    require(test >= 1, "dataset.test_share", test_share, f"leaves none of {len(found)} volumes to test")
-    train = len(found) - validate - test
-    require(train >= 1, "dataset.test_share", test_share, f"leaves none of {len(found)} volumes to train")
-    return {"train": order[:train], "validation": order[train : train + validate], "test": order[train + validate :]}
+    require(test >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to test")
+    train = count - validate - test
+    require(train >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to train")
+    return train, test
 
 
 def load(
@@ -234,8 +257,8 @@ def load(
     augment: bool,
 ) -> Splits:
     """Slices float32 [1, size, size] with masks uint8 [size, size]; `groups` number the volumes."""
-    _check(geometry, max_per_patient, test_per_patient)
-    found = cases(folder)
+    check_options(geometry, max_per_patient, test_per_patient)
+    found = with_channel(cases(folder), geometry.channel)
     split = parts(found, validation_share, test_share, split_seed)
     most = {"train": max_per_patient, "validation": max_per_patient, "test": test_per_patient}
     chosen = [(case, case.slices(most[part])) for part, members in split.items() for case in members]
@@ -275,9 +298,12 @@ def load(
     )
 
 
-def _check(geometry: Geometry, max_per_patient: int | None, test_per_patient: int | None) -> None:
+def check_options(geometry: Geometry, max_per_patient: int | None, test_per_patient: int | None) -> None:
+    """Refuse options that mean nothing, before anything is read or drawn."""
     require(8 <= geometry.size <= 1024, "dataset.size", geometry.size, "must lie between 8 and 1024 pixels")
     require(geometry.spacing is None or geometry.spacing > 0, "dataset.spacing", geometry.spacing, "must be positive, in mm")
+    unused = "would change nothing: a slice is stretched to the square; set dataset.fit=pad"
+    require(geometry.spacing is None or geometry.fit == "pad", "dataset.spacing", geometry.spacing, unused)
     require(geometry.channel >= 0, "dataset.channel", geometry.channel, "must be 0 or more")
     if geometry.window:
         require(geometry.window[0] < geometry.window[1], "dataset.window", geometry.window, "must be [low, high] with low < high")
@@ -343,6 +369,10 @@ def outline(
     *,
     task: str,
     size: int,
+    fit: Fit,
+    spacing: float | None,
+    window: list[float] | None,
+    channel: int,
     max_per_patient: int | None,
     test_per_patient: int | None,
     validation_share: float,
@@ -352,11 +382,12 @@ def outline(
 ) -> Outline:
     """From headers alone; without volumes, as many as the release has, with the paper's 64 slices each."""
     folder, _provenance = _of_task(root, task)
+    check_options(Geometry(size, fit, spacing, _window(task, window), channel), max_per_patient, test_per_patient)
     map_of = {"input_shape": (1, size, size), "outputs": 1, "target_shape": (size, size), "target_dtype": torch.uint8}
-    if not folder.is_dir():
+    if not holds_any(folder):
         volumes, each = TASKS[task][1], max_per_patient or SLICES
-        test, validate = round(test_share * volumes), round(validation_share * volumes)
-        train = (volumes - test - validate) * each
+        train, test = sizes(volumes, validation_share, test_share)
+        train *= each
         return Outline(
             train,
             test * (test_per_patient or SLICES),
@@ -364,7 +395,20 @@ def outline(
             found=False,
             **map_of,  # type: ignore[arg-type]
         )
-    split = parts(cases(folder), validation_share, test_share, split_seed)
+    split = parts(with_channel(cases(folder), channel), validation_share, test_share, split_seed)
     own = [len(case.slices(max_per_patient)) for case in split["train"]]
     tested = sum(len(case.slices(test_per_patient)) for case in split["test"])
     return Outline(sum(own), tested, records_per_patient=max(own), **map_of)  # type: ignore[arg-type]
+
+
+@register("check", "msd")
+def check(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every labelled volume and its segmentation, of each task that is there, and what is wrong with it."""
+    for folder, _volumes in TASKS.values():
+        for case in cases(root / folder) if (root / folder / "labelsTr").is_dir() else []:
+            for path, read in ((case.image, nifti.read), (case.label, nifti.read_labels)):
+                try:
+                    read(path)
+                    yield path, ""
+                except UserError as error:
+                    yield path, str(error)

@@ -7,7 +7,9 @@ a permutation and flips of voxels: nothing is interpolated.
 
 from __future__ import annotations
 
+import gzip
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import numpy as np
 from zdp_bench.errors import UserError
 
 MOST_VOXELS = 2**31  # a header that announces more is damaged, or an attack on the memory
+HIPPOCAMPI = "Task04_Hippocampus/imagesTr"  # the decathlon's smallest task: 260 volumes of one contrast, 28 MB
+PIECE = 2**20  # bytes of what follows the voxels in a stream, read at a time
 WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's scaling
 
 
@@ -70,6 +74,20 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
             wanted = f"three dimensions and {channels} channels" if channels else "three dimensions"
             raise UserError(f"{path}: has shape {list(shape)} where {wanted} were expected.")
     return found
+
+
+def inspected(folder: Path, dataset: str, channels: int | None = None) -> Iterator[tuple[Path, str]]:
+    """Every volume of a folder, read whole, and what is wrong with it: '' for nothing.
+
+    Raises:
+        UserError: see `volumes`.
+    """
+    for path in volumes(folder, dataset, channels):
+        try:
+            read(path)
+            yield path, ""
+        except UserError as error:
+            yield path, str(error)
 
 
 def name_of(path: Path) -> str:
@@ -164,9 +182,27 @@ def _voxels(image: Any, path: Path) -> np.ndarray:
     from nibabel.orientations import apply_orientation
 
     try:
-        data = np.asanyarray(image.dataobj)
+        data = _unpacked(image, path) if path.name.endswith(".gz") else np.asanyarray(image.dataobj)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or damaged.") from None
+        raise UserError(
+            f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or damaged. Unpack it anew."
+        ) from None
     if data.dtype.kind not in "fiub":
         raise UserError(f"{path}: its voxels are {data.dtype}, not real numbers.")
     return np.ascontiguousarray(apply_orientation(data, _orientation(image)), dtype=np.float32)
+
+
+def _unpacked(image: Any, path: Path) -> np.ndarray:
+    """The voxels of a .gz, as stored. nibabel stops at the last voxel, before the checksum: here the stream is read to its end,
+    where gzip compares it. That is one decompression, and no more memory than the voxels need.
+
+    Raises:
+        OSError, EOFError, zlib.error: the stream is damaged or cut off.
+    """
+    from nibabel.fileholders import FileHolder
+
+    with gzip.open(path) as stream:
+        data = np.asanyarray(type(image).from_file_map({"image": FileHolder(fileobj=stream)}).dataobj)
+        while stream.read(PIECE):
+            pass
+    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Outline, Records, Splits
 from zdp_bench.data.files import card
-from zdp_bench.data.mnist import CLASSES, Normalise, read, to_float
+from zdp_bench.data.mnist import CLASSES, Normalise, outlined, read, to_float
 from zdp_bench.errors import require
 from zdp_bench.registry import register
+
+DIGITS = 1797  # in scikit-learn's set
 
 
 def partners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -72,9 +75,7 @@ def phase_digits(root: Path, *, pairing_seed: int = 9, test_share: float = 0.2) 
     bunch = load_digits()
     pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # [1797, 8, 8] in [0, 1]
     labels = bunch.target.astype(np.int64)
-    held = round(test_share * len(labels)) if 0 < test_share < 1 else 0
-    rule = f"must leave {CLASSES} digits or more to train and to test on; {held} of {len(labels):,} are to test on"
-    require(CLASSES <= held <= len(labels) - CLASSES, "dataset.test_share", test_share, rule)
+    _held(len(labels), test_share)
     train, test = train_test_split(np.arange(len(labels)), test_size=test_share, stratify=labels, random_state=pairing_seed)
     training, testing = (pair(pixels[part], labels[part], pairing_seed, n) for n, part in enumerate((train, test)))
     files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
@@ -87,3 +88,28 @@ def phase_digits(root: Path, *, pairing_seed: int = 9, test_share: float = 0.2) 
         digest=_digest(f"{files}:{test_share}", pairing_seed),
         notes=f"scikit-learn's digits, paired by PhaseMNIST's rule with seed {pairing_seed}",
     )
+
+
+def _held(count: int, test_share: float) -> int:
+    """How many of `count` digits are to test on.
+
+    Raises:
+        UserError: a class would be empty on one side.
+    """
+    held = math.ceil(test_share * count) if 0 < test_share < 1 else 0
+    rule = f"must leave {CLASSES} digits or more to train and to test on; {held} of {count:,} are to test on"
+    require(CLASSES <= held <= count - CLASSES, "dataset.test_share", test_share, rule)
+    return held
+
+
+@register("outline", "phasemnist")
+def phasemnist_outline(root: Path, **_: object) -> Outline:
+    """As many as MNIST's headers announce."""
+    return outlined(root, card("mnist"), torch.complex64)
+
+
+@register("outline", "phase_digits")
+def phase_digits_outline(root: Path, *, test_share: float, **_: object) -> Outline:
+    """The embedded 1,797."""
+    held = _held(DIGITS, test_share)
+    return Outline(DIGITS - held, held, (8, 8), CLASSES, torch.complex64)

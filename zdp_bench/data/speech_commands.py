@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Provenance, Records, Splits
+from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.cache import kept
-from zdp_bench.data.files import sha256
+from zdp_bench.data.files import holds_any, sha256
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.registry import register
 
@@ -138,6 +138,7 @@ def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> li
             f"dataset 'speech_commands' expects {folder}, one folder a word. Unpack speech_commands_v0.02.tar.gz there (see "
             "datasets/speech_commands.yaml), or use dataset=speech_commands_synthetic."
         )
+    require(per_word is None or per_word > 0, "dataset.clips_per_word", per_word, "must be at least 1, or null for all")
     here = sorted(path.name for path in folder.iterdir() if path.is_dir())
     chosen = []
     if len(set(words)) != len(words) or len(words) < 2:
@@ -204,6 +205,50 @@ def over_grid(z: Tensor, grid: list[int]) -> Tensor:
     return torch.view_as_complex(torch.nn.functional.adaptive_avg_pool2d(parts, (grid[0], grid[1])).movedim(1, -1).contiguous())
 
 
+def held_out(speakers: list[str], split: str, test_share: float, seed: int) -> np.ndarray:
+    """True for the test clips, given each clip's speaker.
+
+    Raises:
+        UserError: the share leaves none on one side.
+    """
+    count = len(speakers)
+    require(0 <= test_share <= 1, "dataset.test_share", test_share, "must lie between 0 and 1")
+    if split == "speaker":
+        testing = split_by_speaker(speakers, test_share, seed)
+    else:
+        testing = np.zeros(count, dtype=bool)
+        testing[np.random.default_rng(seed).choice(count, round(test_share * count), replace=False)] = True
+    held = int(testing.sum())
+    require(0 < held < count, "dataset.test_share", test_share, f"leaves {count - held} clips to train and {held} to test")
+    return testing
+
+
+def most_of_one(speakers: list[str], testing: np.ndarray) -> int:
+    """The most training clips of any one speaker."""
+    return max(Counter(person for person, held in zip(speakers, testing, strict=True) if not held).values())
+
+
+def shape_of(frame_step: int, bins: int, grid: list[int] | None) -> list[int]:
+    """[frames, bins] of a spectrogram as the network gets it.
+
+    Raises:
+        UserError: an option means nothing.
+    """
+    require(0 < frame_step <= CLIP - FRAME, "dataset.frame_step", frame_step, f"must lie between 1 and {CLIP - FRAME}")
+    require(0 < bins <= BINS, "dataset.bins", bins, f"must lie between 1 and {BINS}")
+    shape = grid or [frames(frame_step), bins]
+    fits = len(shape) == 2 and 0 < shape[0] <= frames(frame_step) and 0 < shape[1] <= bins
+    require(fits, "dataset.grid", grid, f"must be two numbers, at most {frames(frame_step)} frames and {bins} bins")
+    return shape
+
+
+def outlined(speakers: list[str], testing: np.ndarray, words: int, shape: list[int]) -> Outline:
+    """What `load` will make of clips by these speakers."""
+    held = int(testing.sum())
+    own = most_of_one(speakers, testing)
+    return Outline(len(speakers) - held, held, (1, *shape), words, torch.complex64, records_per_patient=own)
+
+
 def load(
     folder: Path,
     provenance: Provenance,
@@ -220,24 +265,12 @@ def load(
     grid: list[int] | None,
 ) -> Splits:
     """Spectrograms [1, frames, bins] (one channel) and the word's index."""
-    require(0 < frame_step <= CLIP - FRAME, "dataset.frame_step", frame_step, f"must lie between 1 and {CLIP - FRAME}")
-    require(0 < bins <= BINS, "dataset.bins", bins, f"must lie between 1 and {BINS}")
-    shape = grid or [frames(frame_step), bins]
-    fits = len(shape) == 2 and 0 < shape[0] <= frames(frame_step) and 0 < shape[1] <= bins
-    require(fits, "dataset.grid", grid, f"must be two numbers, at most {frames(frame_step)} frames and {bins} bins")
+    shape = shape_of(frame_step, bins, grid)
     chosen = clips(folder, words, clips_per_word, split_seed)
     paths, labels = [path for path, _ in chosen], torch.tensor([label for _, label in chosen])
     files = hashlib.sha256("".join(f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths).encode()).hexdigest()
     speakers = [speaker(path) for path in paths]
-    if split == "speaker":
-        testing = split_by_speaker(speakers, test_share, split_seed)
-    else:
-        testing = np.zeros(len(paths), dtype=bool)
-        testing[np.random.default_rng(split_seed).choice(len(paths), round(test_share * len(paths)), replace=False)] = True
-    if not 0 < testing.sum() < len(testing):
-        raise UserError(
-            f"dataset.test_share={test_share}: leaves {int((~testing).sum())} clips to train and {int(testing.sum())} to test."
-        )
+    testing = held_out(speakers, split, test_share, split_seed)
     inputs = scaled(spectrograms(paths, files, frame_step, bins), scale)  # [n, frames, bins]
     inputs = centred(inputs) if align else inputs
     inputs = (over_grid(inputs, shape) if grid else inputs).unsqueeze(1)  # [n, 1, *shape]
@@ -251,7 +284,7 @@ def load(
         provenance=provenance,
         digest=hashlib.sha256(f"{files}:{settings}".encode()).hexdigest(),
         notes=f"{len(paths):,} clips of {len(words)} words by {len(set(speakers)):,} speakers, split by {split}",
-        records_per_patient=max(Counter(person for person, held in zip(speakers, testing, strict=True) if not held).values()),
+        records_per_patient=most_of_one(speakers, testing),
     )
 
 
@@ -290,3 +323,29 @@ def speech_commands(
         align=align,
         grid=grid,
     )
+
+
+@register("outline", "speech_commands")
+def outline(
+    root: Path,
+    *,
+    words: list[str],
+    clips_per_word: int | None,
+    split: str,
+    test_share: float,
+    split_seed: int,
+    frame_step: int,
+    bins: int,
+    grid: list[int] | None,
+    **_: object,
+) -> Outline:
+    """From the clips' names; without clips, the release's 3,500 or so of a word, and 20 or so of a speaker."""
+    shape = shape_of(frame_step, bins, grid)
+    if holds_any(root / FOLDER):
+        speakers = [speaker(path) for path, _label in clips(root / FOLDER, words, clips_per_word, split_seed)]
+        return outlined(speakers, held_out(speakers, split, test_share, split_seed), len(words), shape)
+    require(clips_per_word is None or clips_per_word > 0, "dataset.clips_per_word", clips_per_word, "must be at least 1")
+    count = min(clips_per_word or 3500, 3500) * len(words)
+    held = round(test_share * count)
+    require(0 < held < count, "dataset.test_share", test_share, f"leaves {count - held} clips to train and {held} to test")
+    return Outline(count - held, held, (1, *shape), len(words), torch.complex64, records_per_patient=20, found=False)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.io import savemat
 
-from zdp_bench.data import Splits
-from zdp_bench.data.cpsc2018 import LEADS, RATE, Norm, load
+from zdp_bench.data import Outline, Splits
+from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Norm, load, parts
 from zdp_bench.data.files import made_whole
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -80,9 +82,9 @@ def cpsc2018_synthetic(
     test_share: float = 0.1,
 ) -> Splits:
     """Synthetic recordings, written once under `synthetic/` of the data root and read as CPSC 2018 is: complex64 [512]."""
+    _parts(count, seconds, test_share)
     folder = root / "synthetic" / f"cpsc2018-{count}-{seconds}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, count, seconds, seed)
     return load(
         folder,
@@ -98,3 +100,22 @@ def cpsc2018_synthetic(
         split_seed=0,
         bad_records="refuse",
     )
+
+
+def _parts(count: int, seconds: float, test_share: float) -> tuple[int, int]:
+    """How many recordings are to train and to test on.
+
+    Raises:
+        UserError: an option means nothing.
+    """
+    require(2 <= count <= 9999, "dataset.count", count, "must lie between 2 and 9,999 recordings")
+    fits = 1 <= round(seconds * RATE) <= LONGEST
+    require(fits, "dataset.seconds", seconds, f"must be positive and at most {LONGEST // RATE}: samples come {RATE} a second")
+    return parts(Path("synthetic"), "LBBB", "Normal", [count - count // 2, count // 2], test_share)
+
+
+@register("outline", "cpsc2018_synthetic")
+def outline(root: Path, *, count: int, seconds: float, test_share: float, **_: object) -> Outline:
+    """As many as asked for; 512 samples are seen."""
+    train, test = _parts(count, seconds, test_share)
+    return Outline(train, test, (512,), 1, torch.complex64)

@@ -6,13 +6,14 @@ clouds to one lung or both. A patient owns one to four films.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from zdp_bench.data import Outline, Splits
-from zdp_bench.data.chest_xray import CLASSES, PARTS, load
+from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, check_size, cut, load, patient
 from zdp_bench.data.files import made_whole
 from zdp_bench.errors import require
 from zdp_bench.registry import register
@@ -39,6 +40,19 @@ def chest(ill: bool, patient: np.random.Generator, film: np.random.Generator, si
     return (255 * image.clip(0, 1)).astype(np.uint8)
 
 
+def drawn(count: int, test_share: float, seed: int) -> Iterator[tuple[Path, int, int]]:
+    """(path in the set, person, which of this person's films) of every film; none is drawn yet."""
+    number = person = 0
+    while number < count:
+        person += 1
+        draw = np.random.default_rng([seed, person])
+        ill, part = bool(draw.random() < 0.74), "test" if draw.random() < test_share else "train"
+        for film in range(min(int(draw.integers(1, 5)), count - number)):
+            number += 1
+            name = f"person{person}_virus_{number}.jpeg" if ill else f"IM-{person:04d}-{film + 1:04d}.jpeg"
+            yield Path(part) / CLASSES[ill] / name, person, film
+
+
 def write_set(folder: Path, count: int, test_share: float, seed: int) -> None:
     """`count` films, three quarters of them ill as in the release; whole or not at all."""
     from PIL import Image
@@ -47,16 +61,10 @@ def write_set(folder: Path, count: int, test_share: float, seed: int) -> None:
         for part in PARTS:
             for name in CLASSES:
                 (partial / part / name).mkdir(parents=True)
-        number = person = 0
-        while number < count:
-            person += 1
-            draw = np.random.default_rng([seed, person])
-            ill, part = bool(draw.random() < 0.74), "test" if draw.random() < test_share else "train"
-            for film in range(min(int(draw.integers(1, 5)), count - number)):
-                number += 1
-                name = f"person{person}_virus_{number}.jpeg" if ill else f"IM-{person:04d}-{film + 1:04d}.jpeg"
-                pixels = chest(ill, np.random.default_rng([seed, person, 0]), np.random.default_rng([seed, person, film + 1]))
-                Image.fromarray(pixels).save(partial / part / CLASSES[ill] / name, quality=92)
+        for path, person, film in drawn(count, test_share, seed):
+            ill = path.parts[1] == CLASSES[1]
+            pixels = chest(ill, np.random.default_rng([seed, person, 0]), np.random.default_rng([seed, person, film + 1]))
+            Image.fromarray(pixels).save(partial / path, quality=92)
 
 
 @register("dataset", "chest_xray_synthetic")
@@ -72,10 +80,9 @@ def chest_xray_synthetic(
     augment: bool = True,
 ) -> Splits:
     """Drawn films, written once under `synthetic/` and read as Kermany's are: float32 [1, size, size]."""
-    require(count >= 50, "dataset.count", count, "must be at least 50, so that both parts hold both classes")
+    _check(count, size)
     folder = root / "synthetic" / f"films-{count}-{test_share:g}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, count, test_share, seed)
     return load(
         folder,
@@ -90,8 +97,24 @@ def chest_xray_synthetic(
 
 @register("outline", "chest_xray_synthetic")
 def outline(
-    root: Path, *, count: int, size: int, test_share: float, validation_share: float, max_per_patient: int | None, **_: object
+    root: Path,
+    *,
+    count: int,
+    size: int,
+    test_share: float,
+    validation_share: float,
+    seed: int,
+    max_per_patient: int | None,
+    **_: object,
 ) -> Outline:
-    """Nearly: where patients are cut is known when they are drawn."""
-    train = round(count * (1 - test_share) * (1 - validation_share))
-    return Outline(train, round(count * test_share), (1, size, size), 1, records_per_patient=min(4, max_per_patient or 4))
+    """Known before anything is drawn."""
+    _check(count, size)
+    paths = sorted(path for path, _person, _film in drawn(count, test_share, seed))
+    found = [Film(path, path.parts[0], CLASSES.index(path.parts[1]), patient(path)) for path in paths]
+    made = cut(found, None, validation_share, seed, max_per_patient)
+    return Outline(len(made.train), len(made.test), (1, size, size), 1, records_per_patient=made.most_of_one)
+
+
+def _check(count: int, size: int) -> None:
+    check_size(size)
+    require(count >= 50, "dataset.count", count, "must be at least 50, so that both parts hold both classes")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Outline, Records, Splits
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -31,9 +31,7 @@ def synthetic_images(
     Raises:
         UserError: a size that means nothing.
     """
-    require(len(shape) > 0 and min(shape) > 0, "dataset.shape", shape, "needs at least one size, each at least 1")
-    require(classes > 1, "dataset.classes", classes, "must be at least 2")
-    require(min(train, test) >= classes, "dataset.train", min(train, test), "each class needs a record, in training and test set")
+    _check(shape, classes, train, test)
     rng = np.random.default_rng(seed)
     coarse = rng.standard_normal((2, classes, *(max(1, n // 4) for n in shape)))
     patterns = coarse
@@ -57,3 +55,17 @@ def synthetic_images(
         digest=hashlib.sha256(said.encode()).hexdigest(),
         notes=f"generated patterns of {classes} classes in noise, seed {seed}",
     )
+
+
+def _check(shape: list[int], classes: int, train: int, test: int) -> None:
+    require(len(shape) > 0 and min(shape) > 0, "dataset.shape", shape, "needs at least one size, each at least 1")
+    require(classes > 1, "dataset.classes", classes, "must be at least 2")
+    for key, count in (("train", train), ("test", test)):
+        require(count >= classes, f"dataset.{key}", count, f"must be at least {classes}, so that each class has a record")
+
+
+@register("outline", "synthetic_images")
+def outline(root: Path, *, shape: list[int], complex_valued: bool, classes: int, train: int, test: int, **_: object) -> Outline:
+    """As many as asked for."""
+    _check(shape, classes, train, test)
+    return Outline(train, test, tuple(shape), classes, torch.complex64 if complex_valued else torch.float32)

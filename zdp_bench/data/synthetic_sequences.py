@@ -15,7 +15,7 @@ import torch
 
 from zdp_bench.data import Outline, Splits, nifti
 from zdp_bench.data.files import made_whole
-from zdp_bench.data.mri_sequences import SEQUENCES, load, parts_of, read_contrasts
+from zdp_bench.data.mri_sequences import SEQUENCES, check_options, load, parts_of, read_contrasts
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -67,17 +67,27 @@ def write_set(folder: Path, train: int, test: int, seed: int) -> None:
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
+def _held(patients: int, size: int, slices: int, test_share: float) -> int:
+    """How many patients are to test on.
+
+    Raises:
+        UserError: an option means nothing.
+    """
+    check_options(size, slices)
+    test = round(test_share * patients)
+    require(2 <= patients <= 1000, "dataset.patients", patients, "must lie between 2 and 1000")
+    require(0 < test < patients, "dataset.test_share", test_share, f"leaves {test} of {patients} patients to test")
+    return test
+
+
 @register("dataset", "mri_sequences_synthetic")
 def mri_sequences_synthetic(
     root: Path, *, patients: int = 30, size: int = 32, slices: int = 4, test_share: float = 0.3, seed: int = 0
 ) -> Splits:
     """Heads, written once under `synthetic/` and read as the decathlon's are: complex64 [1, size, size] of four classes."""
-    test = round(test_share * patients)
-    require(2 <= patients <= 1000, "dataset.patients", patients, "must lie between 2 and 1000")
-    require(0 < test < patients, "dataset.test_share", test_share, f"leaves {test} of {patients} patients to test")
+    test = _held(patients, size, slices, test_share)
     folder = root / "synthetic" / f"heads-{patients - test}-{test}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, patients - test, test, seed)
     parts = parts_of(folder, slices, validation_patients=0, split_seed=seed)
     return load(parts, read_contrasts, "channels", "synthetic", "drawn heads in four contrasts", size=size)
@@ -86,6 +96,6 @@ def mri_sequences_synthetic(
 @register("outline", "mri_sequences_synthetic")
 def outline(root: Path, *, patients: int, size: int, slices: int, test_share: float, **_: object) -> Outline:
     """Known before anything is drawn."""
-    each, test = len(SEQUENCES) * min(slices, GRID[2]), round(test_share * patients)
+    each, test = len(SEQUENCES) * min(slices, GRID[2]), _held(patients, size, slices, test_share)
     shape = (1, size, size)
     return Outline((patients - test) * each, test * each, shape, len(SEQUENCES), torch.complex64, records_per_patient=each)

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import chirp
 
-from zdp_bench.data import Splits
+from zdp_bench.data import Outline, Splits
 from zdp_bench.data.files import made_whole
-from zdp_bench.data.speech_commands import BINS, CLIP, RATE, STEP, Scale, load
+from zdp_bench.data.speech_commands import BINS, CLIP, RATE, STEP, Scale, held_out, load, outlined, shape_of
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
@@ -29,19 +30,24 @@ def utterance(word: int, words: int, speaker: np.random.Generator, clip: np.rand
     return sound.clip(-1, 1 - 2**-15)
 
 
+def _taken(number: int, clips_per_word: int) -> tuple[int, int]:
+    """Who speaks a word's clip of this number, and which of this person's clips of the word it is."""
+    people = max(2, clips_per_word // 5)
+    return number % people, number // people
+
+
 def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) -> None:
     """`clips_per_word` wav files of each word, by a fifth as many speakers; whole or not at all."""
     import soundfile
 
-    people = max(2, clips_per_word // 5)
     with made_whole(folder) as partial:
         for label, word in enumerate(words):
             (partial / word).mkdir()
             for number in range(clips_per_word):
-                person = number % people
+                person, take = _taken(number, clips_per_word)
                 voice, clip = np.random.default_rng([seed, person]), np.random.default_rng([seed, label, number, 1])
                 sound = utterance(label, len(words), voice, clip)
-                name = f"{person:08x}_nohash_{number // people}.wav"
+                name = f"{person:08x}_nohash_{take}.wav"
                 soundfile.write(str(partial / word / name), sound.astype(np.float32), RATE, subtype="PCM_16")
 
 
@@ -60,9 +66,9 @@ def speech_commands_synthetic(
     grid: list[int] | None = None,
 ) -> Splits:
     """Synthetic words, written once under `synthetic/` and read as SpeechCommands is: complex64 [1, 124, 129] as published."""
+    _check(words, clips_per_word)
     folder = root / "synthetic" / f"speech-{len(words)}-{clips_per_word}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, words, clips_per_word, seed)
     return load(
         folder,
@@ -78,3 +84,27 @@ def speech_commands_synthetic(
         align=align,
         grid=grid,
     )
+
+
+def _check(words: list[str], clips_per_word: int) -> None:
+    require(clips_per_word > 0, "dataset.clips_per_word", clips_per_word, "must be at least 1")
+    require(len(set(words)) == len(words) > 1, "dataset.words", words, "needs at least two different words")
+
+
+@register("outline", "speech_commands_synthetic")
+def outline(
+    root: Path,
+    *,
+    words: list[str],
+    clips_per_word: int,
+    seed: int,
+    test_share: float,
+    frame_step: int,
+    bins: int,
+    grid: list[int] | None,
+    **_: object,
+) -> Outline:
+    """Known before anything is drawn."""
+    _check(words, clips_per_word)
+    speakers = [f"{_taken(number, clips_per_word)[0]:08x}" for _word in words for number in range(clips_per_word)]
+    return outlined(speakers, held_out(speakers, "speaker", test_share, seed), len(words), shape_of(frame_step, bins, grid))

@@ -14,7 +14,7 @@ import numpy as np
 
 from zdp_bench.data import Outline, Splits, nifti
 from zdp_bench.data.files import made_whole
-from zdp_bench.data.msd import Geometry, load
+from zdp_bench.data.msd import Geometry, check_options, load, sizes
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -61,6 +61,23 @@ def write_set(folder: Path, volumes: int, seed: int) -> None:
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
+def _geometry(size: int) -> Geometry:
+    return Geometry(size, "resize", None, WINDOW, 0)
+
+
+def _sizes(
+    volumes: int, size: int, max_per_patient: int | None, test_per_patient: int | None, validation_share: float, test_share: float
+) -> tuple[int, int]:
+    """How many volumes are to train and to test on.
+
+    Raises:
+        UserError: an option means nothing.
+    """
+    require(3 <= volumes <= 1000, "dataset.volumes", volumes, "must lie between 3 and 1000")
+    check_options(_geometry(size), max_per_patient, test_per_patient)
+    return sizes(volumes, validation_share, test_share)
+
+
 @register("dataset", "msd_synthetic")
 def msd_synthetic(
     root: Path,
@@ -75,15 +92,14 @@ def msd_synthetic(
     augment: bool = True,
 ) -> Splits:
     """Phantoms, written once under `synthetic/` and read as the decathlon's volumes are: float32 [1, size, size] and mask."""
-    require(3 <= volumes <= 1000, "dataset.volumes", volumes, "must lie between 3 and 1000")
+    _sizes(volumes, size, max_per_patient, test_per_patient, validation_share, test_share)
     folder = root / "synthetic" / f"abdomen-{volumes}-{seed}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         write_set(folder, volumes, seed)
     return load(
         folder,
         "synthetic",
-        Geometry(size, "resize", None, WINDOW, 0),
+        _geometry(size),
         max_per_patient=max_per_patient,
         test_per_patient=test_per_patient,
         validation_share=validation_share,
@@ -108,7 +124,6 @@ def outline(
     """Known before anything is drawn."""
     import torch
 
-    test, each = round(test_share * volumes), min(GRID[2], max_per_patient or GRID[2])
-    train = (volumes - test - round(validation_share * volumes)) * each
-    tested = test * min(GRID[2], test_per_patient or GRID[2])
-    return Outline(train, tested, (1, size, size), 1, torch.float32, (size, size), torch.uint8, each)
+    train, test = _sizes(volumes, size, max_per_patient, test_per_patient, validation_share, test_share)
+    each, tested = (min(GRID[2], most or GRID[2]) for most in (max_per_patient, test_per_patient))
+    return Outline(train * each, test * tested, (1, size, size), 1, torch.float32, (size, size), torch.uint8, each)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from zdp_bench.data.files import Card, card, missing
+from zdp_bench.data.files import Card, card, missing, there
 
 
 def as_rich(root: Path, chosen: list[Card]) -> Table:
@@ -20,16 +20,12 @@ def as_rich(root: Path, chosen: list[Card]) -> Table:
 
 
 def state(root: Path, of: Card) -> str:
-    """In words: bundled, unpacked by hand (as its card says), there, or what is missing and what fetches it."""
+    """In words: bundled, made when needed, there, or what is missing and what fetches it or says how to get it."""
     needs = card(of.uses) if of.uses else of
-    if needs.folder:
-        return (
-            "there" if (root / needs.folder).is_dir() else f"missing: {needs.folder}; `zdp-bench data fetch {of.name}` says how"
-        )
+    if needs.holds:
+        return "there" if there(root, needs) else f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
     if not needs.files:
-        if needs.provenance == "synthetic":
-            return "made when needed"
-        return "unpacked by hand" if needs.access else "bundled"
+        return "made when needed" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]
     if not lacking:
         return "there"

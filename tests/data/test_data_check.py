@@ -1,0 +1,134 @@
+"""`zdp-bench data`: what is not there is called missing, with where to get it; what is damaged is named, file by file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.test_outlines import options
+from zdp_bench.cli import main
+from zdp_bench.data import chest_xray, cifar10, files, nifti, speech_commands, synthetic_ecg, synthetic_films, synthetic_volumes
+from zdp_bench.data.synthetic_sequences import write_set as write_heads
+from zdp_bench.data.synthetic_speech import write_set as write_words
+from zdp_bench.errors import UserError
+from zdp_bench.registry import lookup, names
+from zdp_bench.report.data_root import state
+
+OWN = [of for of in files.cards() if not of.uses]
+BY_HAND = [of.name for of in OWN if of.holds]
+
+
+def refused(verb: str, name: str, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says on stderr as it leaves with 2."""
+    with pytest.raises(SystemExit) as left:
+        main(["data", verb, name, "--root", str(root)])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [of.name for of in files.cards() if of.holds or of.files or of.uses])
+def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    of = files.card(name)
+    assert state(tmp_path, of).startswith("missing: ")
+    err = refused("check", name, tmp_path, capsys)
+    assert "is missing" in err
+    if of.holds:
+        assert len(err.splitlines()) == 1
+        for said in (err, refused("fetch", name, tmp_path, capsys)):
+            assert of.source in said
+            assert of.access in said
+            assert "above" not in said
+
+
+def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> None:
+    assert set(BY_HAND) == set(names("check"))
+    for of in OWN:
+        assert bool(of.access) == bool(of.holds)
+        assert of.holds or of.files or of.provenance == "synthetic" or of.name == "phase_digits"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data root with a little of every set that is got by hand."""
+    synthetic_ecg.write_set(tmp_path / "CPSC2018", 4, 2.0, seed=1)
+    (tmp_path / speech_commands.FOLDER).parent.mkdir()
+    write_words(tmp_path / speech_commands.FOLDER, ["yes", "no"], 3, seed=0)
+    synthetic_films.write_set(tmp_path / chest_xray.FOLDER, 50, 0.3, seed=1)
+    write_heads(tmp_path / "Task01_BrainTumour", 3, 2, seed=0)
+    synthetic_volumes.write_set(tmp_path / "Task03_Liver", 3, seed=0)
+    lookup("dataset", "kspace_phantom")(tmp_path, **options("kspace_phantom", patients=4, slices=1, height=8, width=8))
+    next((tmp_path / "synthetic").iterdir()).rename(tmp_path / "fastMRI")
+    (tmp_path / "Task04_Hippocampus" / "imagesTr").mkdir(parents=True)
+    for number in range(3):
+        voxels = np.random.default_rng(number).random((9, 9, 30))
+        nifti.write(tmp_path / "Task04_Hippocampus" / "imagesTr" / f"h_{number}.nii.gz", voxels, (1.0, 1.0, 1.0))
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    for name in cifar10.BATCHES:
+        (tmp_path / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(bytes(cifar10.RECORD))
+    return tmp_path
+
+
+def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: Path) -> None:
+    damaged = {
+        "cpsc2018": root / "CPSC2018" / "cinc2020_wfdb" / "S0001.mat",
+        "speech_commands": min((root / speech_commands.FOLDER / "no").iterdir()),
+        "chest_xray": min((root / chest_xray.FOLDER / "train" / "NORMAL").iterdir()),
+        "mri_sequences": root / "Task01_BrainTumour" / "imagesTs" / "BRATS_005.nii.gz",
+        "msd": root / "Task03_Liver" / "labelsTr" / "liver_1.nii.gz",
+        "fastmri": min((root / "fastMRI" / "singlecoil_val").iterdir()),
+        "kspace_from_volumes": root / "Task04_Hippocampus" / "imagesTr" / "h_1.nii.gz",
+        "mri_sequences_from_volumes": root / "Task04_Hippocampus" / "imagesTr" / "h_1.nii.gz",
+    }
+    assert set(damaged) == set(BY_HAND) - {"cifar10"}
+    for name, path in damaged.items():
+        of = files.card(name)
+        assert state(root, of) == "there"
+        assert files.fetch(root, of) == []
+        before = list(files.inspected(root, of))
+        assert before, name
+        assert [problem for _, problem in before if problem and name != "msd"] == []
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) - 9])  # of a .gz, the checksum
+        problems = [problem for _, problem in files.inspected(root, of) if problem]
+        assert len(problems) == 1, (name, problems)
+        assert path.stem.removesuffix(".nii") in problems[0]
+        path.write_bytes(whole)
+    wrong = [problem for _, problem in files.inspected(root, files.card("cifar10"))]
+    assert len(wrong) == 6
+    assert all("checksum is that of no known release" in problem for problem in wrong)
+
+
+def test_there_means_what_the_outlines_say(root: Path) -> None:
+    for name in set(BY_HAND) - {"msd"}:  # whose outline is of one task
+        changed = {"words": ["yes", "no"]} if name == "speech_commands" else {}
+        changed |= {"height": 8, "width": 8} if name in ("fastmri", "kspace_from_volumes") else {}
+        changed |= {"validation_patients": 1} if name == "mri_sequences" else {}
+        assert lookup("outline", name)(root, **options(name, **changed)).found, name
+    assert lookup("outline", "msd")(root, **options("msd")).found
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "root"):
+        with pytest.raises(UserError, match=r"file.*: cannot be written \(.+\)\. Set paths\.data") as caught:
+            files.fetch(root, files.card("mnist"))
+        assert "http" not in str(caught.value)
+        with pytest.raises(UserError, match="cannot be written"):
+            lookup("dataset", "cpsc2018_synthetic")(root, **options("cpsc2018_synthetic"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match="cannot be written"):
+            files.fetch(tmp_path, files.card("mnist"))
+    finally:
+        tmp_path.chmod(0o700)
+        shutil.rmtree(tmp_path / "MNIST", ignore_errors=True)
