@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from zdp_bench import checkpoint, devices, evaluation, experiment, records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
+from zdp_bench.data import Records
 from zdp_bench.errors import UserError
+from zdp_bench.evaluation import evaluate
 from zdp_bench.experiment import Outcome, run
 from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.registry import lookup
 
 TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]
 
@@ -258,3 +262,22 @@ def test_what_does_not_fit_is_told_before_anything_is_trained(tmp_path: Path, wo
         run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *words])), Silent())
     assert "\n" not in str(told.value)
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
+
+
+@pytest.mark.parametrize("word", ["optimizer.lr=1e20", "optimizer.lr=nan", "algorithm.noise_multiplier=1e30"])
+def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp_path: Path, word: str) -> None:
+    with pytest.raises(UserError, match=r"^diverged at epoch 1, step 10: .*Lower optimizer\.lr") as told:
+        carry_out(tmp_path, word)
+    assert "\n" not in str(told.value)
+    (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
+    assert len(ledger.read_text().splitlines()) - 1 == 10
+    assert not list(tmp_path.glob("runs/*/*/record.json"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["classification", "binary_classification", "segmentation", "reconstruction"])
+def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str, bad: float) -> None:
+    shape = {"classification": (2, 3), "binary_classification": (2, 1)}.get(name, (2, 1, 8, 8))
+    targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(name, torch.tensor([0, 1]))
+    test = Records(torch.full(shape, bad), targets)
+    assert math.isnan(evaluate(torch.nn.Identity(), lookup("task", name)(), test, torch.device("cpu"))["loss"])

@@ -63,6 +63,13 @@ def test_it_costs_its_steps_and_is_repeatable(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_validated")
+def test_a_loss_that_is_no_number_ends_the_test_as_an_explosion_does(tmp_path: Path) -> None:
+    found = range_test(configured(tmp_path), 1e29, 1e30, steps=6)
+    assert found.steps < 6
+    assert math.isnan(found.losses[-1])
+
+
+@pytest.mark.usefixtures("_validated")
 @pytest.mark.parametrize("highest", [1.0, 1e12])
 def test_test_and_run_share_the_noise_that_reaches_a_target_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, highest: float

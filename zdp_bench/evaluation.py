@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from zdp_bench import records
 from zdp_bench.data import Source
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.tasks import Condensing, Scoring, Task
 
@@ -17,8 +19,25 @@ EVALUATION_NUMBERS = 2**21  # fewer records at once where they are images: a U-N
 
 
 def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
-    """The task's metrics over a whole set."""
-    return task.metrics(*predict(model, task, test, device, size), test.groups)
+    """The task's metrics over a whole set; of outputs that are no finite numbers there is but a loss, and it is NaN."""
+    outputs, targets = predict(model, task, test, device, size)
+    if not torch.isfinite(outputs).all():
+        return {"loss": math.nan}
+    return task.metrics(outputs, targets, test.groups)
+
+
+def refuse_divergence(metrics: dict[str, float], epoch: int | None, step: int, rate: object) -> None:
+    """End a run whose model answers with no finite numbers any more: no step leads back from there.
+
+    Raises:
+        UserError: it does.
+    """
+    if not math.isfinite(metrics.get("loss", 0.0)):
+        at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
+        raise UserError(
+            f"diverged at {at}: the model's outputs or loss are no finite numbers any more. Lower optimizer.lr (it is {rate}), "
+            "the noise or the bound. Nothing is recorded, but the steps stay counted in the run's ledger."
+        )
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from zdp_bench.devices import arithmetic, own_gpu, pick_device
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.evaluation import evaluate, final_metrics
+from zdp_bench.evaluation import evaluate, final_metrics, refuse_divergence
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.machine import environment, peak_memory
 from zdp_bench.parts import (
@@ -84,8 +84,8 @@ def run(config: Run, watcher: Watcher, wait: bool = True, carrying: Carrying | N
         - nothing computed from training records leaves through log, progress or record, but for the trained weights.
 
     Raises:
-        UserError: the data, the device, the ledger or the checkpoint is not usable, or the disk not to be written to; says
-            which and why.
+        UserError: the data, the device, the ledger or the checkpoint is not usable, the disk not to be written to, or the model
+            diverged; says which and why.
         Busy: another process is at this run, and `wait` is false.
         Stopped: a signal asked for it; the run is saved.
     """
@@ -192,6 +192,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             due = bool(every) and step % (every or 1) == 0
             if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
                 metrics, epsilon = ranks.broadcast(measured())
+                refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
                 watcher.evaluated(epoch or 0, step, metrics, epsilon)
                 due = due or epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps

@@ -30,7 +30,7 @@ from zdp_bench.data import Splits
 from zdp_bench.devices import arithmetic
 from zdp_bench.engine import descend
 from zdp_bench.errors import UserError
-from zdp_bench.evaluation import evaluate, final_metrics
+from zdp_bench.evaluation import evaluate, final_metrics, refuse_divergence
 from zdp_bench.experiment import Watcher, account, described, open_ledger
 from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
 from zdp_bench.federated.messages import content, digest, tensors_of, values_of
@@ -215,6 +215,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
             epoch, step = plan.epoch_ending_at(round_), round_ * a_round
             if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
                 metrics, epsilon = evaluate(model, task, data.test, device, size.records), spent()
+                refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
                 given.watcher.evaluated(epoch or 0, step, metrics, epsilon)
             signal = given.asked_to_stop()
