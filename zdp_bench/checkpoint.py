@@ -64,13 +64,14 @@ def load(path: Path, run: str) -> Checkpoint | None:
     """
     if not path.exists():
         return None
+    # OSError is torch's too, for a file cut short: it seeks where nothing is.
     advice = "Delete the run's folder, or add force=true, to start it anew."
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns of odd pickle protocols before it refuses them
             body = torch.load(path, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError):
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError):
         raise UserError(f"{path}: is damaged or no checkpoint of zdp-bench. {advice}") from None
     if checkpoint.run != run:
         raise UserError(f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}")
