@@ -161,12 +161,25 @@ def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:
     assert record["privacy"]["steps"] == 14  # 1437 // 100
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 100, 5000, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, kept: float) -> None:
     home = carry_out(tmp_path).path.parent
     (home / "record.json").unlink()
-    (home / "checkpoint.pt").write_bytes(b"\x80\x04not a checkpoint")
+    whole = (home / "checkpoint.pt").read_bytes()
+    cut = whole[: int(kept if kept > 1 else kept * len(whole))]  # as a copy that broke off leaves it
+    (home / "checkpoint.pt").write_bytes(cut or b"\x80\x04not a checkpoint")
     with pytest.raises(UserError, match=r"checkpoint\.pt: is damaged.*force=true"):
         carry_out(tmp_path)
+
+
+def test_a_damaged_record_of_the_run_itself_is_refused_and_written_again_once_it_is_gone(tmp_path: Path) -> None:
+    outcome = carry_out(tmp_path)
+    outcome.path.write_bytes(outcome.path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"record\.json: is damaged .* Delete it"):
+        carry_out(tmp_path)
+    assert not carry_out(tmp_path, "seed=1").found  # another run is not lost over it
+    outcome.path.unlink()
+    assert repeatable(carry_out(tmp_path).record) == repeatable(outcome.record)
 
 
 def test_an_edited_ledger_is_refused(tmp_path: Path) -> None:

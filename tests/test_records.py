@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from zdp_bench import records
+from zdp_bench.errors import UserError
 
 
 def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) -> records.Record:
@@ -20,6 +21,7 @@ def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) ->
         "seed": seed,
         "run": f"{recipe}{seed}".ljust(64, "0"),
         "experiment": recipe.ljust(64, "e"),
+        "config": {},
         "claims": {"table": "p/1", "row": "a", "variant": None},
         "headline": {"name": "accuracy", "value": value},
         "metrics": {"accuracy": value},
@@ -45,7 +47,7 @@ def save(results: Path, *of: records.Record) -> None:
 
 def test_infinity_and_nan_survive(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    records.write(path, {"a": math.inf, "b": [1, -math.inf], "c": {"d": math.nan}, "e": "text"})
+    records.write(path, record(a=math.inf, b=[1, -math.inf], c={"d": math.nan}, e="text"))
     back = records.read(path)
     assert back is not None
     assert (back["a"], back["b"], back["e"]) == (math.inf, [1, -math.inf], "text")
@@ -55,23 +57,30 @@ def test_infinity_and_nan_survive(tmp_path: Path) -> None:
 
 def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "record.json"
-    records.write(path, {"a": 1})
+    records.write(path, record(a=1))
 
     def power_cut(*_: object) -> None:
         raise OSError("power cut")
 
     monkeypatch.setattr(os, "replace", power_cut)
     with pytest.raises(OSError, match="power cut"):
-        records.write(path, {"a": 2})
-    assert records.read(path) == {"a": 1}
+        records.write(path, record(a=2))
+    assert records.read(path) == record(a=1)
     assert records.read(tmp_path / "none.json") is None
 
 
-def test_half_a_record_is_no_record(tmp_path: Path) -> None:
-    save(tmp_path, record())
-    path = records.folder(tmp_path, "r", record()["run"]) / "record.json"
-    path.write_text(path.read_text()[:40])
-    assert records.read_all(tmp_path) == []
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1,2]", b"\x80\x04\xff", b'{"recipe": "r"', b'{"recipe": "r", "seed": "x"}'])
+def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    save(tmp_path, record("a"), record("b"))
+    path = records.folder(tmp_path, "a", record("a")["run"]) / "record.json"
+    path.write_bytes(content)
+    assert [one["recipe"] for one in records.read_all(tmp_path)] == ["b"]
+    records.rebuild_csv(tmp_path)
+    assert capsys.readouterr().err.count(f"left out: {path}: is damaged") == 1
+    with pytest.raises(UserError, match=r"record\.json: is damaged .* Delete it"):
+        records.read(path)
 
 
 def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,6 +67,10 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
+# Without these nothing can be shown of a run.
+WHOLE: dict[str, type] = dict.fromkeys(("recipe", "run", "experiment"), str) | {"seed": int}
+WHOLE |= dict.fromkeys(("config", "data", "metrics", "headline", "privacy"), dict)
+
 
 def folder(results: Path, recipe: str, run: str) -> Path:
     """Where a run keeps everything it writes."""
@@ -97,11 +105,30 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read(path: Path) -> Record | None:
-    """A record, or None where there is none that is whole."""
+    """A record, or None where there is none.
+
+    Raises:
+        UserError: what is there is damaged, or no record.
+    """
     try:
-        return _from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError):
+        found = _from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in WHOLE.items()):
+        raise UserError(
+            f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it again, from the checkpoint there."
+        )
+    return found
+
+
+@cache
+def _warn(words: str) -> None:
+    """Once a process, however often the records are read."""
+    print(f"zdp-bench: left out: {words}", file=sys.stderr)
 
 
 def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
@@ -119,9 +146,14 @@ def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def read_all(results: Path) -> list[Record]:
-    """Every record under `results/runs`, ordered by recipe, seed and digest."""
-    found = (read(path) for path in sorted((results / "runs").glob("*/*/record.json")))
-    return sorted((r for r in found if r), key=lambda r: (r["recipe"], r["seed"], r["run"]))
+    """Every record under `results/runs`, ordered by recipe, seed and digest; of one that is damaged a word goes to stderr."""
+    found = []
+    for path in sorted((results / "runs").glob("*/*/record.json")):
+        try:
+            found += [record] if (record := read(path)) else []
+        except UserError as error:  # no reason to lose a run that has just ended, or the tables of all the others
+            _warn(str(error))
+    return sorted(found, key=lambda r: (r["recipe"], r["seed"], r["run"]))
 
 
 def frame(records: list[Record]) -> pd.DataFrame:
