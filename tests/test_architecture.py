@@ -67,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "terminal": BASE,
     "tensorboard": BASE | {"config", "experiment"},
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "tensorboard", "federated"},
+    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "survival", "tensorboard", "federated"},
     "audit": BASE
     | DATA_SIDE
     | {"config", "parts", "devices", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},

@@ -6,6 +6,8 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.test_experiment import Silent, carry_out, configured, repeatable
+from tests.test_experiment import TINY, Silent, carry_out, configured, repeatable
 from zdp_bench import checkpoint, cli, experiment, parts, records
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import run
@@ -139,6 +141,76 @@ def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
         carry_out(tmp_path / "file")
     with pytest.raises(FileNotFoundError), writes(tmp_path):  # not ours to tell
         (tmp_path / "nothing" / "there").read_text()
+
+
+@pytest.mark.parametrize("verb", [["table", "zeta_dp_2021/1"], ["epsilon"], ["report"], ["figure", "epsilon"]])
+@pytest.mark.parametrize("folder", ["file", "file/deeper"])
+def test_a_results_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str], folder: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        cli.main([*verb, "--results", str(tmp_path / folder)])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / folder) in line
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
+@pytest.mark.parametrize("key", ["paths.results", "paths.data"])
+def test_a_run_with_a_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], key: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    recipe = ["recipe=ecg", "dataset=cpsc2018_synthetic"] if key == "paths.data" else ["recipe=quickstart"]
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", *words, *recipe, f"paths.results={tmp_path / 'results'}", f"{key}={tmp_path / 'file'}"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert f"{tmp_path / 'file'}" in said
+
+
+@pytest.mark.parametrize("verb", [["results"], ["table", "zeta_dp_2021/1"], ["report"]])
+def test_a_results_folder_that_is_not_there_is_not_made_to_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*verb, "--results", str(tmp_path / "none")])
+    assert left.value.code == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def zdp_bench(words: list[str], stdout: Any, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zdp_bench", *words]
+    environment = os.environ | more
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize(("output", "code"), [("a pipe nobody reads", 0), ("/dev/full", 2), ("latin-1", 0)])
+def test_a_run_is_not_lost_over_its_output(tmp_path: Path, output: str, code: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    stdout = {"/dev/full": os.open("/dev/full", os.O_WRONLY), "latin-1": subprocess.DEVNULL}.get(output, write)
+    words = ["run", *TINY, f"paths.results={tmp_path}"]
+    done = zdp_bench(words, stdout, PYTHONIOENCODING="latin-1" if output == "latin-1" else "utf-8")
+    os.close(write)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.strip() == ("zdp-bench: standard output: No space left on device; what was made is kept." if code else "")
+    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
+
+
+@pytest.mark.parametrize("words", [["list", "keys"], ["list", "datasets"], ["--help"]])
+def test_a_verb_that_shows_ends_quietly_when_nobody_reads_or_nothing_is_open(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = zdp_bench(words, write, PYTHONIOENCODING="ascii")
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    shell = ["sh", "-c", f"{sys.executable} -m zdp_bench {' '.join(words)} >&-"]
+    closed = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,8 +93,10 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a full disk has no room for halves
+    except OSError as error:
+        with suppress(OSError):  # a full disk has no room for halves
+            partial.unlink()
+        error.filename = path  # which `write` does not name
         raise
 
 

@@ -21,6 +21,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.faceoff import RECIPE, FaceOff
 from zdp_bench.report.tables import Filling, recipes_of, reference
+from zdp_bench.survival import refused
 
 if TYPE_CHECKING:
     from zdp_bench.experiment import Carrying
@@ -43,6 +44,8 @@ class Job:
         except UserError as error:
             return error
         except Exception as error:
+            if isinstance(error, OSError) and (words := refused(error)):
+                return words
             if not self.sweep:
                 raise
             traceback.print_exc()

@@ -6,26 +6,35 @@ an audit with a verdict that was not expected in exit code 1; a run that SIGTERM
 
 from __future__ import annotations
 
+import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from zdp_bench.cli import doing, showing
 from zdp_bench.cli.parser import arguments
 from zdp_bench.errors import UserError
-from zdp_bench.survival import Stopped, between_runs
+from zdp_bench.survival import Stopped, between_runs, lasting_output, probe, refused
 
+RESULTS = Path("results")  # the default: it need not be there yet
 VERBS = doing.VERBS | showing.VERBS
 
 
 def main(said: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line; exits with 0, or with 2 after one sentence."""
-    code = _carry_out(list(sys.argv[1:] if said is None else said))
-    if "WORLD_SIZE" in os.environ:
-        from zdp_bench.distributed import leave
+    with lasting_output() as output:
+        code = _carry_out(list(sys.argv[1:] if said is None else said))
+        output.flush()
+        if output.failed and output.failed.errno != errno.EPIPE:  # a reader that has gone has read enough
+            print(f"zdp-bench: standard output: {output.failed.strerror}; what was made is kept.", file=sys.stderr)
+            code = code or 2
+        if "WORLD_SIZE" in os.environ:
+            from zdp_bench.distributed import leave
 
-        leave(code)
+            leave(code)
     raise SystemExit(code)
 
 
@@ -33,6 +42,7 @@ def _carry_out(words: list[str]) -> int:
     """The exit code; what went wrong is said."""
     options = arguments(words)
     try:
+        _try_results(options)
         with between_runs():
             return VERBS[options.verb](options)
     except UserError as error:
@@ -44,5 +54,26 @@ def _carry_out(words: list[str]) -> int:
     except KeyboardInterrupt:
         print("zdp-bench: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 0
+    except OSError as error:
+        if (told := refused(error)) is None:
+            raise
+        print(f"zdp-bench: {told}", file=sys.stderr)
+        return 2
+
+
+def _try_results(options: argparse.Namespace) -> None:
+    """Whether the results folder is there to be read, and can be written to by a verb that will: before its work, not after.
+
+    Raises:
+        UserError: it is not.
+    """
+    folder = getattr(options, "results", None)
+    if folder is None:
+        return
+    if options.verb in ("table", "figure", "report", "results") and folder != RESULTS and not folder.exists():
+        raise UserError(f"{folder}: there is no such folder, so there are no records. Name the results folder of your runs.")
+    own = options.verb == "epsilon" and (options.sigma is not None or options.target_epsilon is not None)
+    if options.verb in ("table", "figure", "report", "reproduce", "bench", "epsilon") and not own:
+        probe(folder)
+    if output := getattr(options, "output", None):
+        probe(output.parent)
