@@ -74,7 +74,9 @@ ALLOWED: dict[str, set[str]] = {
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "validate": BASE | DATA_SIDE | {"config", "parts", "algorithms", "gradients", "privacy", "batchnorm", "cost", "federated"},
+    "validate": BASE
+    | DATA_SIDE
+    | {"devices", "config", "parts", "algorithms", "gradients", "privacy", "batchnorm", "cost", "federated"},
     "range_test": BASE | DATA_SIDE | {"config", "parts", "evaluation", "devices", "engine", "algorithms", "privacy"},
     "reproduce": BASE | DATA_SIDE | {"config", "experiment", "devices", "sweep", "terminal", "bench", "cost"},
     "cli": BASE

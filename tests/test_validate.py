@@ -11,11 +11,12 @@ import pytest
 import torch
 import torchvision
 
-from tests.test_experiment import carry_out, configured
+from tests.test_experiment import Silent, carry_out, configured
 from zdp_bench import assets, registry
 from zdp_bench.cli import main
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
+from zdp_bench.experiment import run
 from zdp_bench.report import validation
 from zdp_bench.validate import validate
 
@@ -92,3 +93,19 @@ def test_a_set_without_an_outline_says_what_to_add(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("zdp_bench.validate.names", lambda kind: [])
     with pytest.raises(UserError, match='@register\\("outline", "phase_digits"\\)'):
         validate(parse(compose(["recipe=quickstart"])))
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("precision=bf16", "precision=bf16"),
+        ("precision=tf32", "precision=tf32 is for non-private"),
+        ("device=cuda:99", "device=cuda:99: this machine has"),
+        ("task=segmentation", "model=complex_mlp and task=segmentation do not fit"),
+        ("model=resnet20", "model=resnet20 and task=classification do not fit"),
+    ],
+)
+@pytest.mark.parametrize("does", [validate, lambda config: run(config, Silent())])
+def test_what_a_run_refuses_is_refused_by_validate_too(tmp_path: Path, word: str, sentence: str, does: Any) -> None:
+    with pytest.raises(UserError, match=sentence):
+        does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])))

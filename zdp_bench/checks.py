@@ -256,7 +256,13 @@ def _one_loss_a_record(model: nn.Module, loss: Loss, batch: Batch) -> None:
     inputs, targets = batch
     with torch.no_grad():
         output = _forward(model, inputs)
-        losses = loss(output, targets)
+        try:
+            losses = loss(output, targets)
+        except Exception as error:
+            answered, asked = list(output.shape), list(targets.shape)
+            raise UserError(
+                f"the task's loss cannot take outputs of shape {answered} with targets of shape {asked}: {first_line(error)}"
+            ) from None
         if losses.shape != (len(inputs),):
             raise UserError(
                 f"the task's loss gives shape {list(losses.shape)} for {len(inputs)} records: it must give one number a record, "

@@ -86,7 +86,7 @@ def arithmetic(
     Raises:
         UserError: this precision would not do what it says for this model or algorithm.
     """
-    _check(precision, model, algorithm)
+    check_precision(precision, model, algorithm)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()
     hooks = _autocast(model, device) if precision == "bf16" else []
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -104,7 +104,12 @@ def arithmetic(
         torch.use_deterministic_algorithms(before[2])
 
 
-def _check(precision: str | None, model: nn.Module, algorithm: Any) -> None:
+def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:
+    """Refuse a precision that would not do what it says.
+
+    Raises:
+        UserError: as `arithmetic` does.
+    """
     if precision is None:
         return
     if precision not in PRECISIONS:

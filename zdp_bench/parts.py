@@ -111,15 +111,20 @@ def _unfit(config: Run, data: Splits | Outline, error: Exception) -> UserError:
     )
 
 
-def check_fit(config: Run, model: nn.Module, task: Task, data: Splits) -> None:
-    """Try the model and the loss on one test record, which is public: what does not fit is told before anything is trained.
+def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline) -> None:
+    """Try the model and the loss on one test record, which is public, or on zeros of an outline's shapes: what does not fit is
+    told before anything is trained.
 
     Raises:
         UserError: the model does not take the records, or the loss not its outputs.
     """
     try:
         with torch.no_grad():
-            inputs, targets = data.test.batch(torch.arange(1))
+            if isinstance(data, Outline):
+                inputs = torch.zeros(1, *data.input_shape, dtype=data.dtype)
+                targets = torch.zeros(1, *data.target_shape, dtype=data.target_dtype)
+            else:
+                inputs, targets = data.test.batch(torch.arange(1))
             losses = task.loss(model.eval()(inputs), targets)
     except UNFIT as error:
         raise _unfit(config, data, error) from error

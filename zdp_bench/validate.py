@@ -17,11 +17,12 @@ from zdp_bench.batchnorm import surgery
 from zdp_bench.config.schema import Run
 from zdp_bench.cost import Cost, predicted
 from zdp_bench.data import Outline
+from zdp_bench.devices import check_precision, pick_device
 from zdp_bench.errors import UserError
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
-from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_fit
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
@@ -65,9 +66,12 @@ def validate(config: Run, trial: bool = True) -> Report:
     nodes = config.federated.nodes or 1
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     task = lookup("task", config.task.name)(**config.task.options)
+    check_fit(config, model, task, data)
     problem = Problem(model, task.loss, plan.sampling, config.seed, torch.empty(0, *data.input_shape, dtype=data.dtype))
     config, algorithm = build_algorithm(config, problem, plan)
     build_optimizer(config, model)
+    check_precision(config.precision, model, algorithm)
+    pick_device(config.device)
     mechanism = algorithm.mechanism()
     parameters = sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())
     return Report(

@@ -131,3 +131,33 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         lookup("model", "complex_sequence_cnn")((1, 7, 32), 4)
     with pytest.raises(UserError, match=r"model\.groups=5"):
         lookup("model", "complex_sequence_cnn")((1, 32, 32), 4, groups=5)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in names("model") if not n.endswith("mlp") and n not in ("lenet5", "model3", "alexnet", "resnet20")]
+)
+def test_a_network_that_needs_channels_says_so(name: str) -> None:
+    if name.endswith("dfa_cnn"):
+        pytest.skip("takes [height, width] as one channel")
+    options = {"channels": [4]} if name.endswith("_cnn") and "sequence" not in name and name != "speech_cnn" else {}
+    with pytest.raises(UserError, match=r"takes records of shape \[channels, height, width\], and these are \[28, 28\]"):
+        lookup("model", name)((28, 28), 10, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "key"),
+    [
+        ("resnet20", (3, 32, 32), {"groups": 0}, "model.groups=0"),
+        ("resnet20", (3, 32, 32), {"groups": 5}, "model.groups=5"),
+        ("complex_unet", (1, 32, 32), {"width": 0}, "model.width=0"),
+        ("vgg11", (3, 32, 32), {"width": 0}, "model.width=0"),
+        ("real_cnn", (3, 32, 32), {"channels": [0]}, r"model.channels=\[0\]"),
+        ("complex_mlp", (8, 8), {"hidden": [0]}, r"model.hidden=\[0\]"),
+        ("complex_mlp", (8, 8), {"hidden": [8], "activation": "relu"}, "'relu' is for real numbers.*Take one of cardioid"),
+        ("real_mlp", (8, 8), {"hidden": [8], "activation": "cardioid"}, "'cardioid' is for complex numbers.*Take one of mish"),
+        ("lenet5", (28, 28), {"activation": "cardioid"}, "'cardioid' is for complex numbers"),
+    ],
+)
+def test_an_option_that_leaves_no_network_is_named(name: str, shape: tuple[int, ...], options: dict, key: str) -> None:
+    with pytest.raises(UserError, match=key):
+        lookup("model", name)(shape, 10, **options)

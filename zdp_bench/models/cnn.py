@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.pooling import ComplexAvgPool2d
@@ -21,12 +22,14 @@ class CNN(nn.Module):
         self, input_shape: tuple[int, ...], outputs: int, widths: list[int], activation: str, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        images, height, width = input_shape
+        kind = "complex" if dtype.is_complex else "real"
+        images, height, width = image_shape(f"{kind}_cnn", input_shape)
+        at_least_one("model.channels", widths)
         require(min(height, width) >= 2 ** len(widths), "model.channels", widths, f"{height}×{width} is too small for that depth")
         conv, pool = (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *widths]):
-            stages += [conv(wide, narrow, 3, padding=1, dtype=dtype), make_activation(activation, narrow), pool(2)]
+            stages += [conv(wide, narrow, 3, padding=1, dtype=dtype), make_activation(activation, narrow, dtype), pool(2)]
         self.stages = nn.Sequential(*stages)
         for _ in widths:
             height, width = height // 2, width // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.registry import register
 
@@ -14,7 +15,9 @@ class ConvLinear(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int, channels: int, dtype: torch.dtype) -> None:
         super().__init__()
-        images, height, width = input_shape
+        kind = "complex" if dtype.is_complex else "real"
+        images, height, width = image_shape(f"{kind}_conv_linear", input_shape)
+        at_least_one("model.channels", channels)
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         self.conv = conv(images, channels, 3, dtype=dtype)
         self.linear = nn.Linear(channels * (height - 2) * (width - 2), outputs, dtype=dtype)

@@ -47,7 +47,7 @@ class ConvNet(nn.Module):
         channels = (1, *input_shape)[-3]
         for stage in stages:
             for width in stage:
-                layers += [nn.Conv2d(channels, width, kernel, padding=padding), make_activation(activation, width)]
+                layers += [nn.Conv2d(channels, width, kernel, padding=padding), make_activation(activation, width, torch.float32)]
                 channels = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
@@ -55,7 +55,7 @@ class ConvNet(nn.Module):
         widths = [channels * size[0] * size[1], *hidden, outputs]
         head: list[nn.Module] = []
         for wide, narrow in pairwise(widths[:-1]):
-            head += [_linear(linear, wide, narrow, BLOCK), make_activation(activation, narrow)]
+            head += [_linear(linear, wide, narrow, BLOCK), make_activation(activation, narrow, torch.float32)]
         self.classifier = nn.Sequential(*head, _linear(linear, widths[-2], outputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import at_least_one
 from zdp_bench.nn.activations import activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.layout import channels_last
@@ -35,19 +36,21 @@ class DFACNN(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        at_least_one("model.channels", channels)
+        at_least_one("model.hidden", hidden)
         images, height, width = (1, *input_shape)[-3:]
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *channels]):
             height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
             if dtype.is_complex:  # of complex numbers none is the largest: the twin averages
-                stages += [ComplexConv2d(wide, narrow, KERNEL), activation(activations[0], narrow), ComplexAvgPool2d(2)]
+                stages += [ComplexConv2d(wide, narrow, KERNEL), activation(activations[0], narrow, dtype), ComplexAvgPool2d(2)]
             else:
-                stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), activation(activations[0], narrow)]
+                stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), activation(activations[0], narrow, dtype)]
         require(min(height, width) > 0, "model.channels", channels, f"images of {input_shape} are too small for that depth")
         self.convolutions = nn.Sequential(*stages)
         layers: list[nn.Module] = []
         for wide, narrow in pairwise([[images, *channels][-1] * height * width, *hidden, outputs]):
-            layers += [nn.Linear(wide, narrow, dtype=dtype), activation(activations[1], narrow)]
+            layers += [nn.Linear(wide, narrow, dtype=dtype), activation(activations[1], narrow, dtype)]
         self.connected = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.models.shape import at_least_one
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.initialisation import Initialisation, initialise
 from zdp_bench.registry import register
@@ -21,9 +22,10 @@ class MLP(nn.Module):
 
     def __init__(self, widths: list[int], dtype: torch.dtype, activation: str, init: Initialisation) -> None:
         super().__init__()
+        at_least_one("model.hidden", widths[1:-1])
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [initialise(nn.Linear(wide, narrow, dtype=dtype), init), make_activation(activation, narrow)]
+            layers += [initialise(nn.Linear(wide, narrow, dtype=dtype), init), make_activation(activation, narrow, dtype)]
         self.net = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 

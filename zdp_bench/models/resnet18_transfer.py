@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, require
+from zdp_bench.models.shape import image_shape
 from zdp_bench.registry import register
 
 IMAGENET = "imagenet"
@@ -46,7 +47,7 @@ def resnet18_transfer(
     from torchvision.ops import FrozenBatchNorm2d
 
     require(1 <= convolutions <= 2, "model.convolutions", convolutions, "must be 1 or 2")
-    require(input_shape[0] == 3, "model", "resnet18_transfer", "needs images of three colours")
+    require(image_shape("resnet18_transfer", input_shape)[0] == 3, "model", "resnet18_transfer", "needs images of three colours")
     network = resnet18(norm_layer=FrozenBatchNorm2d)
     try:
         network.load_state_dict(network.state_dict() if weights == UNTRAINED else _weights(weights))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 WIDTHS = (16, 32, 64)
@@ -57,4 +58,6 @@ class ResNet20(nn.Module):
 @register("model", "resnet20")
 def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: int = 8) -> ResNet20:
     """ResNet-20. groups: of each GroupNorm."""
+    require(groups > 0 and not any(w % groups for w in WIDTHS), "model.groups", groups, "must divide the 16, 32 and 64 channels")
+    require(len(input_shape) in (2, 3), "model=resnet20", list(input_shape), "records must be images, [channels, height, width]")
     return ResNet20((1, *input_shape)[-3], outputs, groups)

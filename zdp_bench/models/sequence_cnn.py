@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.normalisation import ComplexGroupNorm
@@ -31,7 +32,8 @@ class SequenceCNN(nn.Module):
         self, input_shape: tuple[int, ...], outputs: int, groups: int, activation: str, convolutions: int, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        images, height, width = input_shape
+        kind = "complex" if dtype.is_complex else "real"
+        images, height, width = image_shape(f"{kind}_sequence_cnn", input_shape)
         small = f"{height}×{width} cannot be halved three times"
         require(min(height, width) >= 2 ** len(WIDTHS), "the input's size for model", "sequence_cnn", small)
         require(
@@ -47,7 +49,7 @@ class SequenceCNN(nn.Module):
                 layers += [
                     conv(inside, narrow, 3, padding=1, dtype=dtype),
                     norm(groups, narrow, dtype=dtype),
-                    make_activation(activation, narrow),
+                    make_activation(activation, narrow, dtype),
                 ]
             layers.append(pool(2))
         self.blocks = nn.Sequential(*layers)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
@@ -32,20 +33,21 @@ class SpeechCNN(nn.Module):
         self, input_shape: tuple[int, ...], outputs: int, activation: str, last_activation: bool, pooled: int, gain: float
     ) -> None:
         super().__init__()
-        images, frames, bins = input_shape
+        images, frames, bins = image_shape("speech_cnn", input_shape)
+        at_least_one("model.pooled", pooled)
         smallest = 2 * (pooled + 4) + 4  # two convolutions take 4, pooling halves, two more take 4
         require(min(frames, bins) >= smallest, "dataset", f"{frames}×{bins}", f"speech_cnn needs at least {smallest}×{smallest}")
         layers: list[nn.Module] = []
         for depth, (wide, narrow) in enumerate(pairwise((images, *WIDTHS)), start=1):
-            layers += [ComplexConv2d(wide, narrow, 3), make_activation(activation, narrow)]
+            layers += [ComplexConv2d(wide, narrow, 3), make_activation(activation, narrow, torch.complex64)]
             if depth == 2:
                 layers.append(MagnitudeMaxPool2d(2))
         self.features = nn.Sequential(*layers, AdaptiveMagnitudeMaxPool2d(pooled))
         self.head = nn.Sequential(
             nn.Linear(WIDTHS[-1] * pooled**2, 64, dtype=torch.complex64),
-            make_activation(activation, 64),
+            make_activation(activation, 64, torch.complex64),
             nn.Linear(64, outputs, dtype=torch.complex64),
-            *([make_activation(activation, outputs)] if last_activation else []),
+            *([make_activation(activation, outputs, torch.complex64)] if last_activation else []),
         )
 
         with torch.no_grad():

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import per_sample_norm
@@ -37,7 +38,9 @@ class UNet(nn.Module):
         pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
-        images, height, wide = input_shape[-3:]
+        images, height, wide = image_shape("complex_unet" if dtype.is_complex else "real_unet", input_shape[-3:])
+        at_least_one("model.width", width)
+        require(depth >= 0, "model.depth", depth, "must be at least 0")
         require(min(height, wide) >= 2**depth, "model.depth", depth, f"nothing is left of {height}×{wide} after so many halvings")
         require(not residual or images == outputs, "model.residual", residual, f"{images} channels in, {outputs} out")
         conv, transposed = (ComplexConv2d, ComplexConvTranspose2d) if dtype.is_complex else (nn.Conv2d, nn.ConvTranspose2d)
@@ -46,7 +49,7 @@ class UNet(nn.Module):
             layers: list[nn.Module] = []
             for channels in (inside, out):
                 norm = per_sample_norm(normalisation, out, dtype)
-                layers += [conv(channels, out, 3, padding=1, dtype=dtype), *norm, make_activation(activation, out)]
+                layers += [conv(channels, out, 3, padding=1, dtype=dtype), *norm, make_activation(activation, out, dtype)]
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]

@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.registry import register
 
 Norm = Literal["none", "batch", "group"]
@@ -76,6 +77,8 @@ def vgg11(
     hidden: int = 4096,
 ) -> VGG:
     """VGG-11. norm, groups: see `norm_layers`. width: maps of the first stage. hidden: width of the linear layers."""
-    images, height, wide = input_shape
+    images, height, wide = image_shape("vgg11", input_shape)
+    for key, value in {"width": width, "pool": pool, "hidden": hidden}.items():
+        at_least_one(f"model.{key}", value)
     require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", f"images of at least {SMALLEST}² are needed")
     return VGG(images, outputs, norm, groups, width, pool, hidden)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
+from zdp_bench.models.shape import image_shape
 from zdp_bench.models.vgg import SMALLEST, STAGES, Norm, convolution, encoder_stages
 from zdp_bench.registry import register
 
@@ -19,7 +20,7 @@ class VGGUNet(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], outputs: int, norm: Norm, groups: int, width: int) -> None:
         super().__init__()
-        images, height, wide = input_shape
+        images, height, wide = image_shape("vgg11_unet", input_shape)
         require(
             height % SMALLEST == 0 == wide % SMALLEST, "model=vgg11_unet", f"{height}×{wide}", f"images must divide by {SMALLEST}"
         )

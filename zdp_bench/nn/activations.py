@@ -9,17 +9,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.registry import lookup, register
+from zdp_bench.errors import UserError
+from zdp_bench.registry import lookup, names, register
 
 
-def activation(name: str, features: int) -> nn.Module:
+def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn.Module:
     """The activation registered as `name`; those with a bias a feature are given how many there are.
 
+    Args:
+        dtype: of the network; where it is said, an activation of ours must be for such numbers.
+
     Raises:
-        UserError: no activation has this name.
+        UserError: no activation has this name, or it is for complex numbers and the network is real, or the other way round.
     """
     builder = lookup("activation", name)
+    if dtype is not None and _for_real(builder) is dtype.is_complex:
+        kind, other = ("complex", "real") if dtype.is_complex else ("real", "complex")
+        fitting = [one for one in names("activation") if _for_real(lookup("activation", one)) is not dtype.is_complex]
+        raise UserError(
+            f"activation '{name}' is for {other} numbers, and this network's are {kind}. Take one of {', '.join(fitting)}."
+        )
     return builder(features) if getattr(builder, "per_feature", False) else builder()
+
+
+def _for_real(builder: object) -> bool | None:
+    """Whether an activation is for real numbers, and not for complex ones; None for one of another package: nobody knows."""
+    if getattr(builder, "__module__", "") != __name__:
+        return None
+    return isinstance(builder, type) and issubclass(builder, nn.ReLU | nn.Sigmoid | nn.Tanh | nn.Mish)
 
 
 def on_parts(function: object, z: Tensor) -> Tensor:

@@ -1,0 +1,32 @@
+"""What a network asks of its data and options before it is built, told by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zdp_bench.errors import UserError, require
+
+
+def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(channels, height, width) of records that must have all three.
+
+    Raises:
+        UserError: they have not.
+    """
+    if len(input_shape) != 3:
+        raise UserError(
+            f"model={model}: takes records of shape [channels, height, width], and these are {list(input_shape)}. Take a model "
+            "that takes them (complex_mlp, real_mlp; lenet5 and resnet20 for [height, width]) or another dataset."
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+def at_least_one(key: str, value: int | Iterable[int]) -> None:
+    """Refuse a width that leaves nothing.
+
+    Raises:
+        UserError: it, or one of several, is below 1.
+    """
+    widths = [value] if isinstance(value, int) else list(value)
+    require(all(width >= 1 for width in widths), key, value, "nothing may be below 1")
