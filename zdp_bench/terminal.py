@@ -9,6 +9,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+BAR, ROOMY = 20, 110  # the bar's width, and that of a terminal that has room for one
+SHORTEST = 12  # of a run's name, before its metrics are cut
+
 
 def console() -> Console:
     """Standard output; wide enough for a table where it is no terminal."""
@@ -48,13 +51,14 @@ class Live:
         if self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(),
+                *([BarColumn(BAR)] if self._console.width >= ROOMY else []),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[state]}"),
+                TextColumn("{task.fields[spent]}"),
                 TimeRemainingColumn(),
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(self._name, total=steps, completed=done, state="")
+            self._task = self._bar.add_task(self._fitted([], "")[0], total=steps, completed=done, state="", spent="")
             self._bar.start()
 
     def stepped(self, step: int) -> None:
@@ -62,11 +66,26 @@ class Live:
             self._bar.update(self._task, completed=step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()) + f"  ε {epsilon:.3g}"
+        told, spent = [f"{name} {value:.4g}" for name, value in metrics.items()], f"ε {epsilon:.3g}"
         if self._bar:
-            self._bar.update(self._task, state=state)
+            name, state = self._fitted(told, spent)
+            self._bar.update(self._task, description=name, state=state, spent=spent)
         else:
             left = (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
+            state = "  ".join([*told, spent])
             self._console.print(
                 f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} s left", highlight=False
             )
+
+    def _fitted(self, told: list[str], spent: str) -> tuple[str, str]:
+        """Name and metrics, cut so that steps, ε and the time left stand whole beside them, however narrow the terminal."""
+        bar = BAR + 1 if self._console.width >= ROOMY else 0
+        room = self._console.width - bar - 2 * len(str(self._steps)) - len(f"/ {spent} 0:00:00") - 3
+        state = ""
+        for metric in told:
+            longer = f"{state}  {metric}".strip()
+            if len(longer) + SHORTEST > room:
+                break
+            state = longer
+        left = max(1, room - len(state))
+        return (self._name if len(self._name) <= left else self._name[: left - 1] + "…"), state
