@@ -112,6 +112,19 @@ def test_a_run_on_other_data_has_a_line_of_its_own_and_is_compared_with_nothing(
     assert any("no reproduction" in note for note in made.notes)
 
 
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        ("fashion_mnist", "dataset=fashion_mnist"),
+        ("phasemnist, second_seed=3, size=[8, 8]", "dataset=phasemnist dataset.second_seed=3 'dataset.size=[8, 8]'"),
+    ],
+)
+def test_a_line_on_other_data_that_is_not_run_says_what_fills_it(tmp_path: Path, on: str, words: str) -> None:
+    made = tables.build(TABLE, tmp_path, [*EXPECTED, filling("mnist", digest="s" * 64, on=on)])
+    (line,) = [row.cells["ours"] for row in made.rows if f"on {on}" in row.cells["row"]]
+    assert line == f"not run: `zdp-bench run recipe=mnist {words}`"
+
+
 def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path) -> None:
     moved = parse(compose(["recipe=mnist", "dataset=fashion_mnist"]))
     more = parse(compose(["recipe=mnist", "dataset=fashion_mnist", "trainer.epochs=1"]))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +211,8 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
             cells["ε printed"] = printed.value.replace("inf", "∞")
             plain["epsilon_printed"] = printed.value
     if not runs:
-        cells["ours"] = f"not run: `zdp-bench run {' '.join([f'recipe={filling.recipe}', *filling.overrides])}`"
+        words = [f"recipe={filling.recipe}", *filling.overrides, *_dataset_words(filling.on)]
+        cells["ours"] = f"not run: `zdp-bench run {' '.join(words)}`"
         return Row(cells, plain | {"n": 0})
     values = [run["metrics"][metric.column] for run in runs]
     scale = 100.0 if metric.unit == "%" else 1.0
@@ -248,6 +251,12 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
             "runs": " ".join(run["run"][:16] for run in runs),
         },
     )
+
+
+def _dataset_words(on: str | None) -> list[str]:
+    """The overrides that put the data set of a filling's label, `NAME, OPTION=VALUE, ...`, in its recipe."""
+    name, *options = re.split(r", (?=\w+=)", on) if on else [""]
+    return [shlex.quote(word) for word in ([f"dataset={name}"] if name else []) + [f"dataset.{option}" for option in options]]
 
 
 def _plain(value: str) -> float | None:
