@@ -96,7 +96,8 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):  # a full disk has no room for halves
             partial.unlink()
-        error.filename = path  # which `write` does not name
+        if error.errno and not error.filename:  # a full disk's error names no file
+            error.filename = str(path)
         raise
 
 
