@@ -56,6 +56,7 @@ MISTAKES = [
     (["run", "-m", "recipe=phasemnits", "seed=1,2"], "Did you mean 'phasemnist'?"),
     (["reproduce", "zeta_dp_2021/1", "--seeds", "0"], "must be at least 1"),
     (["reproduce", "zeta_dp_2021/1", "--seedz", "2"], "'--seedz' is not known"),
+    (["run", "recipe=quickstart", "launcher=joblib"], "a launcher carries out a sweep; add -m"),
     (["data", "fetch"], "needs a data set"),
     (["data", "check", "mnsit"], "Did you mean 'mnist'?"),
     (["results", "recip=a"], "Did you mean 'recipe'?"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, distributed, records
-from zdp_bench.config import compose, parse
+from zdp_bench.config import compose, configured, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import Busy, UserError, unknown
@@ -39,7 +39,7 @@ class Job:
 
     def __call__(self, config: DictConfig) -> UserError | None:
         try:
-            _carry_out(config, hydra_files=True, wait=self.wait)
+            _carry_out(config, _overrides(), hydra_files=True, wait=self.wait)
         except UserError as error:
             return error
         except Exception as error:
@@ -90,16 +90,25 @@ def run_one(overrides: list[str], carrying: Carrying | None = None) -> None:
     Raises:
         UserError: an override is wrong or the run cannot be made.
     """
-    _carry_out(compose(overrides), hydra_files=False, carrying=carrying)
+    _carry_out(compose(overrides), overrides, hydra_files=False, carrying=carrying)
 
 
-def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True, carrying: Carrying | None = None) -> None:
+def _overrides() -> list[str]:
+    """What was typed of the job that Hydra is at."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task)
+
+
+def _carry_out(
+    config: DictConfig, overrides: list[str], hydra_files: bool, wait: bool = True, carrying: Carrying | None = None
+) -> None:
     from zdp_bench.experiment import run
     from zdp_bench.report.summary import as_rich
     from zdp_bench.tensorboard import Board
     from zdp_bench.terminal import Live, Silent, console
 
-    checked = parse(config)
+    checked = parse(config, overrides)
     if checked.federated.nodes and carrying is None:
         from zdp_bench.federated.simulation import simulated
 
@@ -224,13 +233,13 @@ def faceoff_command(faceoff: FaceOff) -> str:
     runs = [run for cell in faceoff.runs.values() for run in cell]
     had: dict[str, Any] = runs[0]["config"]
     recipe = f"recipe={RECIPE}"
-    own = parse(compose([recipe])).resolved
+    own = configured([recipe]).resolved
     words = [
         f"{kind}={had[kind]['name']}"
         for kind in ("dataset", "model", "task", "optimizer", "scheduler", "accountant")
         if had[kind]["name"] != own[kind]["name"]
     ]
-    own = parse(compose([recipe, *words])).resolved
+    own = configured([recipe, *words]).resolved
     for section, options in had.items():
         if isinstance(options, dict) and section not in ("algorithm", "claims"):
             usual = own.get(section, {}) | {"target_epsilon": options.get("target_epsilon")}

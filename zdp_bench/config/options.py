@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import make_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -28,11 +28,12 @@ def plugin(kind: str, node: dict[str, Any]) -> Plugin:
     return Plugin(name, check_options(kind, builder, options))
 
 
-def without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str, Any]:
+def without_strangers(recipe: str, kind: str, node: dict[str, Any], said: Collection[str] = ()) -> dict[str, Any]:
     """A plug-in's options without those that the recipe meant for another one.
 
     `recipe=phasemnist algorithm=sgd` puts sgd in the place of ζ-DP-SGD, but the recipe's `algorithm: {noise: circular}` is
-    still merged on top. What the chosen plug-in's own YAML does not have, and the recipe has, was never meant for it.
+    still merged on top. What the chosen plug-in's own YAML does not have, and the recipe has, was never meant for it. What the
+    user typed (`said`) was, and stays, so that it is refused by name.
     """
     own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(str(node.get("name")))
     recipe_file = assets.group(assets.RECIPES).get(recipe)
@@ -47,7 +48,7 @@ def without_strangers(recipe: str, kind: str, node: dict[str, Any]) -> dict[str,
     if choices[kind] == node["name"]:
         return node
     own = assets.read_yaml(own_file) if own_file else defaults(lookup(kind, str(node["name"])))
-    strangers = set(body.get(kind) or {}) - set(own)
+    strangers = {key for key in body.get(kind) or {} if key not in own and f"{kind}.{key}" not in said}
     return {key: value for key, value in node.items() if key not in strangers}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Collection
 
 from zdp_bench.config.options import HAS_SECOND_MOMENT
 from zdp_bench.config.schema import REPLACEMENTS, Run
@@ -68,6 +70,27 @@ def check_values(run: Run) -> None:
         raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
 
 
+def check_typed(run: Run, said: Collection[str]) -> None:
+    """Refuse what a user typed and nothing would read. A recipe may say it: there, other words overrule it.
+
+    Args:
+        said: the keys that were typed.
+
+    Raises:
+        UserError: names the first such key.
+    """
+    for key in sorted(said):
+        if run.federated.nodes is None and key.startswith("federated.") and key != "federated.nodes":
+            raise UserError(f"{key}: a central run does not read it; add federated.nodes=N, or leave it out.")
+    for key in ("target_epsilon", "claimed_epsilon"):
+        target = getattr(run.privacy, key)
+        if target is not None and "algorithm.noise_multiplier" in said:
+            raise UserError(
+                f"algorithm.noise_multiplier={run.algorithm.options['noise_multiplier']:g}: privacy.{key}={target:g} would "
+                f"replace it; leave one of them out, or say privacy.{key}=null."
+            )
+
+
 def _check_calibration(run: Run) -> None:
     """A noise multiplier is calibrated to one ε at most, and only where there is one."""
     asked = [key for key in ("target_epsilon", "claimed_epsilon") if getattr(run.privacy, key) is not None]
@@ -79,6 +102,20 @@ def _check_calibration(run: Run) -> None:
         raise UserError(
             f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier that could reach an ε. "
             "Choose a private algorithm, or leave the key out."
+        )
+    budget, target = run.privacy.max_epsilon, run.privacy.target_epsilon
+    if budget is None:
+        return
+    if target is not None and target > budget:
+        raise UserError(
+            f"privacy.max_epsilon={budget:g} with privacy.target_epsilon={target:g}: the budget would end the run before it has "
+            "the ε that its noise is for. Raise the budget, lower the target, or leave one of them out."
+        )
+    without = run.privacy.claimed_epsilon == math.inf or (not asked and not run.algorithm.options.get("noise_multiplier"))
+    if without:
+        raise UserError(
+            f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name} and no noise: ε is ∞ at the first step, so "
+            "there would be none. Add noise, or leave the budget out."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,15 @@ def readable(overrides: list[str]) -> Iterator[None]:
             raise
         said = " ".join(overrides)
         raise UserError(f"'{said}' cannot be composed: {first_line(error)} Give groups a name and keys a value.") from None
+
+
+def typed_keys(overrides: Sequence[str]) -> frozenset[str]:
+    """The keys and groups that a user's words set, as they are written: `algorithm.noise_multiplier`, `algorithm`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    with readable(list(overrides)):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return frozenset(str(override.key_or_group) for override in parsed if not override.is_delete())
 
 
 def sentence(error: Exception, overrides: list[str]) -> str:
