@@ -16,11 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, distributed, records
 from zdp_bench.config import compose, configured, parse
-from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.digests import enters_digest, experiment_digest
 from zdp_bench.config.schema import Run
+from zdp_bench.config.words import typed_keys
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.faceoff import RECIPE, FaceOff
-from zdp_bench.report.tables import Filling, recipes_of, reference
+from zdp_bench.report.tables import Filling, check_claims, recipes_of, reference
 
 if TYPE_CHECKING:
     from zdp_bench.experiment import Carrying
@@ -109,6 +110,7 @@ def _carry_out(
     from zdp_bench.terminal import Live, Silent, console
 
     checked = parse(config, overrides)
+    check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and carrying is None:
         from zdp_bench.federated.simulation import simulated
 
@@ -132,6 +134,24 @@ def _write_hydra_files(folder: Any, config: DictConfig) -> None:
     OmegaConf.save(config, folder / "config.yaml")
     OmegaConf.save(OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)}), folder / "hydra.yaml")
     OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
+
+
+def require_unchanged(overrides: list[str]) -> None:
+    """Refuse overrides that change what a recipe computes, or where its record goes: such a run fills no table.
+
+    Raises:
+        UserError: names the first.
+    """
+    instead = {"seed": "say --seeds N", "paths.results": "say --results DIR", "recipe": "a table has its own recipes"}
+    for key in sorted(typed_keys(overrides)):
+        if key in instead:
+            raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
+        if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
+            raise UserError(
+                f"{key}: `zdp-bench reproduce` runs recipes as they stand, for another run fills no table. It takes "
+                "only where and how: paths.data, device, threads, execution.*, trainer.micro_batch. "
+                "Use `zdp-bench run` to try something else."
+            )
 
 
 def failures(jobs: Any) -> list[tuple[list[str], UserError]]:

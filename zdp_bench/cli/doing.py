@@ -78,7 +78,7 @@ def _federate(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from zdp_bench.sweep import fillings, run_one
+    from zdp_bench.sweep import fillings, require_unchanged, run_one
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
@@ -86,6 +86,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         options.table, options.overrides = "", [options.table, *options.overrides]
     if bool(options.table) == bool(options.profile):
         raise UserError("zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, and not both.")
+    require_unchanged(options.overrides)
     if options.profile:
         return _reproduce_all(options)
     failed = []

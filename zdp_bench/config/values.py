@@ -82,6 +82,8 @@ def check_typed(run: Run, said: Collection[str]) -> None:
     for key in sorted(said):
         if run.federated.nodes is None and key.startswith("federated.") and key != "federated.nodes":
             raise UserError(f"{key}: a central run does not read it; add federated.nodes=N, or leave it out.")
+        if run.claims.table is None and key in ("claims.row", "claims.variant") and getattr(run.claims, key[7:]) is not None:
+            raise UserError(f"{key}={getattr(run.claims, key[7:])}: of no table; add claims.table=PAPER/N, or leave it out.")
     for key in ("target_epsilon", "claimed_epsilon"):
         target = getattr(run.privacy, key)
         if target is not None and "algorithm.noise_multiplier" in said:

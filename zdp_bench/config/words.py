@@ -36,7 +36,7 @@ def typed_keys(overrides: Sequence[str]) -> frozenset[str]:
 
     with readable(list(overrides)):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return frozenset(str(override.key_or_group) for override in parsed if not override.is_delete())
+    return frozenset(str(override.key_or_group) for override in parsed)
 
 
 def sentence(error: Exception, overrides: list[str]) -> str:
