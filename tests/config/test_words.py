@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zdp_bench.config import compose, parse
+from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 
 MISTAKES = {
@@ -23,7 +23,10 @@ MISTAKES = {
     "top key": (["recipe=quickstart", "sed=1"], r"key 'sed'.*Did you mean 'seed'"),
     "added key": (["recipe=quickstart", "+trainer.epoch=1"], r"key 'trainer\.epoch'.*Did you mean 'trainer\.epochs'"),
     "added top key": (["recipe=quickstart", "+sede=1"], r"key 'sede'.*Did you mean 'seed'"),
-    "added option": (["recipe=quickstart", "+model.widths=[3]"], r"key 'model\.widths' is not known.*model\.hidden"),
+    "added option": (
+        ["recipe=quickstart", "+model.widths=[3]"],
+        r"key 'model\.widths' is not known.*model=complex_mlp has .*hidden",
+    ),
     "optimizer key": (["recipe=quickstart", "+optimizer.momentun=1"], r"optimizer\.momentun.*Did you mean 'optimizer\.momentum'"),
     "type": (
         ["recipe=quickstart", "algorithm.noise_multiplier=abc"],
@@ -52,6 +55,34 @@ MISTAKES = {
         ["recipe=quickstart", "trainer.sampling=shuffled", "trainer.batch_size=8", "trainer.sample_rate=null"],
         r"carry no ε",
     ),
+    "epochs without end": (
+        ["recipe=quickstart", f"trainer.epochs={10**23}"],
+        r"trainer\.epochs=10+: must be at most 1,000,000,000",
+    ),
+    "steps without end": (
+        ["recipe=quickstart", "trainer.sample_rate=1e-300"],
+        r"sample_rate=1e-300: .* more than 1,000,000,000 s",
+    ),
+    "little noise": (
+        ["recipe=quickstart", "algorithm.noise_multiplier=1e-300"],
+        r"noise_multiplier=1e-300: must be 0, or lie in",
+    ),
+    "much noise": (["recipe=quickstart", "algorithm.noise_multiplier=1e30"], r"noise_multiplier=1e\+30: must be 0, or lie in"),
+    "bound": (["recipe=quickstart", "algorithm.max_grad_norm=1e40"], r"max_grad_norm=1e\+40: must lie in 1e-12 to 1e\+12"),
+    "threads": (["recipe=quickstart", "threads=100000"], r"threads=100000: must be at most \d+ on this machine"),
+    "prefetch": (["recipe=quickstart", "execution.prefetch=100000000"], r"execution\.prefetch=100000000: must be at most 1024"),
+    "another's key": (
+        ["recipe=quickstart", "optimizer=adam", "optimizer.momentum=0.9"],
+        r"key 'optimizer\.momentum' is not known\. optimizer=adam has amsgrad, betas",
+    ),
+    "another model's key": (
+        ["recipe=quickstart", "model=lenet5", "model.hidden=[3]"],
+        r"key 'model\.hidden' is not known\..* model=lenet5 has activation, linear",
+    ),
+    "torch's key": (
+        ["recipe=quickstart", "optimizer=adam", "optimizer.amsgrad=true"],
+        r"write \+optimizer\.amsgrad=\.\.\. to add",
+    ),
     "override": (["recipe=quickstart", "seed"], r"'seed' is no override: write key=value"),
     "missing": (["recipe=quickstart", "trainer.epochs=???"], r"trainer\.epochs has no value"),
     "no name": (["recipe=quickstart", "model.name=null"], r"model\.name is missing"),
@@ -62,5 +93,5 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence(mistake: str) -> None:
     overrides, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message) as caught:
-        parse(compose(overrides))
+        configured(overrides)
     assert "\n" not in str(caught.value)

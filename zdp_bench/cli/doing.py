@@ -191,10 +191,10 @@ def _bench(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from zdp_bench.bench import pages, tables
+    from zdp_bench.config.ranges import require_threads
     from zdp_bench.terminal import console
 
-    if options.threads < 1:
-        raise UserError(f"--threads {options.threads}: must be at least 1.")
+    require_threads("--threads", options.threads)
     for name in options.tables:
         if name not in tables.available():
             raise unknown("table", name, tables.available())

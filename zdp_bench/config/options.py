@@ -11,9 +11,10 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench import assets
+from zdp_bench.config.ranges import NOT_OURS, check_privacy_options, check_ranges
 from zdp_bench.config.schema import PLUGIN_KINDS, Plugin
 from zdp_bench.config.store import defaults
-from zdp_bench.errors import UserError, first_line, require, unknown
+from zdp_bench.errors import UserError, first_line, require, suggestion, unknown
 from zdp_bench.registry import lookup, names
 
 
@@ -21,11 +22,40 @@ def plugin(kind: str, node: dict[str, Any]) -> Plugin:
     """Check a plug-in's options against the keyword-only parameters of its builder."""
     options = dict(node)
     name = options.pop("name", None)
-    options.pop({"model": "replace_batchnorm", "optimizer": "complex_second_moment"}.get(kind, ""), None)
     if not isinstance(name, str):
         raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
     builder = TORCHS_OWN[kind](name) if kind in TORCHS_OWN else lookup(kind, name)
+    for key in options:
+        if key not in own_keys(kind, name):
+            raise UserError(no_such_key(kind, name, key))
+    options = {key: value for key, value in options.items() if key not in OF_EVERY.get(kind, ())}
     return Plugin(name, check_options(kind, builder, options))
+
+
+# Keys of every model and of every optimiser, beside the plug-in's own
+OF_EVERY = {"model": ("replace_batchnorm",), "optimizer": ("complex_second_moment",)}
+
+
+def own_keys(kind: str, name: str) -> list[str]:
+    """The keys that a plug-in takes.
+
+    Raises:
+        UserError: there is no such plug-in.
+    """
+    builder = TORCHS_OWN[kind](name) if kind in TORCHS_OWN else lookup(kind, name)
+    parameters = inspect.signature(builder).parameters.values()
+    if kind in TORCHS_OWN:
+        own = [parameter.name for parameter in parameters if parameter.name not in NOT_OURS]
+    else:
+        own = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return [*own, *OF_EVERY.get(kind, ())]
+
+
+def no_such_key(kind: str, name: str, key: str) -> str:
+    """The sentence for a key that the chosen plug-in does not have: only keys that it has are suggested."""
+    has = own_keys(kind, name)
+    near = suggestion(key, has).replace("'", f"'{kind}.", 1)
+    return f"key '{kind}.{key}' is not known.{near} {kind}={name} has {', '.join(sorted(has)) or 'no keys'}."
 
 
 def without_strangers(recipe: str, kind: str, node: dict[str, Any], said: Collection[str] = ()) -> dict[str, Any]:
@@ -54,11 +84,8 @@ def without_strangers(recipe: str, kind: str, node: dict[str, Any], said: Collec
 
 def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options with their declared types: unknown, missing and mistyped ones are refused by key."""
-    if kind in TORCHS_OWN:  # their parameters are positional, and torch checks the values itself
-        allowed = set(inspect.signature(builder).parameters) - {"params", "optimizer"}
-        for key in options:
-            if key not in allowed:
-                raise unknown(f"{kind} key", f"{kind}.{key}", [f"{kind}.{a}" for a in allowed])
+    if kind in TORCHS_OWN:  # their parameters are positional, and have no types
+        check_ranges(kind, options)
         return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
     hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
@@ -81,6 +108,8 @@ def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any
     for key, value in checked.items():
         if key.rpartition("_")[2] == "seed" and value is not None:  # of a split or a pairing; no library takes more bits
             require(0 <= value < 2**32, f"{kind}.{key}", value, "must be 0 or more, and below 2³²")
+    if kind == "algorithm":
+        check_privacy_options(checked)
     return checked
 
 

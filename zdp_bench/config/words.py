@@ -11,7 +11,9 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from zdp_bench.config.store import group_options, known_keys
+from zdp_bench.config.options import no_such_key, own_keys
+from zdp_bench.config.schema import PLUGINS
+from zdp_bench.config.store import chosen, group_options, known_keys
 from zdp_bench.errors import UserError, first_line, suggestion, unknown
 
 
@@ -51,6 +53,13 @@ def sentence(error: Exception, overrides: list[str]) -> str:
     if match := re.search(r"You must specify '(\w+)'", text):
         return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."
     if match := re.search(r"Could not override '([^']+)'", text):
+        kind, _, key = match[1].partition(".")
+        if kind in PLUGINS and key:
+            names = chosen(overrides, kind)
+            name = next((name for name in names if key not in own_keys(kind, name)), names[0])
+            if key in own_keys(kind, name):  # torch has it, our YAML does not name it
+                return f"key '{match[1]}' is not set by {kind}={name}: write +{match[1]}=... to add it."
+            return no_such_key(kind, name, key)
         keys = known_keys(overrides)
         return f"key '{match[1]}' is not known.{suggestion(match[1], keys)} `zdp-bench list keys` shows them all."
     if match := re.search(r"Error parsing override '([^']*)'", text):
