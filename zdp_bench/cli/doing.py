@@ -198,6 +198,7 @@ def _bench(options: argparse.Namespace) -> int:
     for name in options.tables:
         if name not in tables.available():
             raise unknown("table", name, tables.available())
+    tables.require_case(options.tables or tables.available(), options.quick, options.threads, options.case)
     for name in options.tables or tables.available():
         rows, paths = tables.run(name, options.quick, options.threads, options.results, options.case)
         for case in dict.fromkeys(row.case for row in rows):

@@ -130,11 +130,24 @@ def typed(schema: type, values: dict[str, Any], prefix: str) -> Any:
         try:
             merged = OmegaConf.merge(merged, {key: value})
         except OmegaConfBaseException as error:
-            raise UserError(f"{dot}{key}={value}: {first_line(error)}") from None
+            said = rule_of(get_type_hints(schema)[key]) or first_line(error).rstrip(".")
+            raise UserError(f"{dot}{key}={value}: {said}.") from None
     lacking = OmegaConf.missing_keys(merged)
     if lacking:
         raise UserError(f"{dot}{sorted(lacking)[0]} has no value: set it in the recipe or on the command line.")
     return OmegaConf.to_object(merged)
+
+
+def rule_of(hint: Any) -> str:
+    """What a value of this type must be, in words; empty where the type is none of the simple ones."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    of = [one for one in (get_args(hint) or (hint,)) if one is not Ellipsis]
+    named = [words[one] for one in of if one in words]
+    if not named or len(named) < len(of):
+        return ""
+    if get_origin(hint) in (list, tuple):
+        return f"must be a list, each of it {named[0]}, such as [1,2]"
+    return f"must be {' or '.join(named)}"
 
 
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
