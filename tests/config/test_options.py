@@ -8,7 +8,7 @@ import pytest
 
 from zdp_bench import assets
 from zdp_bench.config import compose, configured, parse
-from zdp_bench.config.options import check_options
+from zdp_bench.config.options import check_options, every_key
 from zdp_bench.errors import UserError
 
 
@@ -75,3 +75,13 @@ def test_a_recipe_may_be_overruled() -> None:
     assert run.federated.nodes is None
     run = configured(["recipe=quickstart", "algorithm=sgd", "federated.nodes=null"])
     assert run.algorithm.options == {}
+
+
+def test_every_key_is_listed_once_with_its_default() -> None:
+    listed = every_key()
+    keys = dict(listed)
+    assert len(keys) == len(listed)
+    assert keys["seed"] == "0"
+    assert keys["optimizer.momentum"] == "rmsprop 0.0, sgd 0.0"
+    assert keys["scheduler.gamma"] == "exponential_lr 0.95, multi_step_lr 0.1, step_lr 0.1"
+    assert {"dataset.pairing_seed", "model.hidden", "privacy.max_epsilon", "federated.node", "trainer.epochs"} <= set(keys)

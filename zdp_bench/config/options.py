@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Collection
 from dataclasses import make_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench import assets
 from zdp_bench.config.ranges import NOT_OURS, check_privacy_options, check_ranges
-from zdp_bench.config.schema import PLUGIN_KINDS, Plugin
-from zdp_bench.config.store import defaults
+from zdp_bench.config.schema import GROUPS, PLUGIN_KINDS, PLUGINS, Plugin
+from zdp_bench.config.store import defaults, files, group_options
 from zdp_bench.errors import UserError, first_line, require, suggestion, unknown
 from zdp_bench.registry import lookup, names
 
@@ -49,6 +50,31 @@ def own_keys(kind: str, name: str) -> list[str]:
     else:
         own = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     return [*own, *OF_EVERY.get(kind, ())]
+
+
+def every_key() -> list[tuple[str, str]]:
+    """Every dotted key of a run, once, with its default; of a plug-in's, who has it."""
+    plain = assets.read_yaml(assets.CONF / "config.yaml")
+    groups = [next(iter(entry.items())) for entry in plain["defaults"] if isinstance(entry, dict)]
+    found = [(group, str(name)) for group, name in groups if group in GROUPS or group == "launcher"]
+    for section, default in plain.items():
+        if section in ("defaults", "hydra", *OF_EVERY):
+            continue
+        inside = default if isinstance(default, dict) else {"": default}
+        found += [(f"{section}.{key}".rstrip("."), _shown(value)) for key, value in inside.items()]
+    for kind in (*PLUGINS, "trainer"):
+        having: dict[str, list[str]] = {}
+        for name in group_options(kind):
+            own = assets.read_yaml(files(kind)[name]) if name in files(kind) else {}
+            keys = list(own) if kind == "trainer" else [] if name == "none" else own_keys(kind, name)
+            for key in keys:
+                having.setdefault(key, []).append(f"{name} {_shown(own[key])}" if key in own else name)
+        found += [(f"{kind}.{key}", ", ".join(names)) for key, names in sorted(having.items())]
+    return found
+
+
+def _shown(value: Any) -> str:
+    return str(json.dumps(value, ensure_ascii=False)) if not isinstance(value, str) else value
 
 
 def no_such_key(kind: str, name: str, key: str) -> str:
