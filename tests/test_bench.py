@@ -159,6 +159,10 @@ def test_a_case_measured_anew_leaves_the_others_as_they_stand(tmp_path: Path, mo
     stood = [row for row, _ in read_csv(numbers)]
     assert [(row.case, row.milliseconds) for row in stood if not row.note] == [("MLP, batch 1", 1.0), ("CNN, batch 1", 3.0)]
     assert "| private, Opacus hooks | no |" in markdown.read_text()
+    monkeypatch.setitem(tables._TABLES, "algorithms", lambda quick, threads: [case("LeNet-5, batch 1")])
+    with pytest.raises(UserError, match=r"--case 'cnn': is in scaling only; name the table, as in `zdp-bench bench scaling`"):
+        tables.require_case(["scaling", "algorithms"], False, 1, "cnn")
+    tables.require_case(["scaling"], False, 1, "cnn")
     with pytest.raises(UserError, match="CNM"):
         tables.run("scaling", False, 1, tmp_path, only="CNM")
 

@@ -155,9 +155,10 @@ def test_what_cannot_be_is_refused(overrides: list[str], sentence: str) -> None:
 
 @pytest.mark.parametrize("option", ["optimizer.lr=-1", "optimizer.betas=[0.9,1.5]", "+optimizer.amsgrad=true"])
 def test_values_that_the_formula_has_not_are_refused(option: str) -> None:
-    config = parse(compose(["recipe=quickstart", "optimizer=adam", "optimizer.complex_second_moment=magnitude", option]))
-    with pytest.raises(UserError, match="optimizer=adam"):
-        build_optimizer(config, lookup("model", "complex_mlp")((2,), 2, hidden=[3]))
+    words = ["recipe=quickstart", "optimizer=adam", "optimizer.complex_second_moment=magnitude", option]
+    model = lookup("model", "complex_mlp")((2,), 2, hidden=[3])
+    with pytest.raises(UserError, match=r"optimizer=adam|optimizer\.(lr|betas)="):
+        build_optimizer(parse(compose(words)), model)
 
 
 def test_fused_optimisers_refuse_complex_parameters() -> None:

@@ -19,6 +19,7 @@ from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.range_test import range_test, steepest
+from zdp_bench.report.range_test import as_rich
 from zdp_bench.validate import validate
 
 
@@ -166,3 +167,18 @@ def test_the_verb_prints_the_bill(tmp_path: Path, capsys: pytest.CaptureFixture[
             assert json.loads(out)["steps"] == 4
         else:
             assert "privacy.range_test_steps=4" in out
+
+
+@pytest.mark.usefixtures("_validated")
+def test_a_budget_ends_the_test_before_the_step_that_would_pass_it(tmp_path: Path) -> None:
+    whole = range_test(configured(tmp_path), 1e-3, 0.5, steps=6)
+    assert whole.budget is None
+    budget = 0.99 * whole.epsilon
+    found = range_test(configured(tmp_path, f"privacy.max_epsilon={budget}"), 1e-3, 0.5, steps=6)
+    assert 3 <= found.steps < whole.steps
+    assert len(found.rates) == found.steps
+    assert found.epsilon <= budget
+    assert found.budget == pytest.approx(budget)
+    assert f"stopped before a tight ε of {budget:g}" in str(as_rich(dataclasses.asdict(found)).caption)
+    with pytest.raises(UserError, match=r"privacy\.max_epsilon=0\.01: the budget pays for 0 steps of this range test, and 3 are"):
+        range_test(configured(tmp_path, "privacy.max_epsilon=0.01"), steps=6)

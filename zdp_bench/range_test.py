@@ -29,11 +29,13 @@ from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.evaluation import evaluate
 from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, seed_layers
-from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 from zdp_bench.registry import lookup
 
+FEWEST = 3  # steps that have a slope
 WATCHED = 256  # validation records, at most
 EXPLODED = 4.0  # times the best loss so far: nothing is to be learnt beyond
 SMOOTHING = 0.7  # of the loss, so that single steps do not decide
@@ -48,6 +50,7 @@ class RangeTest:
         suggested: the rate at which the loss fell fastest; None where it never fell.
         steps: releases that were made.
         to_count: what a run after it has to name in `privacy.range_test_steps`.
+        budget: `privacy.max_epsilon`, where it ended the test.
         epsilon: tight ε of the test alone; epsilon_with_run: of the test and the recipe's whole run after it.
     """
 
@@ -59,6 +62,7 @@ class RangeTest:
     epsilon: float
     epsilon_with_run: float
     delta: float
+    budget: float | None = None
 
 
 def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: int = 50) -> RangeTest:
@@ -69,12 +73,15 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
           that of any run, so that the two cannot be subtracted;
         - the losses are those of validation records, which count as public.
 
+        - no step is taken whose tight ε would pass `privacy.max_epsilon`.
+
     Raises:
-        UserError: the range is none, the data set has no validation records, or an earlier test had other noise.
+        UserError: the range is none, the data set has no validation records, an earlier test had other noise, or the budget does
+            not pay for three steps.
     """
     require_central(config, "find-lr")
     require(0 < lowest < highest < math.inf, "--lowest", lowest, f"must be positive and below --highest={highest:g}")
-    require(steps >= 3, "--steps", steps, "must be at least 3")
+    require(steps >= FEWEST, "--steps", steps, f"must be at least {FEWEST}")
     if config.threads:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
@@ -100,12 +107,13 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     optimizer = build_optimizer(config, model)
     check_model(model, algorithm, task, data)
     mechanism, seed = algorithm.mechanism(), _own_seed(config.seed, lowest, highest, steps)
+    limit = _affordable(config, mechanism, plan, steps)
     noise = SecureNoise() if config.privacy.secure else SeededNoise(seed)
     rates, losses = [], []
     policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
     with tempfile.TemporaryDirectory() as folder, policy:
         ledger = Ledger(Path(folder) / "ledger.jsonl", mechanism, noise.repeatable)
-        training = Training(algorithm, model, optimizer, noise, ledger)
+        training = Training(algorithm, model, optimizer, noise, ledger, limit)
         for step in range(steps):
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             for group in optimizer.param_groups:
@@ -113,7 +121,10 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
             indices, divisor = plan.draw(seed, step, config.privacy.secure)
             seed_layers(seed, step, 0, config.privacy.secure)
             batch = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
-            private_step(training, step, batch, divisor)
+            try:
+                private_step(training, step, batch, divisor)
+            except BudgetExceeded:
+                break
             rates.append(rate)
             losses.append(evaluate(model, task, watched, device)["loss"])
             if not math.isfinite(losses[-1]) or losses[-1] > EXPLODED * min(losses):
@@ -131,7 +142,20 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
         epsilon=tight_epsilon(mechanism, made, delta),
         epsilon_with_run=tight_epsilon(mechanism, to_count + plan.steps, delta),
         delta=delta,
+        budget=config.privacy.max_epsilon if made == limit and made < steps else None,
     )
+
+
+def _affordable(config: Run, mechanism: Mechanism, plan: Plan, steps: int) -> int | None:
+    """How many steps the budget pays for, beside those of the tests before; None where there is no budget."""
+    budget = config.privacy.max_epsilon
+    if budget is None:
+        return None
+    before = config.privacy.range_test_steps or 0
+    limit = max(0, affordable_steps(mechanism, config.privacy.delta, budget, before + steps) - before)
+    said = f"the budget pays for {limit} steps of this range test, and {FEWEST} are needed; raise it, or add noise"
+    require(limit >= FEWEST, "privacy.max_epsilon", f"{budget:g}", said)
+    return limit
 
 
 def steepest(rates: list[float], losses: list[float]) -> float | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from zdp_bench import assets, cost, records
 from zdp_bench.bench import tables as measured
-from zdp_bench.config import compose, parse
+from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import files
@@ -132,7 +132,7 @@ def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: lis
             key = filling.recipe, filling.overrides
             words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
             reduced = smoke(claim.config) if profile == "smoke" else []
-            configs = [parse(compose([*words, *(reduced or []), f"seed={seed}"])) for seed in range(1, seeds + 1)]
+            configs = [configured([*words, *(reduced or []), f"seed={seed}"]) for seed in range(1, seeds + 1)]
             if reduced is None:
                 why = f"no stand-in for data set '{claim.config.dataset.name}'"
             elif profile == "smoke":

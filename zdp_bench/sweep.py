@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, distributed, records
-from zdp_bench.config import compose, parse
-from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config import compose, configured, parse
+from zdp_bench.config.digests import enters_digest, experiment_digest
 from zdp_bench.config.schema import Run
+from zdp_bench.config.words import typed_keys
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.faceoff import RECIPE, FaceOff
-from zdp_bench.report.tables import Filling, recipes_of, reference
+from zdp_bench.report.tables import Filling, check_claims, recipes_of, reference
 from zdp_bench.survival import refused
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Job:
 
     def __call__(self, config: DictConfig) -> UserError | None:
         try:
-            _carry_out(config, hydra_files=True, wait=self.wait)
+            _carry_out(config, _overrides(), hydra_files=True, wait=self.wait)
         except UserError as error:
             return error
         except Exception as error:
@@ -93,16 +94,26 @@ def run_one(overrides: list[str], carrying: Carrying | None = None) -> None:
     Raises:
         UserError: an override is wrong or the run cannot be made.
     """
-    _carry_out(compose(overrides), hydra_files=False, carrying=carrying)
+    _carry_out(compose(overrides), overrides, hydra_files=False, carrying=carrying)
 
 
-def _carry_out(config: DictConfig, hydra_files: bool, wait: bool = True, carrying: Carrying | None = None) -> None:
+def _overrides() -> list[str]:
+    """What was typed of the job that Hydra is at."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task)
+
+
+def _carry_out(
+    config: DictConfig, overrides: list[str], hydra_files: bool, wait: bool = True, carrying: Carrying | None = None
+) -> None:
     from zdp_bench.experiment import run
     from zdp_bench.report.summary import as_rich
     from zdp_bench.tensorboard import Board
     from zdp_bench.terminal import Live, Silent, console
 
-    checked = parse(config)
+    checked = parse(config, overrides)
+    check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and carrying is None:
         from zdp_bench.federated.simulation import simulated
 
@@ -126,6 +137,24 @@ def _write_hydra_files(folder: Any, config: DictConfig) -> None:
     OmegaConf.save(config, folder / "config.yaml")
     OmegaConf.save(OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)}), folder / "hydra.yaml")
     OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
+
+
+def require_unchanged(overrides: list[str]) -> None:
+    """Refuse overrides that change what a recipe computes, or where its record goes: such a run fills no table.
+
+    Raises:
+        UserError: names the first.
+    """
+    instead = {"seed": "say --seeds N", "paths.results": "say --results DIR", "recipe": "a table has its own recipes"}
+    for key in sorted(typed_keys(overrides)):
+        if key in instead:
+            raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
+        if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
+            raise UserError(
+                f"{key}: `zdp-bench reproduce` runs recipes as they stand, for another run fills no table. It takes "
+                "only where and how: paths.data, device, threads, execution.*, trainer.micro_batch. "
+                "Use `zdp-bench run` to try something else."
+            )
 
 
 def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
@@ -227,13 +256,13 @@ def faceoff_command(faceoff: FaceOff) -> str:
     runs = [run for cell in faceoff.runs.values() for run in cell]
     had: dict[str, Any] = runs[0]["config"]
     recipe = f"recipe={RECIPE}"
-    own = parse(compose([recipe])).resolved
+    own = configured([recipe]).resolved
     words = [
         f"{kind}={had[kind]['name']}"
         for kind in ("dataset", "model", "task", "optimizer", "scheduler", "accountant")
         if had[kind]["name"] != own[kind]["name"]
     ]
-    own = parse(compose([recipe, *words])).resolved
+    own = configured([recipe, *words]).resolved
     for section, options in had.items():
         if isinstance(options, dict) and section not in ("algorithm", "claims"):
             usual = own.get(section, {}) | {"target_epsilon": options.get("target_epsilon")}

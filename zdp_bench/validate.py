@@ -26,6 +26,7 @@ from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer,
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
+from zdp_bench.report.tables import check_claims
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def validate(config: Run, trial: bool = True) -> Report:
     Raises:
         UserError: the recipe would not run, or the data set has no outline.
     """
+    check_claims(config.claims.table, config.claims.row)
     data = outline_of(config)
     model = build_model(config, data)
     nodes = config.federated.nodes or 1

@@ -72,8 +72,10 @@ def test_a_target_is_answered_with_sigma(accountant: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--sigma -1", "--sigma=-1.0: must be 0 or more"),
-        ("--sigma nan", "--sigma=nan: must be 0 or more"),
+        ("--sigma 1e-300", "--sigma=1e-300: must be 0, or lie in 0.0001 to 1000000"),
+        ("--sigma 1e300", "--sigma=1e+300: must be 0, or lie in"),
+        ("--sigma -1", "--sigma=-1.0: must be 0, or lie in"),
+        ("--sigma nan", "--sigma=nan: must be 0, or lie in"),
         ("--sigma x", "invalid float value"),
         ("--target-epsilon 0", "must be positive"),
         ("--target-epsilon 1e9", "nothing to calibrate"),

@@ -12,7 +12,7 @@ A table is a list of cases, each measured by itself: `--case` measures some of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from zdp_bench import records
 from zdp_bench.bench.measure import Step, by_turns, hold_memory, peak_memory, require_agreement
 from zdp_bench.bench.pages import Measured, Row, as_csv, as_markdown, environment, installed, read_csv
 from zdp_bench.bench.steps import SIDES, Workload, computes, device, may_be_baseline
-from zdp_bench.errors import unknown
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.layout import channels_last
 
@@ -41,6 +41,21 @@ def available() -> list[str]:
     return list(_TABLES)
 
 
+def require_case(names: Sequence[str], quick: bool, threads: int, only: str) -> None:
+    """Refuse a case that not every one of the tables has, before any is measured.
+
+    Raises:
+        UserError: names the tables that have it.
+    """
+    having = [name for name in names if not only or _chosen(_TABLES[name](quick, threads), only)]
+    if having and len(having) < len(names):
+        raise UserError(f"--case '{only}': is in {', '.join(having)} only; name the table, as in `zdp-bench bench {having[0]}`.")
+
+
+def _chosen(cases: list[Case], only: str) -> list[Case]:
+    return [case for case in cases if only.lower() in case.name.lower()]
+
+
 def run(table: str, quick: bool, threads: int, results: Path, only: str = "") -> tuple[list[Row], list[Path]]:
     """Measure a table and write it to `results/tables`.
 
@@ -56,7 +71,7 @@ def run(table: str, quick: bool, threads: int, results: Path, only: str = "") ->
     torch.set_num_threads(threads)
     held = hold_memory()
     cases = _TABLES[table](quick, threads)
-    chosen = [case for case in cases if only.lower() in case.name.lower()]
+    chosen = _chosen(cases, only)
     if not chosen:
         raise unknown("case", only, [case.name for case in cases])
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"

@@ -18,6 +18,9 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.multirun and distributed.launched():
         raise UserError("torchrun carries out one run: leave -m out, or sweep with launcher=joblib or launcher=slurm.")
+    launchers = [word for word in options.overrides if word.startswith("launcher=") and word != "launcher=local"]
+    if launchers and not options.multirun:
+        raise UserError(f"{launchers[-1]}: a launcher carries out a sweep; add -m, or leave it out.")
     with readable(options.overrides), hydra_session() as driver:
         if not options.multirun:
             outcome = driver.run(config_name="config", task_function=Job(), overrides=options.overrides).return_value
@@ -39,7 +42,7 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
     Raises:
         UserError: every job failed.
     """
-    from zdp_bench.config import compose, parse
+    from zdp_bench.config import configured
     from zdp_bench.report import faceoff, figures
     from zdp_bench.sweep import faceoff_command
     from zdp_bench.terminal import console
@@ -47,7 +50,7 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
     for error in dict.fromkeys(error for _, error in failed):
         console().print(f"skipped: {error}")
     single = [word for word in overrides if "," not in word and not word.startswith(("algorithm", "seed", "privacy.target_"))]
-    config = parse(compose(single))
+    config = configured(single)
     found = faceoff.read(config.results)
     if not found:
         raise UserError("the face-off has no run to show: every job was skipped.")
@@ -62,10 +65,10 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
 
 def _federate(options: argparse.Namespace) -> int:
     if options.role == "client":
-        from zdp_bench.config import compose, parse
+        from zdp_bench.config import configured
         from zdp_bench.federated.supernode import attend
 
-        attend(parse(compose(options.overrides)), lambda line: print(line, flush=True))
+        attend(configured(options.overrides), lambda line: print(line, flush=True))
     else:
         from zdp_bench.federated.superlink import served
         from zdp_bench.sweep import run_one
@@ -75,7 +78,7 @@ def _federate(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from zdp_bench.sweep import fillings, run_one
+    from zdp_bench.sweep import fillings, require_unchanged, run_one
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
@@ -83,6 +86,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         options.table, options.overrides = "", [options.table, *options.overrides]
     if bool(options.table) == bool(options.profile):
         raise UserError("zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, and not both.")
+    require_unchanged(options.overrides)
     if options.profile:
         return _reproduce_all(options)
     failed = []
@@ -128,11 +132,11 @@ def _audit(options: argparse.Namespace) -> int:
     import dataclasses
 
     from zdp_bench.audit import audit
-    from zdp_bench.config import compose, parse
+    from zdp_bench.config import configured
     from zdp_bench.report import audit as table
     from zdp_bench.terminal import console
 
-    config = parse(compose(options.overrides))
+    config = configured(options.overrides)
     findings, title = [], f"Audit of recipe {config.recipe}, seed {config.seed}"
     with console().status("attacking ..."):
         for finding in audit(config, options.cases, options.confidence, options.canaries, options.steps):
@@ -151,12 +155,12 @@ def _validate(options: argparse.Namespace) -> int:
     import dataclasses
     import json
 
-    from zdp_bench.config import compose, parse
+    from zdp_bench.config import configured
     from zdp_bench.report import validation
     from zdp_bench.terminal import console
     from zdp_bench.validate import validate
 
-    report = dataclasses.asdict(validate(parse(compose(options.overrides))))
+    report = dataclasses.asdict(validate(configured(options.overrides)))
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
@@ -169,13 +173,13 @@ def _find_lr(options: argparse.Namespace) -> int:
     import dataclasses
     import json
 
-    from zdp_bench.config import compose, parse
+    from zdp_bench.config import configured
     from zdp_bench.range_test import range_test
     from zdp_bench.report import range_test as report
     from zdp_bench.terminal import console
 
     with console().status("trying learning rates ..."):
-        found = range_test(parse(compose(options.overrides)), options.lowest, options.highest, options.steps)
+        found = range_test(configured(options.overrides), options.lowest, options.highest, options.steps)
     if options.format == "json":
         print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
@@ -187,13 +191,14 @@ def _bench(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from zdp_bench.bench import pages, tables
+    from zdp_bench.config.ranges import require_threads
     from zdp_bench.terminal import console
 
-    if options.threads < 1:
-        raise UserError(f"--threads {options.threads}: must be at least 1.")
+    require_threads("--threads", options.threads)
     for name in options.tables:
         if name not in tables.available():
             raise unknown("table", name, tables.available())
+    tables.require_case(options.tables or tables.available(), options.quick, options.threads, options.case)
     for name in options.tables or tables.available():
         rows, paths = tables.run(name, options.quick, options.threads, options.results, options.case)
         for case in dict.fromkeys(row.case for row in rows):

@@ -144,9 +144,9 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
 
         return [(name, str(lookup("figure", name).__doc__).splitlines()[0]) for name in names("figure")]
     if kind == "keys":
-        from zdp_bench.config.store import known_keys
+        from zdp_bench.config.options import every_key
 
-        return [(key, "") for key in known_keys([])]
+        return every_key()
     folder = assets.CONF / kind.removesuffix("s")
     return [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
 

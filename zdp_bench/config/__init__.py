@@ -6,6 +6,7 @@ task, algorithm, optimizer) take the options their builder declares as keyword-o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +26,8 @@ from zdp_bench.config.schema import (
     Trainer,
 )
 from zdp_bench.config.store import hydra_session
-from zdp_bench.config.values import check_values
-from zdp_bench.config.words import readable
+from zdp_bench.config.values import check_typed, check_values
+from zdp_bench.config.words import readable, typed_keys
 from zdp_bench.errors import UserError, unknown
 
 
@@ -42,8 +43,20 @@ def compose(overrides: list[str]) -> DictConfig:
         return hydra_compose("config", overrides=overrides)
 
 
-def parse(config: DictConfig) -> Run:
+def configured(overrides: Sequence[str]) -> Run:
+    """The run that the words of a command line describe, checked.
+
+    Raises:
+        UserError: see `compose` and `parse`.
+    """
+    return parse(compose(list(overrides)), overrides)
+
+
+def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     """Check every key of a composed configuration and freeze it.
+
+    Args:
+        overrides: what the user typed of it: of no effect it may not be, while what a recipe says may be overruled.
 
     Raises:
         UserError: a key is unknown, missing or of the wrong type, a plug-in has no such name, or values contradict each other.
@@ -70,11 +83,12 @@ def parse(config: DictConfig) -> Run:
     accountant = str((plain.get("accountant") or {}).get("name"))
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", accountant, ACCOUNTANTS)
+    said = typed_keys(overrides)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
             raise UserError(f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys.")
     for kind in PLUGINS:
-        plain[kind] = without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {})
+        plain[kind] = without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {}, said)
     found: dict[str, Any] = {kind: plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])}
     found.setdefault("scheduler", None)
     # Keys of every model and of every optimiser, beside the plug-in's own options
@@ -85,6 +99,7 @@ def parse(config: DictConfig) -> Run:
     plain = {key: value for key, value in plain.items() if key != "federated"} | _of_the_result(checked["federated"])
     run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
     check_values(run)
+    check_typed(run, said)
     return run
 
 

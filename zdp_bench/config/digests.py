@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from zdp_bench.config.schema import OPERATIONAL, Run
+from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
 
 def experiment_digest(run: Run) -> str:
@@ -27,6 +27,14 @@ def experiment_digest(run: Run) -> str:
     if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # what is calibrated is no choice
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def enters_digest(key: str) -> bool:
+    """Whether a dotted key is part of what is computed; but for `seed`, which names a repetition."""
+    section, _, name = key.partition(".")
+    if section == "federated":
+        return name in FEDERATED_RESULT
+    return section not in OPERATIONAL and key != "trainer.micro_batch"
 
 
 def run_digest(run: Run, data_digest: str) -> str:

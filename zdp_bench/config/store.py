@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from zdp_bench import assets
 from zdp_bench.config.schema import GROUPS, PLUGIN_KINDS
@@ -90,13 +90,25 @@ def files(group: str) -> dict[str, Path]:
     return assets.group(folders.get(group, assets.CONF / group))
 
 
-def known_keys(overrides: list[str]) -> list[str]:
-    """Every dotted key and group there is, in the recipe the overrides name where they name one."""
+def chosen(overrides: list[str], group: str) -> list[str]:
+    """The name that a group has with these overrides; all of them, where they sweep over several."""
+    said = next((o.partition("=")[2].split(",") for o in reversed(overrides) if o.startswith(f"{group}=")), [])
+    return [name for name in said if name in group_options(group)] or [str(_with_groups(overrides)[group].name)]
+
+
+def _with_groups(overrides: list[str]) -> DictConfig:
+    """The configuration with the recipe and the names that the overrides choose, and none of their keys."""
     from hydra import compose as hydra_compose
 
-    recipe = [o for o in overrides if o.startswith("recipe=") and o.removeprefix("recipe=") in assets.group(assets.RECIPES)]
+    words = dict(override.split("=", 1) for override in overrides if "=" in override)
+    choices = {group: words[group] for group in ("recipe", *GROUPS) if words.get(group) in group_options(group)}
     with hydra_session():
-        config = hydra_compose("config", overrides=recipe[:1] or ["recipe=quickstart"])
+        return hydra_compose("config", overrides=[f"{key}={name}" for key, name in ({"recipe": "quickstart"} | choices).items()])
+
+
+def known_keys(overrides: list[str]) -> list[str]:
+    """Every dotted key and group there is, in the recipe and with the plug-ins that the overrides name."""
+    config = _with_groups(overrides)
     return [*GROUPS, *dotted(OmegaConf.to_container(config, resolve=False))]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Collection
 
 from zdp_bench.config.options import HAS_SECOND_MOMENT
+from zdp_bench.config.ranges import MOST, MOST_PREFETCHED, require_count, require_threads
 from zdp_bench.config.schema import REPLACEMENTS, Run
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import lookup
@@ -28,15 +31,16 @@ def check_values(run: Run) -> None:
     require(one, "trainer.batch_size", trainer.batch_size, rule)
     rate = trainer.sample_rate
     require(rate is None or 0 < rate <= 1, "trainer.sample_rate", rate, "must lie in (0, 1]")
-    require(trainer.batch_size is None or trainer.batch_size > 0, "trainer.batch_size", trainer.batch_size, "must be at least 1")
-    require(trainer.epochs > 0, "trainer.epochs", trainer.epochs, "must be at least 1")
+    require_count("trainer.batch_size", trainer.batch_size)
+    require_count("trainer.epochs", trainer.epochs)
+    most = f"with trainer.epochs={trainer.epochs} makes more than {MOST:,} steps; take a larger rate or fewer epochs"
+    require(rate is None or trainer.epochs / rate <= MOST, "trainer.sample_rate", rate, most)
     micro_batch = trainer.micro_batch
     if isinstance(micro_batch, str) and micro_batch != "auto":
         raise UserError(f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null.")
-    require(not isinstance(micro_batch, int) or micro_batch > 0, "trainer.micro_batch", micro_batch, "must be at least 1")
-    require(trainer.checkpoint_epochs > 0, "trainer.checkpoint_epochs", trainer.checkpoint_epochs, "must be at least 1")
-    tested = run.privacy.range_test_steps
-    require(tested is None or tested >= 0, "privacy.range_test_steps", tested, "must be 0 or more")
+    require_count("trainer.micro_batch", micro_batch if isinstance(micro_batch, int) else None)
+    require_count("trainer.checkpoint_epochs", trainer.checkpoint_epochs)
+    require_count("privacy.range_test_steps", run.privacy.range_test_steps, least=0)
     require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
     for key in ("max_epsilon", "target_epsilon", "claimed_epsilon"):
         value = getattr(run.privacy, key)
@@ -52,7 +56,7 @@ def check_values(run: Run) -> None:
         which = ", ".join(HAS_SECOND_MOMENT)
         raise UserError(f"optimizer.complex_second_moment=magnitude: is for {which}, and not for {run.optimizer.name}.")
     require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
-    require(run.threads is None or run.threads > 0, "threads", run.threads, "must be at least 1")
+    require_threads("threads", run.threads)
     private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
     if private and trainer.sampling == "shuffled":
         raise UserError(
@@ -60,12 +64,37 @@ def check_values(run: Run) -> None:
             "Use trainer=poisson or trainer=uniform."
         )
     every, prefetch = run.execution.checkpoint_steps, run.execution.prefetch
-    require(every is None or every > 0, "execution.checkpoint_steps", every, "must be at least 1")
+    require_count("execution.checkpoint_steps", every)
     require(prefetch is None or prefetch >= 0, "execution.prefetch", prefetch, "must be 0 or more")
+    few = f"must be at most {MOST_PREFETCHED}: that many micro-batches are held in memory"
+    require(prefetch is None or prefetch <= MOST_PREFETCHED, "execution.prefetch", prefetch, few)
     if run.precision not in (None, "tf32", "bf16"):
         raise unknown("precision", str(run.precision), ("tf32", "bf16", "null"))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
         raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+def check_typed(run: Run, said: Collection[str]) -> None:
+    """Refuse what a user typed and nothing would read. A recipe may say it: there, other words overrule it.
+
+    Args:
+        said: the keys that were typed.
+
+    Raises:
+        UserError: names the first such key.
+    """
+    for key in sorted(said):
+        if run.federated.nodes is None and key.startswith("federated.") and key != "federated.nodes":
+            raise UserError(f"{key}: a central run does not read it; add federated.nodes=N, or leave it out.")
+        if run.claims.table is None and key in ("claims.row", "claims.variant") and getattr(run.claims, key[7:]) is not None:
+            raise UserError(f"{key}={getattr(run.claims, key[7:])}: of no table; add claims.table=PAPER/N, or leave it out.")
+    for key in ("target_epsilon", "claimed_epsilon"):
+        target = getattr(run.privacy, key)
+        if target is not None and "algorithm.noise_multiplier" in said:
+            raise UserError(
+                f"algorithm.noise_multiplier={run.algorithm.options['noise_multiplier']:g}: privacy.{key}={target:g} would "
+                f"replace it; leave one of them out, or say privacy.{key}=null."
+            )
 
 
 def _check_calibration(run: Run) -> None:
@@ -80,6 +109,20 @@ def _check_calibration(run: Run) -> None:
             f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier that could reach an ε. "
             "Choose a private algorithm, or leave the key out."
         )
+    budget, target = run.privacy.max_epsilon, run.privacy.target_epsilon
+    if budget is None:
+        return
+    if target is not None and target > budget:
+        raise UserError(
+            f"privacy.max_epsilon={budget:g} with privacy.target_epsilon={target:g}: the budget would end the run before it has "
+            "the ε that its noise is for. Raise the budget, lower the target, or leave one of them out."
+        )
+    without = run.privacy.claimed_epsilon == math.inf or (not asked and not run.algorithm.options.get("noise_multiplier"))
+    if without:
+        raise UserError(
+            f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name} and no noise: ε is ∞ at the first step, so "
+            "there would be none. Add noise, or leave the budget out."
+        )
 
 
 def _check_federated(run: Run) -> None:
@@ -87,10 +130,10 @@ def _check_federated(run: Run) -> None:
     if federated.nodes is None:
         return
     nodes, least = federated.nodes, federated.min_nodes
-    require(nodes > 0, "federated.nodes", nodes, "must be at least 1")
+    require_count("federated.nodes", nodes)
     require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, f"must lie between 1 and the {nodes} nodes")
-    require(federated.local_steps > 0, "federated.local_steps", federated.local_steps, "must be at least 1")
-    require(federated.local_lr > 0, "federated.local_lr", federated.local_lr, "must be positive")
+    require_count("federated.local_steps", federated.local_steps)
+    require(0 < federated.local_lr < math.inf, "federated.local_lr", federated.local_lr, "must be positive and finite")
     require(federated.patience > 0, "federated.patience", federated.patience, "must be positive: it is in seconds")
     for key, value, allowed in (
         ("patients", federated.patients, ("split", "own")),

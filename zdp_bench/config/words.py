@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from zdp_bench.config.store import group_options, known_keys
+from zdp_bench.config.options import no_such_key, own_keys
+from zdp_bench.config.schema import PLUGINS
+from zdp_bench.config.store import chosen, group_options, known_keys
 from zdp_bench.errors import UserError, first_line, suggestion, unknown
 
 
@@ -30,11 +32,36 @@ def readable(overrides: list[str]) -> Iterator[None]:
         raise UserError(f"'{said}' cannot be composed: {first_line(error)} Give groups a name and keys a value.") from None
 
 
+def no_override(word: str) -> str:
+    """The sentence for a word that sets nothing."""
+    return f"'{word}' is no override: write key=value, such as seed=1 or algorithm.noise_multiplier=0.8."
+
+
+def typed_keys(overrides: Sequence[str]) -> frozenset[str]:
+    """The keys and groups that a user's words set, as they are written: `algorithm.noise_multiplier`, `algorithm`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    with readable(list(overrides)):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return frozenset(str(override.key_or_group) for override in parsed)
+
+
 def sentence(error: Exception, overrides: list[str]) -> str:
     """What Hydra meant, in one sentence with the nearest right spelling."""
     while not str(error).strip() and isinstance(error.__cause__, Exception):
         error = error.__cause__  # Hydra wraps some of its errors in one without words
     text = str(error)
+    if match := re.search(r"Could not find '([^/']+)/'", text):
+        return f"{match[1]}= has no name. Allowed: {', '.join(group_options(match[1]))}."
+    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{match[1]}: names several values; add -m, as in `zdp-bench run -m {match[1]}`, or give one."
+    if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return f"+{match[1]}: is there already; leave the + out: {match[1]}=VALUE."
+    if match := re.search(r"^Lexer\w*Exception: (.*)", text):
+        return no_override(match[1].strip())
+    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float)", text):
+        kind = {"Integer": "a whole number", "Float": "a number"}[match[2]]
+        return f"{getattr(error, 'full_key', None) or 'a key'}={match[1]}: must be {kind}."
     if match := re.search(r"Could not find '([^/']+(?:/[^/']+)*)/([^/']+)'", text):
         return str(unknown(match[1], match[2], group_options(match[1])))
     if match := re.search(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", text):
@@ -42,8 +69,17 @@ def sentence(error: Exception, overrides: list[str]) -> str:
     if match := re.search(r"You must specify '(\w+)'", text):
         return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."
     if match := re.search(r"Could not override '([^']+)'", text):
+        kind, _, key = match[1].partition(".")
+        if kind in PLUGINS and key:
+            names = chosen(overrides, kind)
+            name = next((name for name in names if key not in own_keys(kind, name)), names[0])
+            if key in own_keys(kind, name):  # torch has it, our YAML does not name it
+                return f"key '{match[1]}' is not set by {kind}={name}: write +{match[1]}=... to add it."
+            return no_such_key(kind, name, key)
+        if kind == "hydra":
+            return f"key '{match[1]}' is not known: it is none of this launcher's; choose one beside it, such as launcher=joblib."
         keys = known_keys(overrides)
         return f"key '{match[1]}' is not known.{suggestion(match[1], keys)} `zdp-bench list keys` shows them all."
     if match := re.search(r"Error parsing override '([^']*)'", text):
-        return f"'{match[1]}' is no override: write key=value, such as seed=1 or algorithm.noise_multiplier=0.8."
+        return no_override(match[1])
     return first_line(error)

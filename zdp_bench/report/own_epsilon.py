@@ -43,6 +43,7 @@ class Answer:
     remark: str
 
 
+MOST = 10**9  # records, epochs, steps: what an accountant works with in minutes
 UNKNOWN_RECORDS = 10**9  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
@@ -71,7 +72,9 @@ def setting(
     if sampling not in ("poisson", "uniform", "full"):
         raise unknown("sampling", sampling, ("poisson", "uniform", "full"))
     require(0 < delta < 1, "--delta", delta, "must lie in (0, 1)")
-    require(records is None or records > 0, "--records", records, "must be at least 1")
+    for flag, count in (("--steps", steps), ("--epochs", epochs), ("--records", records)):
+        require(count is None or count > 0, flag, count, "must be at least 1")
+        require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
     if sampling == "full":
         require(
             sample_rate in (None, 1.0) and batch_size is None, "--sampling", "full", "takes neither sample rate nor batch size"
@@ -88,8 +91,7 @@ def setting(
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
     if (steps is None) == (epochs is None):
         raise UserError("say either --steps or --epochs, " + ("not both." if steps is not None else "one of them is needed."))
-    require(steps is None or steps > 0, "--steps", steps, "must be at least 1")
-    require(epochs is None or epochs > 0, "--epochs", epochs, "must be at least 1")
+    require(epochs is None or epochs / sample_rate <= MOST, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
     if steps is None:
         assert epochs is not None
         steps = (
@@ -112,7 +114,7 @@ def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answ
     Raises:
         UserError: σ is out of range, or no accountant has this name.
     """
-    require(0 <= sigma < math.inf, "--sigma", sigma, "must be 0 or more, and finite")
+    require(sigma == 0 or 1e-4 <= sigma <= 1e6, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
     if _is_convention(given, accountant):
         return [Answer("as claimed", sigma, sigma, str(accountant), ACCOUNTANTS[str(accountant)](_claim(given, sigma)), CLAIMED)]
     answers = []

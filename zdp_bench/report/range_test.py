@@ -15,8 +15,9 @@ def as_rich(found: dict[str, Any]) -> Table:
     """One table of a `range_test.RangeTest`, as plain values."""
     rates, losses, suggested = found["rates"], found["losses"], found["suggested"]
     advice = f"optimizer.lr={suggested:.2g}" if suggested else "none: the loss never fell"
+    ended = f"stopped before a tight ε of {found['budget']:g}\n" if found["budget"] else ""
     bill = (
-        f"take {advice}\n{found['steps']} steps, tight ε {epsilon(found['epsilon'])}; with the recipe's run after them "
+        f"{ended}take {advice}\n{found['steps']} steps, tight ε {epsilon(found['epsilon'])}; with the recipe's run after them "
         f"{epsilon(found['epsilon_with_run'])} (δ = {found['delta']:g})\ncount them: privacy.range_test_steps={found['to_count']}"
     )
     table = Table(

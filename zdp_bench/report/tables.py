@@ -117,6 +117,21 @@ def reference(table: str) -> list[Reference]:
     return [Reference(**line) for line in csv.DictReader(io.StringIO(text))]
 
 
+def check_claims(table: str | None, row: str | None) -> None:
+    """Refuse a claim to a cell that no paper has.
+
+    Raises:
+        UserError: there is no such table, or no such row in it.
+    """
+    if table is None:
+        return
+    if table not in available():
+        raise unknown("claims.table", table, [*available(), "null"])
+    rows = {number.row for number in reference(table)}
+    if row not in rows:
+        raise unknown(f"claims.table={table} has other rows: claims.row", str(row), rows)
+
+
 def file_stem(table: str) -> str:
     """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
     paper, _, number = table.partition("/")
