@@ -265,7 +265,7 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path
     [
         (
             ["model=complex_cnn"],
-            r"model=complex_cnn and task=classification do not fit dataset=phase_digits \(records of shape \[8, 8\]",
+            r"model=complex_cnn: takes records of shape \[channels, height, width\], and these are \[8, 8\]\. Take a model",
         ),
         (["task=binary_classification"], "task=binary_classification do not fit dataset=phase_digits"),
     ],
@@ -277,10 +277,9 @@ def test_what_does_not_fit_is_told_before_anything_is_trained(tmp_path: Path, wo
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
 
-@pytest.mark.parametrize("word", ["optimizer.lr=1e20", "optimizer.lr=nan", "algorithm.noise_multiplier=1e30"])
-def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp_path: Path, word: str) -> None:
+def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^diverged at epoch 1, step 10: .*Lower optimizer\.lr") as told:
-        carry_out(tmp_path, word)
+        carry_out(tmp_path, "optimizer.lr=1e20")
     assert "\n" not in str(told.value)
     (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
     assert len(ledger.read_text().splitlines()) - 1 == 10
