@@ -79,7 +79,7 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = assets.RECIPES / "mnist.yaml"
-    path.write_text(path.read_text().replace("model:", "optimizer: {lr: 1.0e30}\nmodel:"))
+    path.write_text(path.read_text().replace("\nmodel:", "\noptimizer: {lr: 1.0e+30}\nmodel:"))
     code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
     assert code == 2
     assert "zdp-bench: recipe=mnist seed=1: diverged at epoch" in err
