@@ -281,9 +281,8 @@ def seed_layers(seed: int, step: int, rank: int, secure: bool = False) -> None:
     So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew. What a
     layer draws for a record depends on the records before it, so where the seed is no secret it must be another one.
     """
-    number = int(stream(seed, "layers", step, rank).generate_state(1, np.uint64)[0])
-    if secure:
-        number = int.from_bytes(os.urandom(8))
+    own = stream(seed, "layers", step, rank)
+    number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

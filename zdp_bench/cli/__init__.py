@@ -11,15 +11,13 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from zdp_bench.cli import doing, showing
-from zdp_bench.cli.parser import arguments
+from zdp_bench.cli.parser import RESULTS, arguments
 from zdp_bench.errors import UserError
 from zdp_bench.survival import Stopped, between_runs, lasting_output, probe, refused
 
-RESULTS = Path("results")  # the default: it need not be there yet
 VERBS = doing.VERBS | showing.VERBS
 
 

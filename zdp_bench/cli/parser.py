@@ -10,6 +10,7 @@ from typing import NoReturn
 from zdp_bench import __version__
 from zdp_bench.errors import unknown
 
+RESULTS = Path("results")  # the default: it need not be there yet
 EPILOG = """\
 examples:
   zdp-bench run recipe=quickstart
@@ -183,7 +184,7 @@ def _overrides(of: argparse.ArgumentParser) -> None:
 
 
 def _results(of: argparse.ArgumentParser) -> None:
-    of.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="the results folder (default: results)")
+    of.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="the results folder (default: results)")
 
 
 class Parser(argparse.ArgumentParser):

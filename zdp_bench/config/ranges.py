@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zdp_bench.errors import UserError, require
+from zdp_bench.privacy.accounting import LEAST_NOISE, MOST, MOST_NOISE
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,6 @@ class Range:
     rule: str
 
 
-MOST = 10**9  # records, epochs, steps
-LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier; what every accountant can work with
 NOISE_RULE = f"must be 0, or lie in {LEAST_NOISE:g} to {MOST_NOISE:g}"
 LEAST_NORM, MOST_NORM = 1e-12, 1e12  # a bound, beyond which norms of single precision have no digits left
 MOST_PREFETCHED = 1024

@@ -7,9 +7,10 @@ import re
 from collections.abc import Collection
 
 from zdp_bench.config.options import HAS_SECOND_MOMENT
-from zdp_bench.config.ranges import MOST, MOST_PREFETCHED, require_count, require_threads
+from zdp_bench.config.ranges import MOST_PREFETCHED, require_count, require_threads
 from zdp_bench.config.schema import REPLACEMENTS, Run
 from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.privacy.accounting import MOST
 from zdp_bench.registry import lookup
 
 

@@ -33,6 +33,9 @@ from zdp_bench.privacy.mechanism import Mechanism
 
 # Below this z one drawn record costs an ε beyond 1000. Sampling is then left out of account, which bounds ε in closed form.
 HOPELESS = 0.02
+# What every accountant can work with, in minutes.
+MOST = 10**9  # records, epochs, steps
+LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 
 
 @lru_cache(maxsize=1024)  # it takes up to a second, and one ε is asked for as tight, as claimed and as a patient's one record's

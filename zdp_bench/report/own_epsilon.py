@@ -11,7 +11,17 @@ from typing import Literal
 from rich.table import Table as RichTable
 
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, gdp_clt, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import (
+    ACCOUNTANTS,
+    LEAST_NOISE,
+    MOST,
+    MOST_NOISE,
+    Claim,
+    gdp_clt,
+    patient_epsilon,
+    rdp_epsilon,
+    tight_epsilon,
+)
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import lines
@@ -43,7 +53,6 @@ class Answer:
     remark: str
 
 
-MOST = 10**9  # records, epochs, steps: what an accountant works with in minutes
 UNKNOWN_RECORDS = 10**9  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
@@ -114,7 +123,7 @@ def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answ
     Raises:
         UserError: σ is out of range, or no accountant has this name.
     """
-    require(sigma == 0 or 1e-4 <= sigma <= 1e6, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
+    require(sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
     if _is_convention(given, accountant):
         return [Answer("as claimed", sigma, sigma, str(accountant), ACCOUNTANTS[str(accountant)](_claim(given, sigma)), CLAIMED)]
     answers = []
