@@ -73,8 +73,8 @@ def contract(rows: Tensor, factors: Tensor) -> Tensor:
     ordered = real.permute(0, *by_stride)
     summed = torch.mv(ordered.reshape(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(ordered.shape[1:])
     back = [by_stride.index(dim) for dim in range(1, real.dim())]
-    summed = summed.permute(back)
-    return torch.view_as_complex(summed.contiguous()) if rows.is_complex() else summed
+    summed = summed.permute(back).contiguous()  # so that noise can be laid over it as it is
+    return torch.view_as_complex(summed) if rows.is_complex() else summed
 
 
 def weigh(g: Tensor, factors: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ def _work(geometry: Geometry, x: Tensor, g: Tensor) -> int:
 
 def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     """Σᵢ gᵢ, by the backend's own kernel."""
-    weight = x.new_empty(1).expand(geometry.shape)  # only its shape is read
+    weight = torch.empty_like(x.new_empty(1).expand(geometry.shape), memory_format=_layout(x))  # whose values are not read
     numbers = (
         geometry.stride,
         geometry.padding,
@@ -137,11 +137,24 @@ def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, [False, True, False])[1]
 
 
+def _layout(x: Tensor) -> torch.memory_format:
+    """How maps [B, C, *] lie in memory; a weight that lies otherwise would be copied first."""
+    if x.is_contiguous() or x.dim() < 4:
+        return torch.contiguous_format
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+
+
 def _rows_one_by_one(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
+    """[b, *shape], each in the layout that the backend gives it: another one costs a slow copy of every record's.
+
+    Where a weight is larger than a record's maps the maps are put channels first, so that the weight comes so without a copy.
+    """
+    if prod(geometry.shape) > x[:1].numel() + g[:1].numel():
+        x, g = x.contiguous(), g.contiguous()
     first = weight_gradient(geometry, x[:1], g[:1])
     if len(x) == 1:
         return first.unsqueeze(0)
-    rows = first.new_empty((len(x), *first.shape))
+    rows = torch.empty_strided((len(x), *first.shape), (first.numel(), *first.stride()), dtype=first.dtype, device=first.device)
     rows[0] = first
     for i in range(1, len(x)):
         rows[i] = weight_gradient(geometry, x[i : i + 1], g[i : i + 1])
