@@ -84,7 +84,7 @@ def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
     assert sum(map(len, people)) == len(set.union(*people)) == 5
     assert splits.records_per_patient == 4
     assert splits.provenance == "derived"
-    files = list((root / "cache" / "zdp-bench" / "slices").iterdir())
+    files = list((root / "cache" / "zdp-bench" / f"slices-{nifti.READING}").iterdir())
     before = files[0].stat().st_mtime_ns
     again = msd(root, size=32, max_per_patient=4, **SHARES)
     assert (files[0].stat().st_mtime_ns, again.digest) == (before, splits.digest)

@@ -19,7 +19,7 @@ import numpy as np
 from zdp_bench.data import Outline, Splits, fastmri
 from zdp_bench.data.files import holds_any, made_whole, sha256, within
 from zdp_bench.data.kspace import Undersampling, to_kspace
-from zdp_bench.data.nifti import HIPPOCAMPI, inspected, name_of, read, volumes
+from zdp_bench.data.nifti import HIPPOCAMPI, READING, inspected, name_of, read, volumes
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -81,7 +81,7 @@ def kspace_from_volumes(
     paths = list(volumes(within(root, folder), "kspace_from_volumes"))
     testing = held_out(len(paths), test_share, split_seed)
     files = [(path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)]
-    made = root / "derived" / f"kspace-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
+    made = root / "derived" / f"kspace-{READING}-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
     if not made.is_dir():
         write_set(made, paths, axis, testing)
     notes = f"k-space of the volumes in {folder} with a smooth phase added, no noise"

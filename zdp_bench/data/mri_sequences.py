@@ -111,7 +111,7 @@ def load(parts: dict[str, list[Patient]], read: Read, origin: str, provenance: P
             volume = read(patient.path)
             whole[end - patient.records : end] = records_of(volume[:, :, patient.slices], size)
 
-    whole = torch.from_numpy(kept("sequences", made, (ends[-1], 1, size, size), np.complex64, fill))
+    whole = torch.from_numpy(kept(f"sequences-{nifti.READING}", made, (ends[-1], 1, size, size), np.complex64, fill))
     groups = torch.repeat_interleave(torch.arange(len(everyone)), torch.tensor([p.records for p in everyone]))
     labels = torch.cat([torch.arange(4).repeat_interleave(p.records // len(SEQUENCES)) for p in everyone])
     split, first = {}, 0

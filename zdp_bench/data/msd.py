@@ -274,7 +274,7 @@ def load(
             whole[start : start + len(indices)] = slices(case, indices, geometry)
             start += len(indices)
 
-    whole = torch.from_numpy(kept("slices", made, (sum(counts), 2, size, size), np.uint8, fill))
+    whole = torch.from_numpy(kept(f"slices-{nifti.READING}", made, (sum(counts), 2, size, size), np.uint8, fill))
     groups = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor(counts))
     records, first = {}, 0
     for part, members in split.items():  # each part is one stretch of the mapped file, so nothing is copied
