@@ -10,7 +10,7 @@ from tests.conftest import write_mini_mnist
 from zdp_bench import assets, cli, reproduce, sweep
 from zdp_bench.bench import tables as measured
 from zdp_bench.config import compose, parse
-from zdp_bench.data import files
+from zdp_bench.data import files, synthetic_volumes
 from zdp_bench.report import tables
 
 TINY = {  # two recipes of a paper's table, and one whose data can be had nowhere
@@ -73,6 +73,20 @@ def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
     assert code == 0, err
     assert "2 cells: 0 reproduced, 2 different" in out
     assert "[2/2]" in out
+
+
+@pytest.mark.parametrize("recipe", ["chest_xray_strict", "mri_recon", "msd_liver_private", "ecg", "mri_sequence_cl", "speech"])
+def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -> None:
+    config = parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"]))
+    holds = files.card(config.dataset.name).holds
+    assert reproduce.lacking(config) == f"the data root lacks {holds}"
+
+
+def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) -> None:
+    synthetic_volumes.write_set(tmp_path / "Task04_Hippocampus", 3, seed=0)
+    of = {task: parse(compose([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"])) for task in ("hippocampus", "liver")}
+    assert reproduce.lacking(of["hippocampus"]) == ""
+    assert reproduce.lacking(of["liver"]) == "the data root holds some of dataset 'msd', but not what this run reads"
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_made(

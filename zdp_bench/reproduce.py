@@ -25,10 +25,11 @@ from zdp_bench.bench import tables as measured
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import files
+from zdp_bench.data import Outline, files
 from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import run
+from zdp_bench.registry import lookup
 from zdp_bench.report import curves, page, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
 from zdp_bench.sweep import claims_of, jobs_of, on_other_data
@@ -168,10 +169,22 @@ def lacking(config: Run) -> str:
     """What the data root does not hold of a run's data set, in words; empty where nothing is missing."""
     card = files.card(config.dataset.name)
     source = files.card(card.uses) if card.uses else card
-    gone = files.missing(config.data_root, source)
-    if not gone:
-        return ""
-    return f"the data root lacks {Path(gone[0].path).name}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
+    if gone := files.missing(config.data_root, source):
+        return f"the data root lacks {Path(gone[0].path).name}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
+    if not files.there(config.data_root, source):
+        return f"the data root lacks {source.holds}"
+    if source.holds and not _found(config):  # another task of a release, or another folder of volumes
+        return f"the data root holds some of dataset '{card.name}', but not what this run reads"
+    return ""
+
+
+def _found(config: Run) -> bool:
+    """Whether the files of a run's data set are there; what is wrong with files that are, the run itself tells."""
+    try:
+        outline: Outline = lookup("outline", config.dataset.name)(config.data_root, **config.dataset.options)
+    except UserError:
+        return True
+    return outline.found
 
 
 def smoke(config: Run) -> list[str] | None:
