@@ -16,6 +16,7 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Plugin
 from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
+from zdp_bench.validate import validate
 
 RECORDS, VALIDATION = (Records(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
 UNVALIDATED = Splits(RECORDS, RECORDS, (3,), 1, "synthetic", "")
@@ -107,5 +108,12 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(tmp_path: 
 
 def test_a_plateau_needs_validation_records() -> None:
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    with pytest.raises(UserError, match="dataset=phase_digits has none"):
+    with pytest.raises(UserError, match=r"dataset=phase_digits has none: .*or a data set that has some") as run:
         parts.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+    with pytest.raises(UserError) as told:  # as early as that, and in the same words
+        validate(config)
+    assert str(told.value) == str(run.value)
+    films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic", "scheduler=reduce_on_plateau"]
+    validate(parse(compose(films)), trial=False)
+    with pytest.raises(UserError, match=r"has none: use another scheduler, or more dataset\.validation_share\."):
+        validate(parse(compose([*films, "dataset.validation_share=0"])), trial=False)

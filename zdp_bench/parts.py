@@ -193,7 +193,9 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
 
 
-def build_scheduler(config: Run, optimizer: torch.optim.Optimizer, data: Splits) -> torch.optim.lr_scheduler.LRScheduler | None:
+def build_scheduler(
+    config: Run, optimizer: torch.optim.Optimizer, data: Splits | Outline
+) -> torch.optim.lr_scheduler.LRScheduler | None:
     """torch's schedule of the learning rate, one step an epoch; None where the recipe has none.
 
     Raises:
@@ -201,10 +203,11 @@ def build_scheduler(config: Run, optimizer: torch.optim.Optimizer, data: Splits)
     """
     if config.scheduler is None:
         return None
-    if config.scheduler.name == "reduce_on_plateau" and data.validation is None:
+    if config.scheduler.name == "reduce_on_plateau" and not data.validation:
+        own = [f", or more dataset.{key}" for key in config.dataset.options if key.startswith("validation_")]
         raise UserError(
             f"scheduler=reduce_on_plateau watches validation records, and dataset={config.dataset.name} has none: use another "
-            "scheduler, or set dataset.validation_share."
+            f"scheduler{own[0] if own else ', or a data set that has some'}."
         )
     try:
         schedule: torch.optim.lr_scheduler.LRScheduler = scheduler_class(config.scheduler.name)(

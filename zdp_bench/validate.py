@@ -22,7 +22,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
-from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_fit
+from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, build_scheduler, check_fit
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
@@ -71,7 +71,7 @@ def validate(config: Run, trial: bool = True) -> Report:
     check_fit(config, model, task, data)
     problem = Problem(model, task.loss, plan.sampling, config.seed, torch.empty(0, *data.input_shape, dtype=data.dtype))
     config, algorithm = build_algorithm(config, problem, plan)
-    build_optimizer(config, model)
+    build_scheduler(config, build_optimizer(config, model), data)
     check_precision(config.precision, model, algorithm)
     pick_device(config.device)
     mechanism = algorithm.mechanism()

@@ -60,6 +60,7 @@ def held_against(name: str, root: Path, **changes: Any) -> Outline:
     made: Splits = lookup("dataset", name)(root, **chosen)
     inputs, targets = made.train.batch(torch.arange(1))
     assert (said.train, said.test) == (len(made.train), len(made.test))
+    assert said.validation == len(made.validation or ())
     assert said.records_per_patient == made.records_per_patient
     assert (said.input_shape, said.outputs) == (tuple(made.input_shape), made.outputs)
     assert (said.dtype, said.target_dtype) == (inputs.dtype, targets.dtype)

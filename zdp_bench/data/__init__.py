@@ -111,6 +111,7 @@ class Outline:
         target_shape, target_dtype: of one record's target.
         records_per_patient: the most training records of any one patient.
         found: whether the files are there; if not, the numbers are the release's.
+        validation: how many records validate; 0 where the set has none.
     """
 
     train: int
@@ -122,3 +123,4 @@ class Outline:
     target_dtype: torch.dtype = torch.int64
     records_per_patient: int = 1
     found: bool = True
+    validation: int = 0

@@ -308,7 +308,9 @@ def outline(
     check_size(size)
     shape = (1, size, size)
     if not holds_any(root / FOLDER):
-        return Outline(round((1 - validation_share) * OFFICIAL["train"]), OFFICIAL["test"], shape, 1, found=False)
+        train = round((1 - validation_share) * OFFICIAL["train"])
+        return Outline(train, OFFICIAL["test"], shape, 1, found=False, validation=OFFICIAL["train"] - train)
     found = films(root / FOLDER)
     made = cut(found, _told_apart([film.path for film in found]), validation_share, split_seed, max_per_patient)
-    return Outline(len(made.train), len(made.test), shape, 1, records_per_patient=made.most_of_one)
+    each, validate = made.most_of_one, len(made.validation)
+    return Outline(len(made.train), len(made.test), shape, 1, records_per_patient=each, validation=validate)

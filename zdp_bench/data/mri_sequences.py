@@ -140,9 +140,17 @@ def _said(parts: dict[str, list[Patient]]) -> list[tuple[str, list[Patient]]]:
 
 def outlined(parts: dict[str, list[Patient]], size: int) -> Outline:
     """What `load` will make of these patients."""
-    train, test = (sum(patient.records for patient in parts[part]) for part in ("train", "test"))
+    counts = {part: sum(patient.records for patient in members) for part, members in parts.items()}
     each = max(patient.records for patient in parts["train"])
-    return Outline(train, test, (1, size, size), len(SEQUENCES), torch.complex64, records_per_patient=each)
+    return Outline(
+        counts["train"],
+        counts["test"],
+        (1, size, size),
+        len(SEQUENCES),
+        torch.complex64,
+        records_per_patient=each,
+        validation=counts.get("validation", 0),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- the decathlon
@@ -204,7 +212,10 @@ def outline(root: Path, *, size: int, slices: int, validation_patients: int, spl
     each = len(SEQUENCES) * slices
     train, test = RELEASED["imagesTr"] * each, (RELEASED["imagesTs"] - validation_patients) * each
     shape = (1, size, size)
-    return Outline(train, test, shape, len(SEQUENCES), torch.complex64, records_per_patient=each, found=False)
+    validate = validation_patients * each
+    return Outline(
+        train, test, shape, len(SEQUENCES), torch.complex64, records_per_patient=each, found=False, validation=validate
+    )
 
 
 @register("check", "mri_sequences")

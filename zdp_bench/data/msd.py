@@ -387,18 +387,19 @@ def outline(
     if not holds_any(folder):
         volumes, each = TASKS[task][1], max_per_patient or SLICES
         train, test = sizes(volumes, validation_share, test_share)
-        train *= each
         return Outline(
-            train,
+            train * each,
             test * (test_per_patient or SLICES),
             records_per_patient=each,
             found=False,
+            validation=(volumes - train - test) * each,
             **map_of,  # type: ignore[arg-type]
         )
     split = parts(with_channel(cases(folder), channel), validation_share, test_share, split_seed)
     own = [len(case.slices(max_per_patient)) for case in split["train"]]
     tested = sum(len(case.slices(test_per_patient)) for case in split["test"])
-    return Outline(sum(own), tested, records_per_patient=max(own), **map_of)  # type: ignore[arg-type]
+    validate = sum(len(case.slices(max_per_patient)) for case in split["validation"])
+    return Outline(sum(own), tested, records_per_patient=max(own), validation=validate, **map_of)  # type: ignore[arg-type]
 
 
 @register("check", "msd")

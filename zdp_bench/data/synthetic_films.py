@@ -112,7 +112,8 @@ def outline(
     paths = sorted(path for path, _person, _film in drawn(count, test_share, seed))
     found = [Film(path, path.parts[0], CLASSES.index(path.parts[1]), patient(path)) for path in paths]
     made = cut(found, None, validation_share, seed, max_per_patient)
-    return Outline(len(made.train), len(made.test), (1, size, size), 1, records_per_patient=made.most_of_one)
+    each, validate = made.most_of_one, len(made.validation)
+    return Outline(len(made.train), len(made.test), (1, size, size), 1, records_per_patient=each, validation=validate)
 
 
 def _check(count: int, size: int) -> None:

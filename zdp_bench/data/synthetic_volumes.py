@@ -126,4 +126,6 @@ def outline(
 
     train, test = _sizes(volumes, size, max_per_patient, test_per_patient, validation_share, test_share)
     each, tested = (min(GRID[2], most or GRID[2]) for most in (max_per_patient, test_per_patient))
-    return Outline(train * each, test * tested, (1, size, size), 1, torch.float32, (size, size), torch.uint8, each)
+    validate = (volumes - train - test) * each
+    square = (1, size, size)
+    return Outline(train * each, test * tested, square, 1, torch.float32, (size, size), torch.uint8, each, validation=validate)
