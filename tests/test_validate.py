@@ -109,3 +109,17 @@ def test_a_set_without_an_outline_says_what_to_add(monkeypatch: pytest.MonkeyPat
 def test_what_a_run_refuses_is_refused_by_validate_too(tmp_path: Path, word: str, sentence: str, does: Any) -> None:
     with pytest.raises(UserError, match=sentence):
         does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])))
+
+
+def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = ["recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true"]
+    with pytest.raises(UserError, match=r"^optimizer=sgd: `fused` and `foreach` cannot be `True` together\.$"):
+        validate(parse(compose(together)), trial=False)
+
+    def refuses(self: torch.optim.SGD) -> None:
+        kinds = {parameter.dtype for group in self.param_groups for parameter in group["params"]}
+        raise RuntimeError(f"not of {kinds}\nand more")
+
+    monkeypatch.setattr(torch.optim.SGD, "step", refuses)
+    with pytest.raises(UserError, match=r"^optimizer=sgd: not of \{torch\.complex64\}\.$"):
+        validate(parse(compose(["recipe=quickstart", "optimizer=sgd"])), trial=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits, sampling
 from zdp_bench.devices import ahead, pinned
 from zdp_bench.distributed import ALONE, Ranks
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.evaluation import evaluate
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
@@ -187,10 +187,22 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError("optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out.")
     by_magnitude = config.complex_second_moment == "magnitude"
     builder = BY_MAGNITUDE[config.optimizer.name] if by_magnitude else optimizer_class(config.optimizer.name)
+    options, parameters = config.optimizer.options, list(trainable(model).values())
     try:
-        return builder(trainable(model).values(), **config.optimizer.options)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"optimizer={config.optimizer.name}: {error}.") from None
+        _tried(builder, options, parameters)
+        return builder(parameters, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
+
+
+def _tried(builder: Callable[..., torch.optim.Optimizer], options: dict[str, Any], parameters: list[nn.Parameter]) -> None:
+    """One step on a number of each kind that the model has: some of what torch refuses, it refuses only there."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    numbers = [torch.zeros(1, dtype=dtype, device=device, requires_grad=True) for dtype, device in kinds]
+    for number in numbers:
+        number.grad = torch.ones_like(number)
+    if numbers:  # torch's own sentence says what none means
+        builder(numbers, **options).step()
 
 
 def build_scheduler(
