@@ -286,6 +286,17 @@ def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp
     assert not list(tmp_path.glob("runs/*/*/record.json"))
 
 
+@pytest.mark.parametrize(("more", "step"), [([], 50), (["execution.checkpoint_steps=20"], 20)])
+def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(tmp_path: Path, more: list[str], step: int) -> None:
+    slow = ["optimizer.lr=1e20", "trainer.sample_rate=0.01", "accountant=gdp_clt", *more]
+    for _ in range(2):  # and again: from the ledger, and from no state that leads nowhere
+        with pytest.raises(UserError, match=rf"^diverged at epoch 1, step {step}: "):
+            carry_out(tmp_path, *slow)
+        (home,) = (path for path in tmp_path.glob("runs/*/*") if path.is_dir())
+        assert len((home / "ledger.jsonl").read_text().splitlines()) - 1 == step
+        assert not (home / "checkpoint.pt").exists()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["classification", "binary_classification", "segmentation", "reconstruction"])
 def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str, bad: float) -> None:

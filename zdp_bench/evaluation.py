@@ -14,6 +14,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.tasks import Condensing, Scoring, Task
 
+WATCHED = 50  # steps: after so many, a run looks whether it has diverged, and not at the end of an epoch only
 EVALUATION_BATCH = 1000
 EVALUATION_NUMBERS = 2**21  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
 
@@ -38,6 +39,19 @@ def refuse_divergence(metrics: dict[str, float], epoch: int | None, step: int, r
             f"diverged at {at}: the model's outputs or loss are no finite numbers any more. Lower optimizer.lr (it is {rate}), "
             "the noise or the bound. Nothing is recorded, but the steps stay counted in the run's ledger."
         )
+
+
+@torch.no_grad()
+def still_answers(model: nn.Module, test: Source, device: torch.device) -> bool:
+    """Whether the model answers one record of a public set with finite numbers.
+
+    A single forward pass, and on a GPU a wait for it: cheap, but not at every step. The loss of a step would cost less and tell
+    more, but of training records, which no ε covers; and the parameters may be finite where nothing that comes out is.
+    """
+    model.eval()
+    output = model(test.batch(torch.arange(1))[0].to(device))
+    model.train()
+    return bool(torch.isfinite(output).all())
 
 
 @torch.no_grad()

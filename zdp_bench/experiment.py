@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from zdp_bench.devices import arithmetic, own_gpu, pick_device
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.evaluation import evaluate, final_metrics, refuse_divergence
+from zdp_bench.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.machine import environment, peak_memory
 from zdp_bench.parts import (
@@ -196,6 +197,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
                 watcher.evaluated(epoch or 0, step, metrics, epsilon)
                 due = due or epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps
+            elif step % WATCHED == 0 or due:  # before a state that leads nowhere is kept
+                loss = 0.0 if ranks.broadcast(ranks.first and still_answers(model, data.test, device)) else math.nan
+                refuse_divergence({"loss": loss}, plan.epoch_of(step), step, config.optimizer.options.get("lr"))
             signal = ranks.largest(asked())
             if due or signal:
                 save()

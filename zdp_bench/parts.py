@@ -78,6 +78,11 @@ class Plan:
             return sampling.poisson(size, self.sampling.sample_rate, random), self.sampling.expected_batch_size
         return sampling.uniform(size, batch, random), self.sampling.expected_batch_size
 
+    def epoch_of(self, step: int) -> int:
+        """The number (from 1) of the epoch that the `step`-th step belongs to."""
+        near = max(1, round(step * self.epochs / self.steps))
+        return near if step <= round(near * self.steps / self.epochs) else near + 1
+
     def epoch_ending_at(self, step: int) -> int | None:
         """The number (from 1) of the epoch that ends with the `step`-th step, or None inside an epoch."""
         epoch = round(step * self.epochs / self.steps)

@@ -11,6 +11,7 @@ that was asked for since, whether of it or of others.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -30,7 +31,7 @@ from zdp_bench.data import Splits
 from zdp_bench.devices import arithmetic
 from zdp_bench.engine import descend
 from zdp_bench.errors import UserError
-from zdp_bench.evaluation import evaluate, final_metrics, refuse_divergence
+from zdp_bench.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
 from zdp_bench.experiment import Watcher, account, described, open_ledger
 from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
 from zdp_bench.federated.messages import content, digest, tensors_of, values_of
@@ -218,6 +219,8 @@ def conduct(grid: Grid, given: Conducting) -> Record:
                 refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
                 given.watcher.evaluated(epoch or 0, step, metrics, epsilon)
+            elif round_ % WATCHED == 0 and not still_answers(model, data.test, device):
+                refuse_divergence({"loss": math.nan}, plan.epoch_of(round_), step, config.optimizer.options.get("lr"))
             signal = given.asked_to_stop()
             if round_ % every == 0 or round_ == plan.steps or stopped_by == "budget" or signal:
                 save()
