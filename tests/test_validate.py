@@ -123,3 +123,16 @@ def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.optim.SGD, "step", refuses)
     with pytest.raises(UserError, match=r"^optimizer=sgd: not of \{torch\.complex64\}\.$"):
         validate(parse(compose(["recipe=quickstart", "optimizer=sgd"])), trial=False)
+
+
+@pytest.mark.parametrize("noise", ["real", "as_published"])
+@pytest.mark.parametrize("asked", ["max_epsilon", "target_epsilon"])
+def test_no_budget_and_no_target_where_a_direction_gets_no_noise(tmp_path: Path, noise: str, asked: str) -> None:
+    words = ["recipe=quickstart", "dataset=synthetic_images", "model=lenet5", "algorithm=gredp", f"algorithm.noise={noise}"]
+    config = parse(compose([*words, f"privacy.{asked}=2", "threads=1", f"paths.results={tmp_path}"]))
+    told = rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
+    with pytest.raises(UserError, match=told):
+        validate(config, trial=False)
+    with pytest.raises(UserError, match=told):
+        run(config, Silent())
+    assert not list(tmp_path.glob("runs/*/*/record.json"))

@@ -145,7 +145,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     z is proportional to the noise multiplier, so that one tight ε is found once for all algorithms that share a plan.
 
     Raises:
-        UserError: no noise multiplier reaches the ε.
+        UserError: no noise multiplier reaches the ε, or a budget is set where ε is ∞ at the first step.
     """
     make, options, privacy = lookup("algorithm", config.algorithm.name), dict(config.algorithm.options), config.privacy
     try:
@@ -167,7 +167,14 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
         shown = config.resolved["algorithm"] | {"noise_multiplier": options["noise_multiplier"]}
         resolved = config.resolved | {"algorithm": shown}
         config = replace(config, algorithm=Plugin(config.algorithm.name, options), resolved=resolved)
-    return config, make(problem, **options)
+    algorithm: Algorithm = make(problem, **options)
+    if privacy.max_epsilon and algorithm.mechanism().z == 0:
+        kind = f" and algorithm.noise={options['noise']}" if "noise" in options else ""
+        raise UserError(
+            f"privacy.max_epsilon={privacy.max_epsilon:g} with algorithm={config.algorithm.name}{kind}: some direction gets no "
+            "noise, so ε is ∞ at the first step and there would be none. Choose other noise, or leave the budget out."
+        )
+    return config, algorithm
 
 
 def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits) -> list[str]:
