@@ -51,6 +51,21 @@ MISTAKES = [
     (["table"], "required: PAPER/N"),
     (["run"], "recipe=NAME is missing"),
     (["run", "recipe=phasemnits"], "Did you mean 'phasemnist'?"),
+    (
+        ["validate", "recipe=quickstart", "launcher=joblib"],
+        "launcher=joblib: only `zdp-bench run` reads it",
+    ),
+    (
+        ["audit", "recipe=quickstart", "hydra.launcher.n_jobs=2"],
+        "leave it out of `zdp-bench audit`",
+    ),
+    (
+        ["find-lr", "recipe=quickstart", "hydra/launcher=joblib"],
+        "leave it out of `zdp-bench find-lr`",
+    ),
+    (["reproduce", "zeta_dp_2021/1", "launcher=joblib"], "leave it out of `zdp-bench reproduce`"),
+    (["reproduce", "--profile", "smoke", "launcher=slurm"], "leave it out of `zdp-bench reproduce`"),
+    (["federate", "server", "recipe=quickstart", "launcher=joblib"], "leave it out of `zdp-bench federate`"),
     (["run", "-x", "recipe=quickstart"], "option '-x' is not known"),
     (["run", "recipe=quickstart", "algorithm.nois=circular"], "Did you mean 'algorithm.noise'?"),
     (["run", "-m", "recipe=phasemnits", "seed=1,2"], "Did you mean 'phasemnist'?"),

@@ -40,6 +40,7 @@ def _carry_out(words: list[str]) -> int:
     """The exit code; what went wrong is said."""
     options = arguments(words)
     try:
+        _refuse_launcher(options)
         _try_results(options)
         with between_runs():
             return VERBS[options.verb](options)
@@ -57,6 +58,21 @@ def _carry_out(words: list[str]) -> int:
             raise
         print(f"zdp-bench: {told}", file=sys.stderr)
         return 2
+
+
+def _refuse_launcher(options: argparse.Namespace) -> None:
+    """Hydra and its launchers carry out `run`; what else is said to them is read by nobody.
+
+    Raises:
+        UserError: another verb is told to use one.
+    """
+    if options.verb == "run":
+        return
+    first = str(getattr(options, "table", ""))  # of `reproduce`, where an override may stand in a table's place
+    for word in (first, *getattr(options, "overrides", [])):
+        group = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
+        if group in ("launcher", "hydra") and word != "launcher=local":
+            raise UserError(f"{word}: only `zdp-bench run` reads it; leave it out of `zdp-bench {options.verb}`.")
 
 
 def _try_results(options: argparse.Namespace) -> None:
