@@ -158,6 +158,13 @@ def test_the_real_clips(data_root: Path) -> None:
     assert torch.isfinite(splits.train.inputs.abs()).all()
 
 
+def test_two_lists_of_as_many_synthetic_words_are_two_sets(tmp_path: Path) -> None:
+    for words in (["yes", "no"], ["up", "down"], ["no", "yes"]):
+        made = speech_commands_synthetic(tmp_path, words=words, clips_per_word=4, test_share=0.5)
+        assert len(made.train) + len(made.test) == 8
+    assert len(list((tmp_path / "synthetic").iterdir())) == 3  # the order, too, says what a word sounds like
+
+
 def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
     splits = speech_commands_synthetic(tmp_path, words=WORDS, clips_per_word=20, test_share=0.3)
     assert splits.provenance == "synthetic"

@@ -5,6 +5,7 @@ A word is two gliding formants with a contour of its own; a speaker shifts pitch
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,8 @@ def speech_commands_synthetic(
 ) -> Splits:
     """Synthetic words, written once under `synthetic/` and read as SpeechCommands is: complex64 [1, 124, 129] as published."""
     _check(words, clips_per_word)
-    folder = root / "synthetic" / f"speech-{len(words)}-{clips_per_word}-{seed}"
+    listed = hashlib.sha256(repr(list(words)).encode()).hexdigest()[:16]  # two lists of one length are two sets
+    folder = root / "synthetic" / f"speech-{listed}-{clips_per_word}-{seed}"
     if not folder.is_dir():
         write_set(folder, words, clips_per_word, seed)
     return load(
