@@ -53,6 +53,15 @@ def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> 
         assert of.holds or of.files or of.provenance == "synthetic" or of.name == "phase_digits"
 
 
+@pytest.mark.parametrize("name", [of.name for of in OWN if not of.holds and not of.files])
+def test_a_set_that_needs_no_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["data", "check", name, "--root", str(tmp_path)])
+    assert not left.value.code
+    what = "bundled" if name == "phase_digits" else "made when needed"
+    assert capsys.readouterr().out == f"{name}: {what}; it needs no files\n"
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A data root with a little of every set that is got by hand."""

@@ -158,13 +158,12 @@ def _first_comment(path: Path) -> str:
 
 def _data(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
+    from zdp_bench.report.data_root import as_rich, state
     from zdp_bench.terminal import console
 
     root = _root(options)
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
-        from zdp_bench.report.data_root import as_rich
-
         console().print(as_rich(root, chosen))
         return 0
     if options.action == "fetch":
@@ -175,6 +174,8 @@ def _data(options: argparse.Namespace) -> int:
         return 0
     wrong = 0
     for card in _with_sources(chosen):
+        if not (card.files or card.holds):
+            print(f"{card.name}: {state(root, card)}; it needs no files")
         for path, problem in files.inspected(root, card):
             wrong += bool(problem)
             print(f"zdp-bench: {problem}" if problem else f"ok: {path}", file=sys.stderr if problem else sys.stdout)
