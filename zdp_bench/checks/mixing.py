@@ -1,0 +1,97 @@
+"""Whether a layer lets one sample see another, and which: one sample is changed, and the others are looked at.
+
+Apart from the other checks, for it is the one that has to follow tensors through the model to name the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.checks.trials import ROUNDED, SAME, describe, differs, forward, gradients, other_sample, owner
+from zdp_bench.errors import UserError
+
+
+def no_sample_sees_another(model: nn.Module, inputs: Tensor, steady: bool) -> None:
+    """Change one sample, by little and by much, and leave one out: the others must come out as before."""
+    last = len(inputs) - 1
+    for changed, scale in ((0, 1.0), (last, 1000.0)):
+        other = inputs.clone()
+        other[changed] = other_sample(inputs, changed, scale)
+        watched = last if changed == 0 else 0
+        with torch.no_grad():
+            if differs(forward(model, inputs)[watched], forward(model, other)[watched]):
+                raise _mixes(_mixing_layer(model, inputs, other, watched))
+        before, after = (gradients(model, x, watched) for x in (inputs, other))
+        for name, value in before.items():
+            if differs(value, after[name], ROUNDED):
+                raise _mixes(owner(model, name), "in its gradient")
+    if steady:  # with another number of samples, dropout would draw other masks
+        with torch.no_grad():
+            if differs(forward(model, inputs)[0], forward(model, inputs[:last])[0], ROUNDED):
+                raise _mixes(_mixing_layer(model, inputs, inputs[:last], 0))
+
+
+def _mixes(layer: str, where: str = "") -> UserError:
+    where = f" {where}" if where else ""
+    advice = "set model.replace_batchnorm=group, instance or frozen" if "BatchNorm" in layer else "use a per-sample layer there"
+    return UserError(
+        f"{layer} lets one sample see another{where}, so clipping bounds nothing and no ε would hold: {advice}, "
+        "or train with algorithm=sgd, which claims none."
+    )
+
+
+def _mixing_layer(model: nn.Module, inputs: Tensor, other: Tensor, sample: int) -> str:
+    """The first place in the forward pass where the sample differs between two batches that both hold it."""
+    tolerance = SAME if len(inputs) == len(other) else ROUNDED
+    with torch.no_grad():
+        for before, after in zip(_trace(model, inputs), _trace(model, other), strict=False):
+            ours, theirs = _of_sample(before, sample, len(inputs)), _of_sample(after, sample, len(other))
+            if ours is not None and theirs is not None and differs(ours, theirs, tolerance):
+                # A layer that is GIVEN something mixed is innocent: what called it mixed before.
+                return describe(model, before.name if before.leaving else before.name.rpartition(".")[0])
+    return describe(model, "")
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A tensor on its way into a module, or out of it."""
+
+    name: str
+    leaving: bool
+    value: Tensor
+
+
+def _trace(model: nn.Module, inputs: Tensor) -> list[_Passage]:
+    """Every tensor that passes into or out of a module in one forward pass, in order."""
+    seen: list[_Passage] = []
+
+    def note(name: str, leaving: bool) -> Callable[..., None]:
+        def hook(module: nn.Module, entering: object, left: object = None) -> None:
+            passed = left if leaving else entering
+            for value in passed if isinstance(passed, tuple | list) else (passed,):
+                if isinstance(value, Tensor):
+                    seen.append(_Passage(name, leaving, value.detach().clone()))
+
+        return hook
+
+    handles = []
+    for name, module in model.named_modules():
+        handles += [module.register_forward_pre_hook(note(name, False)), module.register_forward_hook(note(name, True))]
+    try:
+        forward(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _of_sample(passage: _Passage, sample: int, samples: int) -> Tensor | None:
+    """What belongs to a sample; layers that fold other dimensions into the first keep the samples' order."""
+    value = passage.value
+    if value.dim() == 0 or len(value) == 0 or len(value) % samples:
+        return None
+    return value.unflatten(0, (samples, -1))[sample]

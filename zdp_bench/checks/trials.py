@@ -1,0 +1,141 @@
+"""A model run on random numbers and left as it was; what every check looks with, and names a layer by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.gradients.clipping import trainable
+
+# A sample that is not touched comes out of a forward pass bit for bit the same. Where a kernel may split its work otherwise (a
+# sum over samples on a GPU, a batch of another size) it may round otherwise.
+SAME, ROUNDED = 1e-6, 1e-4
+
+
+def synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
+    """Random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (samples, *like.shape[1:])
+    if like.dtype.is_complex or like.dtype.is_floating_point:
+        return torch.randn(shape, dtype=like.dtype, generator=generator).to(device)
+    high = 2 if like.dtype == torch.bool else max(1, below)
+    return torch.randint(0, high, shape, generator=generator).to(device=device, dtype=like.dtype)
+
+
+def other_sample(inputs: Tensor, at: int, scale: float) -> Tensor:
+    """Another sample to stand at `at`."""
+    if inputs.dtype.is_complex or inputs.dtype.is_floating_point:
+        return -scale * inputs[at] + 0.5 * scale
+    return inputs[at].logical_not().to(inputs.dtype)
+
+
+def forward(model: nn.Module, inputs: Tensor, seed: int = 0) -> Tensor:
+    """The output, with the same dropout masks for the same seed."""
+    torch.manual_seed(seed)
+    return model(inputs)
+
+
+def gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
+    """The gradient of one sample's output, by parameter; those that get none are left out."""
+    parameters = trainable(model)
+    with torch.enable_grad():
+        found = torch.autograd.grad(probe(forward(model, inputs)[sample]), list(parameters.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+
+
+def probe(output: Tensor) -> Tensor:
+    """A real number that depends on every entry of the output."""
+    real = torch.view_as_real(output) if output.is_complex() else output
+    weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype).view_as(real)
+    return (weights * real).sum()
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Buffers, attributes, gradients wanted, and torch's random state stay what they were, whatever is tried inside."""
+    state = state_of(model)
+    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(wanted[name])
+            restore(model, state)
+
+
+def state_of(model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """Every tensor a module holds that is no parameter: buffers and plain attributes, (module, name) -> a copy."""
+    return {
+        (name, key): value.detach().clone()
+        for name, module in model.named_modules()
+        for key, value in (*module._buffers.items(), *vars(module).items())
+        if isinstance(value, Tensor)
+    }
+
+
+def restore(model: nn.Module, state: dict[tuple[str, str], Tensor]) -> None:
+    for name, module in model.named_modules():
+        for key, value in list(module._buffers.items()):
+            if value is not None and (name, key) in state:
+                value.detach().copy_(state[name, key])
+        for key, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                if (name, key) in state:
+                    setattr(module, key, state[name, key].clone())
+                else:
+                    delattr(module, key)
+
+
+@dataclass
+class Innermost:
+    """While active, knows the innermost module that is being run: the one to name when an error comes."""
+
+    model: nn.Module
+    stack: list[str] = field(default_factory=list)
+    handles: list = field(default_factory=list)
+    name: str = "the model"
+
+    def __enter__(self) -> Innermost:
+        def leave(*_: object) -> None:  # a hook that returned something would put it in the output's place
+            self.stack.pop()
+
+        for name, module in self.model.named_modules():
+            self.handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.stack.append(name)))
+            self.handles.append(module.register_forward_hook(leave))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        if kind and self.stack:
+            self.name = describe(self.model, self.stack[-1])
+
+
+def differs(a: Tensor, b: Tensor, tolerance: float = SAME) -> bool:
+    """Whether two tensors differ by more than `tolerance` of the largest entry; a NaN on one side only is a difference."""
+    if a.shape != b.shape:
+        return True
+    if torch.equal(a, b) or a.numel() == 0:
+        return False
+    if not (a.dtype.is_complex or a.dtype.is_floating_point):
+        return True
+    scale = float(torch.nan_to_num(a.abs(), posinf=0.0).max())
+    return not torch.allclose(a, b, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+
+
+def describe(model: nn.Module, name: str) -> str:
+    """ "layer 'net.1' (BatchNorm2d)", or "the model (MLP)" for what stands in its own forward."""
+    kind = type(model.get_submodule(name)).__name__
+    return f"layer '{name}' ({kind})" if name else f"the model ({kind})"
+
+
+def owner(model: nn.Module, parameter: str) -> str:
+    """The layer a parameter belongs to; a block that is no parameter is named as it is."""
+    if parameter not in dict(model.named_parameters()):
+        return f"block '{parameter}'"
+    return describe(model, parameter.rpartition(".")[0])
