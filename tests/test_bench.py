@@ -27,7 +27,7 @@ CLASSES = Workload("vgg11", (3, 32, 32), 2, 3, "classes", {"hidden": 4})
 
 
 def _sides(workload: Workload) -> list[str]:
-    every = [side for side in SIDES if side != "warm" and side not in ALGORITHMS]
+    every = [side for side in SIDES if side not in ("warm", "non-private, compiled") and side not in ALGORITHMS]
     if workload.is_complex:
         return [side for side in every if "Opacus" not in side]
     return [side for side in every if "torch's" not in side]
@@ -41,6 +41,15 @@ def test_all_sides_compute_the_same_and_run(workload: Workload) -> None:
     require_agreement(steps, {side: computes(side) for side in steps})
     for step in steps.values():
         step.run()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler
+@pytest.mark.skipif(not tables._compiled(), reason="no C++ compiler")
+def test_a_compiled_side_computes_what_the_others_do() -> None:
+    steps = {side: SIDES[side](DENSE) for side in ("non-private", "non-private, compiled")}
+    require_agreement(steps, {side: computes(side) for side in steps}, tolerance=1e-5)
+    assert all(map(may_be_baseline, steps))
 
 
 def test_a_side_of_one_record_at_a_time_is_held_to_what_it_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,18 +94,21 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- non-private
 
 
-def non_private(workload: Workload, last: bool = True, micro_batch: int | None = None, native: bool = False) -> Step:
-    """Forward, backward, update. native: with torch's own complex convolutions."""
+def non_private(
+    workload: Workload, last: bool = True, micro_batch: int | None = None, native: bool = False, compiled: bool = False
+) -> Step:
+    """Forward, backward, update. native: with torch's own complex convolutions; compiled: by `torch.compile`."""
     model = workload.build()
     if native:
         as_native(model)
     inputs, targets = workload.records(last)
     size = micro_batch or workload.batch
     optimizer = workload.optimizer_of(model.parameters())
+    forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
 
     def backward() -> None:
         for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-            (workload.loss_of(model(x), y).sum() / workload.batch).backward()
+            (workload.loss_of(forward(x), y).sum() / workload.batch).backward()
 
     def run() -> None:
         backward()
@@ -286,6 +289,7 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "non-private, channels first": lambda w: non_private(w, last=False),
     "non-private, one record at a time": lambda w: non_private(w, micro_batch=1),
     "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
+    "non-private, compiled": lambda w: non_private(w, last=False, compiled=True),
     "private, fast": lambda w: private(w, "fast"),
     "private, fast, channels first": lambda w: private(w, "fast", last=False),
     "private, fast, one record at a time": lambda w: private(w, "fast", micro_batch=1),

@@ -12,6 +12,7 @@ A table is a list of cases, each measured by itself: `--case` measures some of t
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -224,11 +225,12 @@ def _networks(quick: bool, threads: int) -> list[Case]:
             sides = ["non-private", "non-private, torch's complex layers", *private]
         else:
             sides += ["private, fast", "private, fast, channels first", "private, vmap", *_opacus()]
+        sides += [] if quick else _compiled()
         paper = _paper_ratio("zeta_dp_2021/7", f"private_{kind}", f"nonprivate_{kind}")
         cases.append(_compare(f"{kind} conv + linear, batch {batch}", workload, sides, seconds, threads, paper=paper))
     for records_ in (batch,) if quick else (batch, 4 * batch):
         mlp = Workload("complex_mlp", (1, 28, 28), 10, records_, "classes", {"hidden": [256, 128]})
-        sides = ["non-private", *private, "private, loop over records"]
+        sides = ["non-private", *private, "private, loop over records", *([] if quick else _compiled())]
         cases.append(_compare(f"complex MLP 784-256-128-10, batch {records_}", mlp, sides, seconds, threads))
     return cases
 
@@ -305,6 +307,11 @@ _TABLES: dict[str, Callable[[bool, int], list[Case]]] = {
 def _opacus() -> list[str]:
     """Opacus's sides, where it is installed (the extra `peers`)."""
     return [side for side in SIDES if "Opacus" in side] if installed("opacus") else []
+
+
+def _compiled() -> list[str]:
+    """The side of `torch.compile`, where there is a compiler for it to call: half a minute for each network."""
+    return ["non-private, compiled"] if shutil.which("g++") else []
 
 
 def _paper_ratio(table: str, above: str, below: str) -> float:
