@@ -262,6 +262,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "real_cnn": ((2, 9, 8), 3, {"channels": [4, 6]}, "real"),
     "complex_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "complex"),
     "real_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
+    "complex_harmonic": ((2, 6, 7), 2, {"size": 5}, "complex"),
     "resnet18_transfer": ((3, 32, 32), 2, {"weights": resnet18_weights}, "real"),
     "lenet5": ((20, 16), 3, {"linear": "circulant"}, "real"),
     "model3": ((1, 8, 9), 3, {"linear": "circulant"}, "real"),

@@ -9,6 +9,7 @@ from zdp_bench import assets
 from zdp_bench.batchnorm import replace_batchnorm, surgery
 from zdp_bench.config.options import check_options
 from zdp_bench.errors import UserError
+from zdp_bench.models.harmonic import cosines, responses
 from zdp_bench.registry import lookup, names
 
 
@@ -116,6 +117,33 @@ def test_a_residual_unet_starts_from_its_input_and_answers_slice_by_slice() -> N
     assert torch.allclose(model(x)[1, 2], model(x[1, 2:])[0], atol=1e-5)
 
 
+def test_a_harmonic_block_starts_from_its_input_and_answers_slice_by_slice() -> None:
+    model = lookup("model", "complex_harmonic")((3, 1, 8, 9), 1, size=5)
+    x = torch.randn(2, 3, 1, 8, 9, dtype=torch.complex64)
+    assert torch.equal(model(x), x.abs())
+    torch.nn.init.ones_(model.mix.weight)
+    assert torch.allclose(model(x)[1, 2], model(x[1, 2:])[0], atol=1e-5)
+    assert parameters("complex_harmonic", (1, 32, 40), 1) == 80
+
+
+def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() -> None:
+    vectors = cosines(5)
+    torch.testing.assert_close(vectors @ vectors.T, torch.eye(5))
+    x = torch.randn(2, 3, 7, 8, dtype=torch.complex128)
+    found = responses(x, vectors.double()).unflatten(1, (3, 24))
+    torch.testing.assert_close(found.abs().square().mean(dim=(-2, -1)), torch.ones(2, 3, 24, dtype=torch.float64))
+    plane = torch.outer(vectors[2], vectors[3]).double()  # the middle of a map, where nothing is mirrored
+    by_hand = torch.stack([(x[1, 2, 1:6, column : column + 5] * plane).sum() for column in range(4)])
+    ratio = by_hand / found[1, 2, 5 * 2 + 3 - 1, 3, 2:6]
+    torch.testing.assert_close(ratio, ratio[:1].abs().expand(4).to(ratio))  # real, positive, and one for all
+
+
+def test_a_harmonic_block_without_a_signal_stays_finite() -> None:
+    model = lookup("model", "complex_harmonic")((1, 8, 9), 1, size=3)
+    torch.nn.init.ones_(model.mix.weight)
+    assert torch.equal(model(torch.zeros(1, 1, 8, 9)), torch.zeros(1, 1, 8, 9))
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="must divide by 32"):
         lookup("model", "vgg11_unet")((1, 48, 64), 1)
@@ -125,6 +153,10 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         lookup("model", "vgg11")((1, 32, 32), 1, norm="group", groups=3)
     with pytest.raises(UserError, match=r"model\.depth=4"):
         lookup("model", "complex_unet")((1, 12, 100), 1)
+    with pytest.raises(UserError, match=r"model\.size=9: reaches beyond"):
+        lookup("model", "complex_harmonic")((1, 4, 100), 1)
+    with pytest.raises(UserError, match=r"model=complex_harmonic: 1 channels in, 2 out"):
+        lookup("model", "complex_harmonic")((1, 32, 32), 2)
     with pytest.raises(UserError, match=r"model\.channels"):
         lookup("model", "complex_cnn")((1, 3, 3), 1, channels=[4, 4])
     with pytest.raises(UserError, match="halved three times"):
@@ -150,6 +182,7 @@ def test_a_network_that_needs_channels_says_so(name: str) -> None:
         ("resnet20", (3, 32, 32), {"groups": 0}, "model.groups=0"),
         ("resnet20", (3, 32, 32), {"groups": 5}, "model.groups=5"),
         ("complex_unet", (1, 32, 32), {"width": 0}, "model.width=0"),
+        ("complex_harmonic", (1, 32, 32), {"size": 4}, "model.size=4: must be an odd number from 3"),
         ("vgg11", (3, 32, 32), {"width": 0}, "model.width=0"),
         ("real_cnn", (3, 32, 32), {"channels": [0]}, r"model.channels=\[0\]"),
         ("complex_mlp", (8, 8), {"hidden": [0]}, r"model.hidden=\[0\]"),

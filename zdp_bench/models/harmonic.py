@@ -1,0 +1,83 @@
+"""A harmonic block (Ulicny, Krylov & Dahyot 2019, arXiv:1905.00135) on complex images: fixed cosines in the place of a filter's
+pixels, and a trained weight for each. Each cosine's response is brought to the same power within its record: then no weight's
+gradient drowns the others', and clipping and noise fall on all alike."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench.errors import require
+from zdp_bench.models.shape import image_shape
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.layout import as_complex_channels
+from zdp_bench.registry import register
+
+EPS = 1e-12  # added to a response's mean square: one that is zero everywhere stays zero
+
+
+class HarmonicFilter(nn.Module):
+    """|x + Σ wₖ·uₖ|, uₖ the response of x to the k-th cosine, over its root mean square. Shapes: [B, C, H, W] -> the same.
+
+    The weights start at zero, so training starts from the input itself. Every cosine but the constant takes part, of every
+    channel: C·(size² − 1) weights a channel, and no bias. Beyond its edge the image is mirrored. A record of several slices,
+    [B, slices, C, H, W], is answered slice by slice.
+    """
+
+    cosines: Tensor
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, size: int) -> None:
+        super().__init__()
+        images, height, wide = image_shape("complex_harmonic", input_shape[-3:])
+        require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")
+        require(min(height, wide) > size // 2, "model.size", size, f"reaches beyond the mirrored edge of {height}×{wide}")
+        require(
+            images == outputs, "model", "complex_harmonic", f"{images} channels in, {outputs} out: it answers with what it gets"
+        )
+        self.register_buffer("cosines", cosines(size), persistent=False)
+        self.mix = ComplexConv2d(images * (size**2 - 1), outputs, 1, bias=False)
+        nn.init.zeros_(self.mix.weight)
+        self.dtype = torch.complex64
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 5:
+            return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        x = x.to(self.dtype)
+        y: Tensor = self.mix(responses(x, self.cosines.to(x.real.dtype))) + x
+        return y.abs()
+
+
+def cosines(size: int) -> Tensor:
+    """[size, size]: row k is the k-th vector of the orthonormal discrete cosine transform (DCT-II)."""
+    k, position = torch.arange(size)[:, None], torch.arange(size)[None]
+    vectors = torch.cos(math.pi / size * (position + 0.5) * k) * math.sqrt(2 / size)
+    vectors[0] /= math.sqrt(2)
+    return vectors
+
+
+def responses(x: Tensor, vectors: Tensor) -> Tensor:
+    """x correlated with every product of two of the vectors [n, n] but the first with itself, each brought to mean square 1.
+
+    Real vectors meet the real and the imaginary part alike, rows first and then columns.
+
+    Shapes: complex [B, C, H, W] -> complex [B, C·(n² − 1), H, W].
+    """
+    size, (records, channels) = len(vectors), x.shape[:2]
+    edge = size // 2
+    parts = torch.view_as_real(x.resolve_conj()).movedim(-1, 2)  # [B, C, 2, H, W]
+    planes = F.pad(parts.flatten(0, 1), (edge, edge, edge, edge), mode="reflect").flatten(0, 1)[:, None]
+    down = F.conv2d(planes, vectors[:, None, :, None])  # [B·C·2, n, H, W + 2·edge]
+    both = F.conv2d(down.flatten(0, 1)[:, None], vectors[:, None, None, :]).to(parts.dtype)  # [B·C·2·n, n, H, W]
+    each = both.unflatten(0, (records, channels, 2, size)).flatten(3, 4)[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
+    power = each.square().sum(dim=2, keepdim=True).mean(dim=(-2, -1), keepdim=True)
+    even = each / (power + EPS).sqrt()
+    return as_complex_channels(even.movedim(2, 3).flatten(1, 3))
+
+
+@register("model", "complex_harmonic")
+def complex_harmonic(input_shape: tuple[int, ...], outputs: int, *, size: int = 9) -> HarmonicFilter:
+    """One complex harmonic block around its input; of 9×9 it has 80 complex parameters."""
+    return HarmonicFilter(input_shape, outputs, size)
