@@ -63,6 +63,12 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
     figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
     titles = [axes.get_title(loc="center").split("\n")[0] for axes in figure.axes if axes.get_title(loc="center")]
     assert titles == ["reference", "zero-filled", "non-private", "private, batch 3"]
+    carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
+    carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")
+    figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
+    titles = [axes.get_title(loc="center").replace("\n", ", ") for axes in figure.axes if axes.get_title(loc="center")]
+    wanted = ["unet, non-private, SSIM", "unet, private, batch 3", "harmonic, non-private, SSIM", "harmonic, private, batch 1"]
+    assert all(title.startswith(start) for title, start in zip(titles[2:], wanted, strict=True)), titles
 
 
 def test_a_slices_gradient_in_a_volume_is_the_mean_over_its_slices() -> None:
