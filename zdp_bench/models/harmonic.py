@@ -1,4 +1,4 @@
-"""A harmonic block (Ulicny, Krylov & Dahyot 2019, arXiv:1905.00135) on complex images: fixed cosines in the place of a filter's
+"""A harmonic block (Ulicny, Krylov & Dahyot 2018, arXiv:1812.03205) on complex images: fixed cosines in the place of a filter's
 pixels, and a trained weight for each. Each cosine's response is brought to the same power within its record: then no weight's
 gradient drowns the others', and clipping and noise fall on all alike."""
 
