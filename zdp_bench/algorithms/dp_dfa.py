@@ -42,8 +42,8 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, clipped_sum
-from zdp_bench.gradients.clipping import clip_factors, layers, squared_norms, trainable
-from zdp_bench.gradients.rules import weigh
+from zdp_bench.gradients.clipping import clip_factors, held, layers, squared_norms_of, trainable
+from zdp_bench.gradients.rules import contract, weigh
 from zdp_bench.gradients.rules.linear import matrix_sum
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
@@ -106,6 +106,7 @@ class DPDFA:
         # ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output
         self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [error_clip]
         self.activation_clips = self._activation_clips()
+        self.limits = torch.tensor([*self.signals, *self.activation_clips], dtype=torch.float64).unsqueeze(1)  # [2L, 1]
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
@@ -187,33 +188,34 @@ class DPDFA:
         return clipped.sums | of_connected
 
     def _connected_sums(self, seen: Seen, losses: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The sums of the fully connected layers, δ of the first of them [B, n], and the clipped error [B, K]."""
+        """The sums of the fully connected layers, δ of the first of them [B, n], and the clipped error [B, K].
+
+        A record's error and δ are linear in its error, so all are made unclipped, measured together and scaled in the sum.
+        """
         names = list(self.connected)
         (error,) = torch.autograd.grad(losses.sum(), seen.outputs[names[-1]])
-        height = squared_norms(error).sqrt()  # [B], in float64
-        error = weigh(error, clip_factors(height, self.error_clip))
         hidden, sent = names[:-1], [seen.arrived[following] for following in names[1:]]
         carried = [self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)]
         deltas = [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)] if hidden else []  # ⊙ φ′
+        deltas.append(error)
         activations = [seen.arrived[name].detach() for name in names]
-        norms = torch.stack([squared_norms(rows) for rows in (*deltas, *activations)]).sqrt()  # [2L − 1, B]
-        limits = norms.new_tensor([*self.signals[:-1], *self.activation_clips]).unsqueeze(1)
-        factors = clip_factors(norms / limits, 1.0).to(error.real.dtype)
-        fine = math.isfinite(norms.max() + height.max())  # one NaN or ∞ shows
-        whole = None if fine else torch.isfinite(norms).all(dim=0) & torch.isfinite(height)  # [B]
-        deltas = [*(weigh(delta, own) for delta, own in zip(deltas, factors, strict=False)), error]
+        norms = squared_norms_of([*deltas, *activations]).sqrt()  # [2L, B], in float64
+        factors = clip_factors(norms / self.limits.to(norms.device), 1.0)
+        of_error, of_activations = factors[len(names) - 1], factors[len(names) :]  # [B], [L, B]
+        of_deltas = torch.minimum(factors[: len(names)], of_error)  # δ is clipped where clipping the error did not do
+        of_both = held(of_deltas * of_activations)
+        if not math.isfinite(norms.max()):  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
+            whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
+            deltas, activations = ([torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations))
         sums = {}
-        for (name, layer), delta, h, own in zip(
-            self.connected.items(), deltas, activations, factors[len(names) - 1 :], strict=True
-        ):
-            if whole is not None:  # 0 · NaN is NaN: a broken record is left out
-                delta, h, own = delta[whole], h[whole], own[whole]
-            sums[f"{name}.weight"] = matrix_sum(weigh(delta, own), h).resolve_conj().to(layer.weight.dtype)
+        for i, (name, layer) in enumerate(self.connected.items()):
+            sums[f"{name}.weight"] = (
+                matrix_sum(weigh(deltas[i], of_both[i]), activations[i]).resolve_conj().to(layer.weight.dtype)
+            )
             if layer.bias is not None:
-                sums[f"{name}.bias"] = delta.sum(dim=0).to(layer.bias.dtype)
+                sums[f"{name}.bias"] = contract(deltas[i], of_deltas[i]).to(layer.bias.dtype)
         own_sums = {name: value for name, value in sums.items() if name in self.parameters}
-        first, error = (value if whole is None else torch.where(whole.unsqueeze(1), value, 0) for value in (deltas[0], error))
-        return own_sums, first, error
+        return own_sums, weigh(deltas[0], of_deltas[0]), weigh(deltas[-1], of_error)
 
     def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
         """What the layers in front descend, one number a record [B]: what arrives behind them against where it should go.

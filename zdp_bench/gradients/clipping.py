@@ -89,19 +89,37 @@ def squared_norms(rows: Tensor) -> Tensor:
         squares = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
         if whole < length:
             squares += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
+    return squares if _to_be_trusted(squares) else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+
+
+def squared_norms_of(several: list[Tensor]) -> Tensor:
+    """`squared_norms` of several [B, ...] -> [len(several), B]: a small network's cost more to look at than to sum."""
+    rows = [flat(each) for each in several]
+    if all(each.dtype == torch.float32 and 0 < each.shape[1] <= SHORT for each in rows):
+        squares = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double().square_()
+        if squares.numel() and _to_be_trusted(squares):
+            return squares
+    return torch.stack([squared_norms(each) for each in several])
+
+
+def _to_be_trusted(squares: Tensor) -> bool:
+    """Whether float32 can have measured these: none overflowed or is near underflow."""
     lowest, highest = torch.aminmax(squares)  # NaN where any is, and then neither comparison holds
-    if not (float(lowest) > UNDERFLOW and float(highest) < math.inf):
-        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-    return squares
+    return float(lowest) > UNDERFLOW and float(highest) < math.inf
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
     """min(1, C/‖g‖) for each norm; 0 where the norm is not finite, so that a broken record contributes nothing.
 
-    Nor does one whose factor float32 could not hold in full: a norm in float64 reaches where C/‖g‖ would be rounded to a multiple
-    of 1e-45, upwards too. An infinite bound means no clipping: factors 1, also for what is not finite.
+    Nor does one whose factor is not `held`. An infinite bound means no clipping: factors 1, also for what is not finite.
     """
     if math.isinf(bound):
         return torch.ones_like(norms)
     factors = (bound * SAFETY / norms).clamp(max=1.0).nan_to_num(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    return held(factors)
+
+
+def held(factors: Tensor) -> Tensor:
+    """0 in the place of factors that float32 could not hold in full, and might round upwards to a multiple of 1e-45: norms in
+    float64, and products of factors, reach as far. `factors` is overwritten."""
     return factors.masked_fill_(factors < SMALLEST, 0.0)
