@@ -125,7 +125,9 @@ def _work(geometry: Geometry, x: Tensor, g: Tensor) -> int:
 
 def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     """Σᵢ gᵢ, by the backend's own kernel."""
-    weight = torch.empty_like(x.new_empty(1).expand(geometry.shape), memory_format=_layout(x))  # whose values are not read
+    if x.dtype == torch.float64:  # torch's slow kernels, which read other layouts wrongly where a map is one pixel wide
+        x, g = (part.clone(memory_format=torch.contiguous_format) for part in (x, g))
+    weight = torch.empty_like(x.new_empty(1).expand(geometry.shape), memory_format=_layout(geometry, x))  # only its shape is read
     numbers = (
         geometry.stride,
         geometry.padding,
@@ -137,9 +139,13 @@ def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, [False, True, False])[1]
 
 
-def _layout(x: Tensor) -> torch.memory_format:
-    """How maps [B, C, *] lie in memory; a weight that lies otherwise would be copied first."""
-    if x.is_contiguous() or x.dim() < 4:
+def _layout(geometry: Geometry, x: Tensor) -> torch.memory_format:
+    """How maps [B, C, *] lie in memory; a weight that lies otherwise would be copied first.
+
+    Of one pixel a weight lies both ways at once, and only told as contiguous is it read rightly (seen in torch 2.11: one record,
+    several groups).
+    """
+    if x.is_contiguous() or x.dim() < 4 or prod(geometry.kernel) == 1:
         return torch.contiguous_format
     return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
 
