@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import torch
 
 from zdp_bench import experiment, records
 from zdp_bench.config import compose, parse
+from zdp_bench.errors import UserError
 from zdp_bench.experiment import run
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.validate import validate
 
 TINY = ["recipe=quickstart", "trainer.epochs=3", "trainer.sample_rate=0.1", "model.hidden=[8]", "accountant=gdp_clt", "threads=1"]
 
@@ -82,29 +86,44 @@ def test_a_budget_that_ends_with_an_epoch_records_that_epoch_once(tmp_path: Path
     assert stopped["stopped_by"] == "budget"
 
 
-def test_a_budget_too_small_for_one_step_gives_a_clean_record(tmp_path: Path) -> None:
-    record, home, heard = carry_out(tmp_path, "privacy.max_epsilon=1e-4")
-    assert record["stopped_by"] == "budget"
-    privacy = record["privacy"]
-    assert privacy["steps"] == privacy["ledger"]["entries"] == 0
-    assert privacy["epsilon_tight"] == privacy["epsilon_rdp"] == privacy["epsilon_claimed"] == 0.0
-    assert heard.steps == []
-    assert 0 <= record["headline"]["value"] <= 0.5  # the untrained model
-    assert record["epochs"] == [{"epoch": None, "step": 0, "epsilon_tight": 0.0, **record["metrics"]}]
-    (home / "record.json").unlink()
-    again, _, _ = carry_out(tmp_path, "privacy.max_epsilon=1e-4")  # from its checkpoint
-    assert again["epochs"] == record["epochs"]
-    assert again["privacy"] == privacy
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privacy.max_epsilon=1e-9"], r"^privacy\.max_epsilon=1e-09: one step costs a tight ε of \d"),
+        (["privacy.max_epsilon=0.6", "privacy.range_test_steps=25"], r"=0\.6: one step after privacy\.range_test_steps=25 costs"),
+        (
+            ["privacy.max_epsilon=0.4", "federated.nodes=2", "federated.local_steps=9"],
+            r"one round of federated\.local_steps=9",
+        ),
+    ],
+)
+def test_a_budget_too_small_for_one_step_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    config = parse(compose([*TINY, f"paths.results={tmp_path}", *words]))
+    with pytest.raises(UserError, match=said) as refused:
+        validate(config, trial=False)
+    if config.federated.nodes is None:  # a federation is carried out by tests/federated
+        with pytest.raises(UserError, match=said):
+            run(config, Heard())
+        assert not list(tmp_path.glob("runs/*/*/record.json"))
+    named = re.search(r"ε of ([\d.]+)", str(refused.value))
+    assert named
+    enough = replace(config, privacy=replace(config.privacy, max_epsilon=float(named[1])))
+    assert validate(enough, trial=False).privacy["max_epsilon"] == float(named[1])
 
 
 def test_a_spent_budget_reads_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, home, _ = carry_out(tmp_path, "privacy.max_epsilon=0.6")
+    (home / "record.json").unlink()
+
     def forbidden(*_: Any) -> Any:
         raise AssertionError("a training record was read")
         yield
 
     monkeypatch.setattr(experiment, "micro_batches", forbidden)
-    record, _, _ = carry_out(tmp_path, "privacy.max_epsilon=1e-4")
-    assert record["privacy"]["steps"] == 0
+    again, _, heard = carry_out(tmp_path, "privacy.max_epsilon=0.6")  # from its checkpoint
+    assert heard.steps == []
+    assert again["epochs"] == record["epochs"]
+    assert again["privacy"] == record["privacy"]
 
 
 def test_secure_runs_differ_and_say_so(tmp_path: Path) -> None:

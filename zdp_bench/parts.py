@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.memory import MicroBatches, Size, largest
 from zdp_bench.optimizers import BY_MAGNITUDE
-from zdp_bench.privacy.accounting import Claim
+from zdp_bench.privacy.accounting import Claim, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
-from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SecureRandom, stream
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
@@ -145,7 +146,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     z is proportional to the noise multiplier, so that one tight ε is found once for all algorithms that share a plan.
 
     Raises:
-        UserError: no noise multiplier reaches the ε, or a budget is set where ε is ∞ at the first step.
+        UserError: no noise multiplier reaches the ε, or a budget is set that does not pay for the first step.
     """
     make, options, privacy = lookup("algorithm", config.algorithm.name), dict(config.algorithm.options), config.privacy
     try:
@@ -168,13 +169,30 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
         resolved = config.resolved | {"algorithm": shown}
         config = replace(config, algorithm=Plugin(config.algorithm.name, options), resolved=resolved)
     algorithm: Algorithm = make(problem, **options)
-    if privacy.max_epsilon and algorithm.mechanism().z == 0:
-        kind = f" and algorithm.noise={options['noise']}" if "noise" in options else ""
-        raise UserError(
-            f"privacy.max_epsilon={privacy.max_epsilon:g} with algorithm={config.algorithm.name}{kind}: some direction gets no "
-            "noise, so ε is ∞ at the first step and there would be none. Choose other noise, or leave the budget out."
-        )
+    if privacy.max_epsilon:
+        _check_budget(config, algorithm.mechanism(), plan.before)
     return config, algorithm
+
+
+def _check_budget(config: Run, mechanism: Mechanism, before: int) -> None:
+    """A budget that ends a run before its first step would leave the record of a model that nobody trained."""
+    budget, kind = config.privacy.max_epsilon or 0.0, config.algorithm.options.get("noise")
+    if mechanism.z == 0:
+        of = f"algorithm={config.algorithm.name}" + (f" and algorithm.noise={kind}" if kind else "")
+        raise UserError(
+            f"privacy.max_epsilon={budget:g} with {of}: some direction gets no noise, so ε is ∞ at the first step and there "
+            "would be none. Choose other noise, or leave the budget out."
+        )
+    least = config.federated.local_steps if config.federated.nodes else 1  # of a round, all or none
+    cost = tight_epsilon(mechanism, before + least, config.privacy.delta)
+    if cost > budget:
+        first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
+        beside = f" after privacy.range_test_steps={before}" if before else ""
+        up = Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(cost)  # what is read here pays for it
+        raise UserError(
+            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of {float(up):g}, so none would be taken. Raise "
+            "the budget, add noise, or leave the budget out."
+        )
 
 
 def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits) -> list[str]:
