@@ -45,7 +45,7 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
         UserError: the condition does not hold.
     """
     if not condition:
-        raise UserError(f"{key}={value}: {rule}.")
+        raise UserError(f"{key}={'null' if value is None else value}: {rule}.")
 
 
 def first_line(error: Exception) -> str:

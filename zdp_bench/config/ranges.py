@@ -154,7 +154,7 @@ def check_ranges(kind: str, options: dict[str, Any]) -> None:
             continue
         if isinstance(value, str) and "e" in value.lower() and "." not in value and _parsed(value) is not None:
             raise UserError(f"{kind}.{key}={value}: is text to YAML, which wants a point in it: {_parsed(value)!r}.")
-        require(False, f"{kind}.{key}", "null" if value is None else value, wanted.rule)
+        require(False, f"{kind}.{key}", value, wanted.rule)
 
 
 def _parsed(value: str) -> float | None:

@@ -14,7 +14,8 @@ def endpoint(config: Run) -> tuple[str, int]:
     Raises:
         UserError: it is no HOST:PORT, or the run is no federation.
     """
-    require(config.federated.nodes is not None, "federated.nodes", None, "say how many nodes the federation has")
+    if config.federated.nodes is None:
+        raise UserError("federated.nodes is not set: say how many nodes the federation has, such as federated.nodes=3.")
     address = config.federated.address
     host, colon, port = address.rpartition(":")
     right = bool(colon and host and port.isdigit() and 0 < int(port) < 2**16)
