@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import cli
+from zdp_bench.cli.parser import parser
 from zdp_bench.errors import UserError
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
@@ -48,7 +50,20 @@ MISTAKES = [
     (["rnu"], "Did you mean 'run'?"),
     (["list", "algoritms"], "Did you mean 'algorithms'?"),
     (["table", "zeta_dp_2021/11"], "Did you mean 'zeta_dp_2021/1'?"),
-    (["table"], "required: PAPER/N"),
+    (["table"], "`zdp-bench table` needs PAPER/N; see `zdp-bench table --help`."),
+    (["figure"], "`zdp-bench figure` needs PAPER/figN; see"),
+    ([], "`zdp-bench` needs one of run, federate, table, "),
+    (["federate"], "`zdp-bench federate` needs one of server, client; see"),
+    (["federate", "sever"], "role 'sever' is not known. Did you mean 'server'?"),
+    (["federate", "server", "recipe=quickstart"], "federated.nodes is not set: say how many nodes the federation has, such as"),
+    (["results", "--format", "xml"], "--format 'xml' is not known. Allowed: csv, json, md, rich."),
+    (["results", "--sort"], "--sort needs a value; see `zdp-bench results --help`."),
+    (["reproduce", "zeta_dp_2021/1", "--seeds", "x"], "--seeds=x: must be a whole number, 1 or more."),
+    (["bench", "--threads", "1.5"], "--threads=1.5: must be a whole number, 1 or more."),
+    (["find-lr", "recipe=quickstart", "--steps", "x"], "--steps=x: must be a whole number, 3 or more."),
+    (["find-lr", "recipe=quickstart", "--steps", "0"], "--steps=0: must be at least 3."),
+    (["find-lr", "recipe=quickstart", "--lowest", "x"], "--lowest=x: must be a number above 0."),
+    (["find-lr", "recipe=quickstart", "--lowest", "0"], "--lowest=0.0: must be positive and below --highest=1."),
     (["run"], "recipe=NAME is missing"),
     (["run", "recipe=phasemnits"], "Did you mean 'phasemnist'?"),
     (
@@ -77,7 +92,7 @@ MISTAKES = [
     (["reproduce", "zeta_dp_2021/1", "force=true"], "force: `zdp-bench reproduce` runs recipes as they stand"),
     (["validate", "recipe=quickstart", "claims.table=zeta_dp_2021/99"], "claims.table 'zeta_dp_2021/99' is not known."),
     (["validate", "recipe=phasemnist", "claims.row=phasemnst_private"], "Did you mean 'phasemnist_private'?"),
-    (["validate", "recipe=phasemnist", "claims.row=null"], "claims.row 'None' is not known"),
+    (["validate", "recipe=phasemnist", "claims.row=null"], "claims.row 'null' is not known"),
     (["run", "recipe=quickstart", "claims.table=foo"], "claims.table 'foo' is not known."),
     (["run", "recipe=quickstart", "claims.row=foo"], "claims.row=foo: of no table; add claims.table=PAPER/N"),
     (["reproduce", "zeta_dp_2021/1", "--seeds", "0"], "must be at least 1"),
@@ -96,6 +111,15 @@ def test_mistakes_end_in_one_sentence_and_2(capsys: pytest.CaptureFixture[str], 
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
+
+
+def test_every_verb_and_every_option_says_what_it_is() -> None:
+    (verbs,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert set(verbs.choices) == set(cli.VERBS)
+    assert {choice.dest for choice in verbs._choices_actions if choice.help} == set(cli.VERBS)
+    for verb, of in verbs.choices.items():
+        assert of.description, verb
+        assert not [action.dest for action in of._actions if not action.help], verb
 
 
 def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

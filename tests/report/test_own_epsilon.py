@@ -76,7 +76,7 @@ def test_a_target_is_answered_with_sigma(accountant: str, capsys: pytest.Capture
         ("--sigma 1e300", "--sigma=1e+300: must be 0, or lie in"),
         ("--sigma -1", "--sigma=-1.0: must be 0, or lie in"),
         ("--sigma nan", "--sigma=nan: must be 0, or lie in"),
-        ("--sigma x", "invalid float value"),
+        ("--sigma x", "--sigma=x: must be a number, 0 or more."),
         ("--target-epsilon 0", "must be positive"),
         ("--target-epsilon 1e9", "nothing to calibrate"),
         ("--sigma 1 --target-epsilon 1", "not both"),

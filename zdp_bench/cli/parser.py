@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from zdp_bench import __version__
 from zdp_bench.errors import unknown
 
+N = TypeVar("N", int, float)
 RESULTS = Path("results")  # the default: it need not be there yet
 EPILOG = """\
 examples:
@@ -54,13 +57,13 @@ def parser() -> Parser:
         description="Train a recipe with federated.nodes over the network: one server, one client a node, TLS between them. "
         "`zdp-bench run` does the same on one machine. Needs the extra federated.",
     )
-    federate.add_argument("role", choices=["server", "client"])
+    federate.add_argument("role", choices=["server", "client"], help="what this process is; a client is one node")
     federate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and any key; federated.* says where")
 
     table = verbs.add_parser(
         "table", help="print a paper's table beside ours, and write it", description="Print and write a table."
     )
-    table.add_argument("table", metavar="PAPER/N")
+    table.add_argument("table", metavar="PAPER/N", help="`zdp-bench list tables` names them")
     _results(table)
 
     reproduce = verbs.add_parser(
@@ -69,9 +72,9 @@ def parser() -> Parser:
         description="Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke (generated data, "
         "minutes; fills no paper's cell), here (what the data root holds), paper (everything, estimated first).",
     )
-    reproduce.add_argument("table", nargs="?", default="", metavar="PAPER/N")
+    reproduce.add_argument("table", nargs="?", default="", metavar="PAPER/N", help="`zdp-bench list tables` names them")
     reproduce.add_argument("--profile", metavar="smoke|here|paper", help="all tables of all papers")
-    reproduce.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 1 to N of every row (default 1)")
+    reproduce.add_argument("--seeds", type=whole(1), default=1, metavar="N", help="seeds 1 to N of every row (default 1)")
     reproduce.add_argument("overrides", nargs="*", metavar="key=value", help="where and how: paths.data, threads, device")
     _results(reproduce)
 
@@ -82,7 +85,7 @@ def parser() -> Parser:
         "clipped, replaced layers, sampling, z, claimed and tight ε of a record and of a patient, time and memory, data.",
     )
     _overrides(check)
-    check.add_argument("--format", choices=["rich", "json"], default="rich")
+    check.add_argument("--format", choices=["rich", "json"], default="rich", help="a table, or JSON (default rich)")
 
     finder = verbs.add_parser(
         "find-lr",
@@ -91,10 +94,10 @@ def parser() -> Parser:
         "a release: the ε of the test, and of the recipe's run after it, are told; privacy.range_test_steps=N counts it there.",
     )
     _overrides(finder)
-    finder.add_argument("--lowest", type=float, default=1e-5, metavar="LR", help="first rate (default 1e-5)")
-    finder.add_argument("--highest", type=float, default=1.0, metavar="LR", help="last rate (default 1)")
-    finder.add_argument("--steps", type=int, default=50, metavar="N", help="at most N steps (default 50)")
-    finder.add_argument("--format", choices=["rich", "json"], default="rich")
+    finder.add_argument("--lowest", type=number("above 0"), default=1e-5, metavar="LR", help="first rate (default 1e-5)")
+    finder.add_argument("--highest", type=number("above --lowest"), default=1.0, metavar="LR", help="last rate (default 1)")
+    finder.add_argument("--steps", type=whole(3), default=50, metavar="N", help="at most N steps (default 50)")
+    finder.add_argument("--format", choices=["rich", "json"], default="rich", help="a table, or JSON (default rich)")
 
     audit = verbs.add_parser(
         "audit",
@@ -104,19 +107,31 @@ def parser() -> Parser:
     )
     _overrides(audit)
     audit.add_argument("--cases", default="all", metavar="all|recipe|NAME,...", help="built-in cases to attack (default all)")
-    audit.add_argument("--confidence", type=float, default=0.99, help="of every bound (default 0.99)")
-    audit.add_argument("--canaries", type=int, default=1000, metavar="M", help="in the attacks on a whole run (default 1000)")
-    audit.add_argument("--steps", type=int, default=1000, metavar="N", help="at most N steps of the run (default 1000)")
-    audit.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
+    audit.add_argument("--confidence", type=number("above 0 and below 1"), default=0.99, help="of every bound (default 0.99)")
+    audit.add_argument(
+        "--canaries", type=whole(10), default=1000, metavar="M", help="in the attacks on a whole run (default 1000)"
+    )
+    audit.add_argument("--steps", type=whole(1), default=1000, metavar="N", help="at most N steps of the run (default 1000)")
+    audit.add_argument(
+        "--format",
+        choices=["rich", "md", "csv", "json"],
+        default="rich",
+        help="a table, or text for other programs (default rich)",
+    )
     _results(audit)
 
-    listing = verbs.add_parser("list", help="what there is: algorithms, models, datasets, recipes, tables, ...")
+    listing = verbs.add_parser(
+        "list",
+        help="what there is: algorithms, models, datasets, recipes, tables, ...",
+        description="Name what there is, each with a line on it; `zdp-bench list keys` shows every key with its default.",
+    )
     listing.add_argument("kind", nargs="?", choices=[*LISTS], help="one kind only")
 
     data = verbs.add_parser(
         "data", help="what is under the data root, and what is missing", description="Look after the data root."
     )
-    data.add_argument("action", nargs="?", choices=["show", "check", "fetch"], default="show")
+    actions = "what is there (the default), whether each file is what was published, or download what is missing"
+    data.add_argument("action", nargs="?", choices=["show", "check", "fetch"], default="show", help=actions)
     data.add_argument("dataset", nargs="?", help="one data set only (needed for fetch)")
     data.add_argument("--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)")
     data.add_argument("--mirror", help="fetch from this address instead of the card's")
@@ -132,7 +147,7 @@ def parser() -> Parser:
     )
     bench.add_argument("--quick", action="store_true", help="smaller, in under two minutes on two cores")
     bench.add_argument("--case", default="", metavar="TEXT", help="only the cases whose name contains TEXT; the others stay")
-    bench.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads of every side (default 2)")
+    bench.add_argument("--threads", type=whole(1), default=2, metavar="N", help="CPU threads of every side (default 2)")
     _results(bench)
 
     figure = verbs.add_parser("figure", help="draw a paper's figure, as PNG and SVG", description="Draw a paper's figure.")
@@ -153,7 +168,12 @@ def parser() -> Parser:
     results.add_argument("--columns", help="comma-separated columns (default: the most telling)")
     results.add_argument("--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value")
     results.add_argument("--sort", metavar="COLUMN", help="sort by a column")
-    results.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
+    results.add_argument(
+        "--format",
+        choices=["rich", "md", "csv", "json"],
+        default="rich",
+        help="a table, or text for other programs (default rich)",
+    )
     _results(results)
     _epsilon_arguments(verbs.add_parser("epsilon", help="every ε of the five papers, or the ε of your own numbers"))
     return top
@@ -163,18 +183,28 @@ def _epsilon_arguments(of: argparse.ArgumentParser) -> None:
     of.description = (
         "Without numbers: every ε of the five papers, reproduced and tight. With numbers: their ε, or the σ for a target."
     )
-    of.add_argument("--sigma", type=float, metavar="σ", help="noise multiplier: its ε by every accountant")
-    of.add_argument("--target-epsilon", type=float, metavar="E", help="the σ that gives this ε")
-    of.add_argument("--sample-rate", type=float, metavar="Q", help="chance of a record in a step, or batch / records")
-    of.add_argument("--batch-size", type=int, metavar="M", help="instead of the sample rate; needs --records")
-    of.add_argument("--records", type=int, metavar="N", help="training records")
-    of.add_argument("--steps", type=int, metavar="T")
-    of.add_argument("--epochs", type=int, metavar="E", help="instead of steps")
-    of.add_argument("--delta", type=float, metavar="δ", help="default 1e-5")
+    of.add_argument("--sigma", type=number("0 or more"), metavar="σ", help="noise multiplier: its ε by every accountant")
+    of.add_argument("--target-epsilon", type=number("above 0"), metavar="E", help="the σ that gives this ε")
+    of.add_argument(
+        "--sample-rate",
+        type=number("above 0, and 1 at most"),
+        metavar="Q",
+        help="chance of a record in a step, or batch / records",
+    )
+    of.add_argument("--batch-size", type=whole(1), metavar="M", help="instead of the sample rate; needs --records")
+    of.add_argument("--records", type=whole(1), metavar="N", help="training records")
+    of.add_argument("--steps", type=whole(1), metavar="T", help="steps of training")
+    of.add_argument("--epochs", type=whole(1), metavar="E", help="instead of steps")
+    of.add_argument("--delta", type=number("above 0 and below 1"), metavar="δ", help="default 1e-5")
     of.add_argument("--sampling", metavar="SCHEME", help="poisson (default), uniform (fixed-size batches) or full")
     of.add_argument("--accountant", metavar="NAME", help="one accountant only; `zdp-bench list accountants` names them")
-    of.add_argument("--records-per-patient", type=int, metavar="K", help="also the ε of a patient who owns K records")
-    of.add_argument("--format", choices=["rich", "md", "csv", "json"], default="rich")
+    of.add_argument("--records-per-patient", type=whole(1), metavar="K", help="also the ε of a patient who owns K records")
+    of.add_argument(
+        "--format",
+        choices=["rich", "md", "csv", "json"],
+        default="rich",
+        help="a table, or text for other programs (default rich)",
+    )
     _results(of)
 
 
@@ -187,16 +217,45 @@ def _results(of: argparse.ArgumentParser) -> None:
     of.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="the results folder (default: results)")
 
 
+def whole(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers, for argparse; whether one is in range is asked where it is used."""
+    return _reader(int, f"must be a whole number, {least} or more")
+
+
+def number(which: str) -> Callable[[str], float]:
+    """A reader of numbers, as `whole`."""
+    return _reader(float, f"must be a number {which}" if which.startswith("above") else f"must be a number, {which}")
+
+
+def _reader(kind: Callable[[str], N], rule: str) -> Callable[[str], N]:
+    def read(word: str) -> N:
+        try:
+            return kind(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"={word}: {rule}.") from None
+
+    return read
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, with the nearest spelling for a wrong verb."""
+    """argparse, with a sentence that says what to write in place of its own."""
 
     def error(self, message: str) -> NoReturn:
-        if "invalid choice: '" in message:
-            word = message.split("invalid choice: '")[1].split("'")[0]
-            allowed = message.split("(choose from ")[1].rstrip(")").replace("'", "").split(", ")
-            message = str(unknown("argument", word, allowed))
+        if match := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            message = str(unknown(match[1].lower(), match[2], match[3].replace("'", "").split(", ")))
+        elif match := re.match(r"argument (\S+): (=.*)", message):
+            message = match[1] + match[2]
+        elif match := re.match(r"argument (\S+): expected", message):
+            message = f"{match[1]} needs a value; see `{self.prog} --help`."
+        elif match := re.match(r"the following arguments are required: (.*)", message):
+            missing = [action for action in self._actions if str(action.metavar or action.dest) in match[1].split(", ")]
+            message = f"`{self.prog}` needs {_wanted(missing[0])}; see `{self.prog} --help`."
         print(f"zdp-bench: {message}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _wanted(action: argparse.Action) -> str:
+    return f"one of {', '.join(map(str, action.choices))}" if action.choices else str(action.metavar or action.dest)
 
 
 def arguments(words: list[str]) -> argparse.Namespace:

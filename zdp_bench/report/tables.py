@@ -129,7 +129,7 @@ def check_claims(table: str | None, row: str | None) -> None:
         raise unknown("claims.table", table, [*available(), "null"])
     rows = {number.row for number in reference(table)}
     if row not in rows:
-        raise unknown(f"claims.table={table} has other rows: claims.row", str(row), rows)
+        raise unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
 
 
 def file_stem(table: str) -> str:
