@@ -182,6 +182,30 @@ def test_a_results_folder_that_is_not_there_is_not_made_to_be_read(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["results", "--results"], "is a file and no folder, so there are no records"),
+        (["data", "--root"], "is a file and no folder, so it holds no data"),
+        (["audit", "recipe=quickstart", "--results"], "so nothing can be written there"),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("an attack was made")
+
+    monkeypatch.setattr("zdp_bench.audit.audit", forbidden)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, str(tmp_path / "file")])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'file'}: " in line
+    assert told in line
+
+
 def zdp_bench(words: list[str], stdout: Any, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zdp_bench", *words]
     environment = os.environ | more

@@ -86,8 +86,11 @@ def _try_results(options: argparse.Namespace) -> None:
         return
     if options.verb in ("table", "figure", "report", "results") and folder != RESULTS and not folder.exists():
         raise UserError(f"{folder}: there is no such folder, so there are no records. Name the results folder of your runs.")
+    if options.verb == "results" and folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file and no folder, so there are no records. Name the results folder of your runs.")
     own = options.verb == "epsilon" and (options.sigma is not None or options.target_epsilon is not None)
-    if options.verb in ("table", "figure", "report", "reproduce", "bench", "epsilon") and not own:
+    kept = options.verb == "audit" and options.cases == "all"
+    if kept or (options.verb in ("table", "figure", "report", "reproduce", "bench", "epsilon") and not own):
         probe(folder)
     if output := getattr(options, "output", None):
         probe(output.parent)

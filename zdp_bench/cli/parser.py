@@ -107,7 +107,9 @@ def parser() -> Parser:
     )
     _overrides(audit)
     audit.add_argument("--cases", default="all", metavar="all|recipe|NAME,...", help="built-in cases to attack (default all)")
-    audit.add_argument("--confidence", type=number("above 0 and below 1"), default=0.99, help="of every bound (default 0.99)")
+    audit.add_argument(
+        "--confidence", type=number("0.5 or more, and below 1"), default=0.99, help="of every bound (default 0.99)"
+    )
     audit.add_argument(
         "--canaries", type=whole(10), default=1000, metavar="M", help="in the attacks on a whole run (default 1000)"
     )

@@ -194,7 +194,10 @@ def _root(options: argparse.Namespace) -> Path:
     import os
 
     named: Path | None = options.root
-    return (named or Path(os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")).expanduser()
+    root = (named or Path(os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")).expanduser()
+    if root.is_file():
+        raise UserError(f"{root}: is a file and no folder, so it holds no data; name the data root by --root, or by ZDP_DATA.")
+    return root
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
