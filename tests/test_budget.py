@@ -26,12 +26,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.steps: list[int] = []
+        self.epochs: list[tuple[int, int]] = []  # as they are shown: number, and step
 
     def started(self, *_: Any) -> None: ...
     def stepped(self, step: int) -> None:
         self.steps.append(step)
 
-    def evaluated(self, *_: Any) -> None: ...
+    def evaluated(self, epoch: int, step: int, *_: Any) -> None:
+        self.epochs.append((epoch, step))
 
 
 def carry_out(results: Path, *overrides: str) -> tuple[records.Record, Path, Heard]:
@@ -55,6 +57,7 @@ def test_one_more_step_would_exceed_the_budget(tmp_path: Path, budget: float) ->
     assert record["privacy"]["epsilon_tight"] == epsilon_at(record, steps) <= budget < epsilon_at(record, steps + 1)
     assert len((home / "ledger.jsonl").read_text().splitlines()) == 1 + steps == 1 + record["privacy"]["ledger"]["entries"]
     assert record["epochs"][-1]["step"] == steps
+    assert heard.epochs[-1] == (-(-steps // 10), steps)  # the epoch under way, of ten steps
     assert record["epochs"][-1]["epsilon_tight"] == record["privacy"]["epsilon_tight"]
     assert [epoch["step"] for epoch in record["epochs"]] == sorted({epoch["step"] for epoch in record["epochs"]})
 

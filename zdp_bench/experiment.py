@@ -195,7 +195,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 metrics, epsilon = ranks.broadcast(measured())
                 refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
-                watcher.evaluated(epoch or 0, step, metrics, epsilon)
+                watcher.evaluated(plan.epoch_of(step), step, metrics, epsilon)
                 due = due or epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps
             elif step % WATCHED == 0 or due:  # before a state that leads nowhere is kept
                 loss = 0.0 if ranks.broadcast(ranks.first and still_answers(model, data.test, device)) else math.nan

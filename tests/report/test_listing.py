@@ -8,7 +8,7 @@ import pytest
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.report.listing import as_text, select
+from zdp_bench.report.listing import as_rich, as_text, select
 
 
 def test_groups_have_count_mean_and_deviation(tmp_path: Path) -> None:
@@ -20,6 +20,8 @@ def test_groups_have_count_mean_and_deviation(tmp_path: Path) -> None:
     assert frame["deviation"].iloc[0] == pytest.approx(0.1414, abs=1e-4)
     assert frame["deviation"].isna().tolist() == [False, True, True]
     assert as_text(frame, "md").splitlines()[2] == "| a | accuracy | 2 | 0.6 | 0.1414 |"
+    assert as_rich(frame).title == "3 groups of 4 records"
+    assert as_rich(select(tmp_path, ["recipe=b"], None, None)).title == "1 record"
     only = select(tmp_path, ["recipe=b"], "recipe,mean", "mean", by="recipe,delta")
     assert only.values.tolist() == [["b", 0.9]]
 

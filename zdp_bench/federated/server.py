@@ -218,7 +218,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
                 metrics, epsilon = evaluate(model, task, data.test, device, size.records), spent()
                 refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
-                given.watcher.evaluated(epoch or 0, step, metrics, epsilon)
+                given.watcher.evaluated(plan.epoch_of(round_), step, metrics, epsilon)
             elif round_ % WATCHED == 0 and not still_answers(model, data.test, device):
                 refuse_divergence({"loss": math.nan}, plan.epoch_of(round_), step, config.optimizer.options.get("lr"))
             signal = given.asked_to_stop()

@@ -68,7 +68,10 @@ def group(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 def as_rich(frame: pd.DataFrame) -> Table:
     """The frame on a terminal; digests shortened."""
-    table = Table(title=f"{len(frame)} records", title_justify="left")
+    grouped = {"n", "mean", "deviation"} <= set(frame.columns)
+    title = _counted(int(frame["n"].sum()) if grouped else len(frame), "record")
+    title = f"{_counted(len(frame), 'group')} of {title}" if grouped else title
+    table = Table(title=title, title_justify="left")
     for column in frame.columns:
         table.add_column(column)
     for row in frame.itertuples(index=False):
@@ -86,6 +89,10 @@ def as_text(frame: pd.DataFrame, form: str) -> str:
     for row in frame.itertuples(index=False):
         lines.append("| " + " | ".join(_cell(column, value) for column, value in zip(frame.columns, row, strict=True)) + " |")
     return "\n".join(lines)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _cell(column: str, value: object) -> str:

@@ -17,7 +17,7 @@ HEIGHT = 2.8  # inches a row of panels
 
 @register("figure", "faceoff")
 def faceoff(results: Path, data_root: Path) -> Figure:
-    """Mean over seeds, and a band from the least to the largest."""
+    """All algorithms at equal tight ε: mean over seeds, and a band from the least to the largest."""
     found = read(results)
     if not found:
         raise UserError(f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`.")

@@ -18,17 +18,17 @@ def against_epsilon(results: Path, data_root: Path) -> Figure:
 
 @register("figure", "gredp_2024/fig3epochs")
 def against_epochs(results: Path, data_root: Path) -> Figure:
-    """The same at every epoch, at ε = 2."""
+    """DP-SGD, Spectral-DP and GReDP at ε = 2, after every epoch, a panel for each network."""
     return panels("gredp_2024/fig3epochs", results, columns=2)
 
 
 @register("figure", "gredp_2024/fig4")
 def against_batch_size(results: Path, data_root: Path) -> Figure:
-    """GReDP at ε = 2."""
+    """Accuracy against the batch size, GReDP at ε = 2."""
     return panels("gredp_2024/fig4", results)
 
 
 @register("figure", "gredp_2024/fig5")
 def against_learning_rate(results: Path, data_root: Path) -> Figure:
-    """GReDP at ε = 2."""
+    """Accuracy against the learning rate, GReDP at ε = 2."""
     return panels("gredp_2024/fig5", results)
