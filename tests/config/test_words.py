@@ -121,6 +121,7 @@ MISTAKES = {
     "nothing to take out": (["recipe=quickstart", "~sede"], r"^~sede: there is no such key to take out\. Did you mean 'seed'\?"),
     "another value taken out": (["recipe=quickstart", "~seed=7"], r"^~seed: takes out only .* write seed=VALUE\."),
     "another choice taken out": (["recipe=quickstart", "~algorithm=sgd"], r"^~algorithm: takes out .* write algorithm=VALUE\."),
+    "reference": (["recipe=quickstart", "seed=${sed}"], r"^seed: \$\{sed\} names no key of the run\. Did you mean 'seed'\?"),
     "range": (["recipe=quickstart", "seed=range(1,3)"], r"^seed=range\(1,3\): names several values; add -m"),
     "missing": (["recipe=quickstart", "trainer.epochs=???"], r"trainer\.epochs has no value"),
     "no name": (["recipe=quickstart", "model.name=null"], r"model\.name is missing"),

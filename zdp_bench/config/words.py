@@ -85,6 +85,9 @@ def sentence(error: Exception, overrides: list[str]) -> str:
     text = str(error)
     if isinstance(error, OverrideParseException):
         return unreadable(error.override)
+    if match := re.search(r"Interpolation key '([^']+)' not found", text):
+        where = getattr(error, "full_key", None) or "a value"
+        return f"{where}: ${{{match[1]}}} names no key of the run.{suggestion(match[1], known_keys(overrides))}"
     if "Could not override ''" in text and (told := no_name(overrides)):
         return told
     if match := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: ([^']+)'", text):
