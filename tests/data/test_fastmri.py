@@ -194,5 +194,5 @@ def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:
         fastmri(tmp_path)
     write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
     write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)
-    with pytest.raises(UserError, match=r"dataset\.slices=None: unit=volume needs a number"):
+    with pytest.raises(UserError, match=r"dataset\.slices=null: unit=volume needs a number"):
         fastmri(tmp_path, unit="volume")
