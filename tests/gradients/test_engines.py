@@ -15,6 +15,8 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, reference
 from zdp_bench.gradients.clipping import squared_norms
 from zdp_bench.gradients.rules import NoRule, contract
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.layout import channels_last
 
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 
@@ -231,3 +233,12 @@ def test_a_share_stays_bounded_where_float32_cannot_hold_its_factor(engine: Engi
     batch = torch.full((1, 1), value), torch.zeros(1)
     found = clipped_sum(model, lambda outputs, _: slope * outputs.squeeze(1), batch, 1.0, engine=engine)
     assert float(found.sums["0.weight"].double().norm()) <= 1.0
+
+
+def test_one_record_in_groups_of_one_pixel_channels_last() -> None:
+    """torch reads a channels-last weight of one pixel wrongly there, without a word."""
+    torch.manual_seed(0)
+    layer, targets = ComplexConv2d(4, 4, 1, groups=2), torch.zeros(1)
+    batch = channels_last(torch.randn(1, 4, 8, 8, dtype=torch.complex64)), targets
+    ours, theirs = (engine.clipped_sum(layer, loss, batch, 0.5).sums["weight"] for engine in (fast, reference))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
