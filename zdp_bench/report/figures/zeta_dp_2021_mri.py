@@ -65,16 +65,16 @@ def chosen(every: list[Record], results: Path) -> list[Record]:
     Raises:
         UserError: no non-private and private run share data set and model.
     """
-    of: dict[tuple[int, str], dict[str, dict[str, Record]]] = {}  # data set, model, recipe
+    of: dict[tuple[int, str], dict[str, dict[str, Record]]] = {}  # data set as configured and found, model, recipe
     for run in every:
         if run["claims"]["table"] == TABLE and _example(results, run).is_file():
-            data = BEST_FIRST.index(run["data"]["provenance"]), run["data"]["digest"]
+            data = BEST_FIRST.index(run["data"]["provenance"]), repr(run["config"]["dataset"]) + run["data"]["notes"]
             of.setdefault(data, {}).setdefault(repr(run["config"]["model"]), {}).setdefault(run["recipe"], run)
     ranked = []
-    for (provenance, digest), models in of.items():
+    for (provenance, data_set), models in of.items():
         pairs = [runs.values() for _, runs in sorted(models.items()) if {r["claims"]["row"] for r in runs.values()} == set(ROWS)]
         in_order = [run for runs in pairs for run in sorted(runs, key=_place)]
-        ranked += [(provenance, -len(in_order), digest, in_order)] if pairs else []
+        ranked += [(provenance, -len(in_order), data_set, in_order)] if pairs else []
     if ranked:
         return min(ranked, key=lambda found: found[:3])[3]
     recipes = [name for name, path in assets.group(assets.RECIPES).items() if _claims(path).get("table") == TABLE]
