@@ -105,9 +105,7 @@ def sentence(error: Exception, overrides: list[str]) -> str:
     if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float)", text):
         kind = {"Integer": "a whole number", "Float": "a number"}[match[2]]
         return f"{getattr(error, 'full_key', None) or 'a key'}={match[1]}: must be {kind}."
-    if match := re.search(r"Could not find '([^/']+(?:/[^/']+)*)/([^/']+)'", text):
-        return str(unknown(match[1], match[2], group_options(match[1])))
-    if match := re.search(r"In '[^']*': Could not (?:find|load) '([^']+)/([^'/]+)'", text):
+    if match := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
         return str(unknown(match[1], match[2], group_options(match[1])))
     if match := re.search(r"You must specify '(\w+)'", text):
         return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."
