@@ -62,9 +62,9 @@ def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
 
 def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
     """Divide by the EXPECTED batch size: the true size of a Poisson batch is private. `noisy` is overwritten."""
-    for value in noisy.values():
-        parts = torch.view_as_real(value) if value.is_complex() and not value.is_conj() else value
-        parts /= expected_batch_size  # a complex division by a real number takes ten times as long as two real ones
+    # The memory itself, as real numbers: a division takes thrice as long, and a complex one thirty times.
+    memory = (value.conj() if value.is_conj() else value for value in noisy.values())
+    torch._foreach_mul_([torch.view_as_real(m) if m.is_complex() else m for m in memory], 1 / expected_batch_size)
     return noisy
 
 

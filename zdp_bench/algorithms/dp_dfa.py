@@ -29,9 +29,10 @@ in DP-SGD, so both cost the same; noise_multiplier is σ·m/C; the tight ε coun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -48,6 +49,8 @@ from zdp_bench.gradients.rules.linear import matrix_sum
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
+
+Weighed = tuple[Tensor, Tensor]  # signals [B, n] and their factors [B]
 
 
 @dataclass
@@ -110,6 +113,8 @@ class DPDFA:
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
+        self._seen: Seen | None = None  # what the hooks write down; none outside of a step
+        self._watch()
 
     def _activation_clips(self) -> list[float]:
         """τ_h of each fully connected layer, solved from the target sensitivity C.
@@ -177,7 +182,7 @@ class DPDFA:
             """What the layers in front descend, one number a record [B]; asked again without broken records, it answers anew."""
             sums, first, error = self._connected_sums(seen, loss(outputs, targets))
             of_connected.update(sums)
-            return self._objective_of_front(seen, first, error)
+            return self._objective_of_front(seen, weigh(*first), weigh(*error))
 
         with self._cut() as seen:
             ours = len(layers(model))  # the fully connected ones are frozen here
@@ -187,35 +192,36 @@ class DPDFA:
             of_connected = {name: torch.zeros_like(value) for name, value in of_connected.items()}
         return clipped.sums | of_connected
 
-    def _connected_sums(self, seen: Seen, losses: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The sums of the fully connected layers, δ of the first of them [B, n], and the clipped error [B, K].
+    def _connected_sums(self, seen: Seen, losses: Tensor) -> tuple[dict[str, Tensor], Weighed, Weighed]:
+        """The sums of the fully connected layers; δ of the first of them [B, n] and the error [B, K], with what clips them.
 
         A record's error and δ are linear in its error, so all are made unclipped, measured together and scaled in the sum.
         """
         names = list(self.connected)
-        (error,) = torch.autograd.grad(losses.sum(), seen.outputs[names[-1]])
+        (error,) = torch.autograd.grad(losses, seen.outputs[names[-1]], torch.ones_like(losses))
         hidden, sent = names[:-1], [seen.arrived[following] for following in names[1:]]
         carried = [self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)]
         deltas = [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)] if hidden else []  # ⊙ φ′
         deltas.append(error)
         activations = [seen.arrived[name].detach() for name in names]
         norms = squared_norms_of([*deltas, *activations]).sqrt()  # [2L, B], in float64
-        factors = clip_factors(norms / self.limits.to(norms.device), 1.0)
-        of_error, of_activations = factors[len(names) - 1], factors[len(names) :]  # [B], [L, B]
-        of_deltas = torch.minimum(factors[: len(names)], of_error)  # δ is clipped where clipping the error did not do
+        factors = clip_factors(norms, self.limits.to(norms.device))
+        of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
+        of_error = of_deltas[-1]
+        of_deltas = torch.minimum(of_deltas, of_error)  # δ is clipped where clipping the error did not do
         of_both = held(of_deltas * of_activations)
         if not math.isfinite(norms.max()):  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
             deltas, activations = ([torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations))
         sums = {}
+        of_weights, of_biases = (factors.to(error.real.dtype).unbind() for factors in (of_both, of_deltas))
         for i, (name, layer) in enumerate(self.connected.items()):
-            sums[f"{name}.weight"] = (
-                matrix_sum(weigh(deltas[i], of_both[i]), activations[i]).resolve_conj().to(layer.weight.dtype)
-            )
+            of_weight = matrix_sum(weigh(deltas[i], of_weights[i]), activations[i])
+            sums[f"{name}.weight"] = of_weight.resolve_conj().to(layer.weight.dtype)
             if layer.bias is not None:
-                sums[f"{name}.bias"] = contract(deltas[i], of_deltas[i]).to(layer.bias.dtype)
+                sums[f"{name}.bias"] = contract(deltas[i], of_biases[i]).to(layer.bias.dtype)
         own_sums = {name: value for name, value in sums.items() if name in self.parameters}
-        return own_sums, weigh(deltas[0], of_deltas[0]), weigh(deltas[-1], of_error)
+        return own_sums, (deltas[0], of_deltas[0]), (deltas[-1], of_error)
 
     def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
         """What the layers in front descend, one number a record [B]: what arrives behind them against where it should go.
@@ -242,48 +248,49 @@ class DPDFA:
         carried = error.to(feedback.dtype) @ feedback.T
         return (carried if like.is_complex() else carried.real).to(like.dtype).view_as(like)
 
+    def _watch(self) -> None:
+        """Hooks that cut the graph in front of every layer that learns by feedback, while a step is taken."""
+        self.problem.model.register_forward_pre_hook(self._start_anew)
+        for name in [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]:
+            self.problem.model.get_submodule(name).register_forward_pre_hook(partial(self._arrive, name))
+        for name, layer in self.connected.items():
+            layer.register_forward_hook(partial(self._leave, name))
+
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
         """Run the model inside: every layer that learns by feedback starts a graph of its own."""
-        seen = Seen()
-        cut = [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]
-        handles = [self.problem.model.register_forward_pre_hook(lambda *_: seen.clear())]
-        for name in cut:
-            handles.append(self.problem.model.get_submodule(name).register_forward_pre_hook(_arrive(seen, name)))
-        for name, layer in self.connected.items():
-            handles.append(layer.register_forward_hook(_leave(seen, name)))
-        frozen = [p for layer in self.connected.values() for p in layer.parameters(recurse=False) if p.requires_grad]
+        seen = self._seen = Seen()
+        frozen = [p for layer in self.connected.values() for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
         try:
             for parameter in frozen:
                 parameter.requires_grad_(False)
             yield seen
         finally:
+            self._seen = None
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            for handle in handles:
-                handle.remove()
 
+    def _start_anew(self, *_: Any) -> None:
+        if self._seen is not None:
+            self._seen.clear()
 
-def _arrive(seen: Seen, name: str) -> Callable[..., tuple[Tensor]]:
-    def hook(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
-        if name in seen.arrived:
+    def _arrive(self, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor] | None:
+        if self._seen is None:
+            return None
+        if name in self._seen.arrived:
             raise UserError(f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers.")
-        seen.arrived[name] = arguments[0]
+        self._seen.arrived[name] = arguments[0]
         return (arguments[0].detach(),)
 
-    return hook
-
-
-def _leave(seen: Seen, name: str) -> Callable[..., Tensor]:
-    def hook(layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _leave(self, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        if self._seen is None:
+            return None
         if output.dim() != 2:
             raise UserError(
                 f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one."
             )
-        seen.outputs[name] = output.detach().requires_grad_()
-        return seen.outputs[name]
-
-    return hook
+        self._seen.outputs[name] = output.detach().requires_grad_()
+        return self._seen.outputs[name]
 
 
 def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:

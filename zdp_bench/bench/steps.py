@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -179,8 +180,10 @@ def _engine_step(
     def batches() -> Iterator[Batch]:
         return zip(inputs.split(size), targets.split(size), strict=True)
 
+    steps = count()
+
     def run() -> None:
-        private_step(training, 0, batches(), workload.batch)
+        private_step(training, next(steps), batches(), workload.batch)  # fresh noise: the same again would march the weights off
 
     def answer() -> Tensor:
         total = Total(algorithm.mechanism(), inputs.device)

@@ -62,6 +62,8 @@ def flat(rows: Tensor) -> Tensor:
     """[B, ...] -> real [B, n], the entries of each row in the order they lie in memory: a view wherever there is one."""
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
+    elif rows.dim() == 2:
+        return rows
     if rows.is_contiguous():
         return rows.view(len(rows), math.prod(rows.shape[1:]))
     by_stride = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)
@@ -95,11 +97,14 @@ def squared_norms(rows: Tensor) -> Tensor:
 def squared_norms_of(several: list[Tensor]) -> Tensor:
     """`squared_norms` of several [B, ...] -> [len(several), B]: a small network's cost more to look at than to sum."""
     rows = [flat(each) for each in several]
-    if all(each.dtype == torch.float32 and 0 < each.shape[1] <= SHORT for each in rows):
-        squares = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double().square_()
-        if squares.numel() and _to_be_trusted(squares):
-            return squares
-    return torch.stack([squared_norms(each) for each in several])
+    if not rows[0].shape[0] or any(each.dtype != torch.float32 or not 0 < each.shape[1] <= SHORT for each in rows):
+        return torch.stack([squared_norms(each) for each in rows])
+    squares = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double().square_()
+    if not _to_be_trusted(squares):
+        for i, each in enumerate(rows):
+            if not _to_be_trusted(squares[i]):
+                squares[i] = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64).square()
+    return squares
 
 
 def _to_be_trusted(squares: Tensor) -> bool:
@@ -108,14 +113,17 @@ def _to_be_trusted(squares: Tensor) -> bool:
     return float(lowest) > UNDERFLOW and float(highest) < math.inf
 
 
-def clip_factors(norms: Tensor, bound: float) -> Tensor:
+def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """min(1, C/‖g‖) for each norm; 0 where the norm is not finite, so that a broken record contributes nothing.
 
     Nor does one whose factor is not `held`. An infinite bound means no clipping: factors 1, also for what is not finite.
+
+    Args:
+        bound: C, one number or one for each norm (those all finite).
     """
-    if math.isinf(bound):
+    if isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
-    factors = (bound * SAFETY / norms).clamp(max=1.0).nan_to_num(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    factors = (bound * SAFETY / norms).clamp_(max=1.0).nan_to_num_(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0
     return held(factors)
 
 

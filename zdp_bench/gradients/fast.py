@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -69,7 +70,7 @@ def clipped_sum(
         return replace(none, sums={name: value for name, value in none.sums.items() if id(parameters[name]) not in elsewhere})
     found = _differentiate(model, loss, batch, parameters, rules)
 
-    with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+    with torch.no_grad(), _full_precision(inputs.device):
         scale = {name: complex_scale if p.is_complex() else 1.0 for name, p in parameters.items()}
         zero = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
         sums: dict[str, Tensor] = {}
@@ -79,7 +80,8 @@ def clipped_sum(
             squares = zero
             for name in names:
                 own = found[name].squared_norms
-                squares = squares if own is None else squares + own * scale[name] ** 2
+                if own is not None:
+                    squares = torch.add(squares, own, alpha=scale[name] ** 2)
             norms.append(squares.sqrt())  # [B], float64
             factors = clip_factors(norms[-1], group_bound)
             for name in names:
@@ -114,19 +116,21 @@ def _differentiate(
     model: nn.Module, loss: Loss, batch: Batch, parameters: dict[str, nn.Parameter], rules: Mapping[nn.Module, Rule]
 ) -> dict[str, _Parameter]:
     """Forward and backward; every parameter's squared norms, and how to sum its gradients weighted."""
-    tape = record(model, _layers(model), loss, batch)
+    layers = _layers(model)
+    tape = record(model, layers, loss, batch)
+    own_of = {module: _own(module) for module in layers.values()}
     name_of = {id(parameter): name for name, parameter in parameters.items()}
     found = {name: _Parameter(0) for name in parameters}
     for call in tape.calls:
-        for _, parameter in _own(call.module):
+        for _, parameter in own_of[call.module]:
             found[name_of[id(parameter)]].calls += 1
     of_inputs, of_parameters = sum(_bytes(call.input) for call in tape.calls), sum(map(_bytes, parameters.values()))
     allowance = max(KEEP_BYTES, of_inputs // 2, of_parameters)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal allowance
-        with torch.no_grad(), torch.autocast(g.device.type, enabled=False):
-            own = _own(call.module)
+        with torch.no_grad(), _full_precision(g.device):
+            own = own_of[call.module]
             x, g = _promoted(call, g, own[0][1])
             replaced = _bytes(x) + _bytes(g)
             shares = _shares(call, x, g, rules)
@@ -141,7 +145,7 @@ def _differentiate(
         del call.input
 
     tape.play_back(list(parameters.values()), consume)
-    with torch.no_grad(), torch.autocast(batch[0].device.type, enabled=False):
+    with torch.no_grad(), _full_precision(batch[0].device):
         for name, of in found.items():
             if of.shares:  # some other call of this parameter had no influence on the loss
                 _settle(of, parameters[name], len(batch[0]), 0, allowance)
@@ -208,8 +212,18 @@ def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters(recurse=False) if p.requires_grad]
 
 
+_WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off. Entering and leaving its context takes as long as a small network's norm."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
 def _promoted(call: Call, g: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
     """Input and output gradient in the parameter's precision, float32 at least: under autocast both may be half."""
+    if call.input.dtype == g.dtype == parameter.dtype and g.dtype in _WIDE:
+        return call.input, g
     wide = torch.promote_types(parameter.dtype.to_real(), torch.float32)
 
     def promoted(t: Tensor) -> Tensor:

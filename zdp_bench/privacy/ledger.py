@@ -27,7 +27,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
 # Raised whenever a seed's noise comes out in other bits: a step drawn again would then be a second release, and no run goes on.
-_FORMAT = 4
+_FORMAT = 5
 
 
 class LedgerError(ValueError):

@@ -13,22 +13,18 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
+from zdp_bench.compiled import side_by_side
 from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.privacy.normal_stream import CHUNK, add_normals, key_words
 
 
 def stream(seed: int, *key: int | str) -> np.random.SeedSequence:
@@ -69,39 +65,33 @@ class NoiseSource(Protocol):
 class SeededNoise:
     """Reproducible noise for experiments. Anyone who knows the seed can subtract it: not for a release to an adversary.
 
-    CPU noise comes from AES-128 in counter mode, the fastest source of random bits there is where the processor knows AES; made
-    normal by Box and Muller in float32, its tails by 32 bits of each number: none lies beyond 6.8 standard deviations, where one
-    of 10¹¹ should. (Float64 numbers come from numpy's ziggurat.) On a GPU it is torch's Philox generator, which keeps 63 bits of
-    the key: two of the n (step, block) pairs of a run share a stream with probability n²/2⁶⁴, 5e-6 for ten million.
+    CPU noise is ChaCha8's bits, made normal by Box and Muller in float32 (`normal_stream`), its tails by 32 bits of each number:
+    none lies beyond 6.8 standard deviations, where one of 10¹¹ should. (Float64 numbers come from numpy's ziggurat.) On a GPU it
+    is torch's Philox generator, which keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
+    probability n²/2⁶⁴, 5e-6 for ten million.
 
-    The same bits come whatever the number of threads. Another kind of processor may round log and cos otherwise in the last bit.
+    The same bits come whatever the number of threads, and on whatever processor.
     """
 
     seed: int
     repeatable = True
 
     def add_white(self, *asked: White) -> None:
-        short: list[_Stretch] = []
-        waiting = 0  # pairs in `short`
+        streams: list[_Stream] = []
         for white in asked:
-            key, out, std = ("noise", *white.key), white.out, white.std
+            out, std = white.out, white.std
+            if out.dtype == torch.float32 and out.device.type == "cpu":
+                streams.append((key_words((self.seed, "noise", *white.key)), out.numpy(), std))
+                continue
+            seeds = stream(self.seed, "noise", *white.key)
             if out.device.type != "cpu":
                 generator = torch.Generator(device=out.device)
-                generator.manual_seed(int(stream(self.seed, *key).generate_state(1, np.uint64)[0]) % 2**63)
+                generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
                 out.add_(torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype), alpha=std)
-            elif out.dtype != torch.float32:
-                numbers = np.random.Generator(np.random.PCG64DXSM(stream(self.seed, *key))).standard_normal(len(out))
-                out.add_(torch.from_numpy(numbers), alpha=std)
-            elif (pairs := -(-len(out) // 2)) > _PIECE:
-                _side_by_side(partial(_add_long, (self.seed, *key), out.numpy(), std), pairs)
             else:
-                if waiting + pairs > _PIECE:
-                    _add(short)
-                    short, waiting = [], 0
-                waiting += pairs
-                short.append(_stretch(_words((self.seed, *key)), out.numpy(), std, 0, pairs))
-        if short:
-            _add(short)
+                out.add_(torch.from_numpy(np.random.Generator(np.random.PCG64DXSM(seeds)).standard_normal(len(out))), alpha=std)
+        if streams:
+            _add_streams(streams)
 
 
 def drawn_on(device: torch.device) -> str:
@@ -109,114 +99,25 @@ def drawn_on(device: torch.device) -> str:
     return f"{device.type}: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """Pairs of one stream's normal numbers, and where they go. Pair i of a tensor [n] is entries i and ⌈n/2⌉ + i.
-
-    Attributes:
-        words: the stream of random bits, which stands where the pairs begin.
-        here: the entries that get the first number of each pair, [m].
-        there: those that get the second; one fewer at the end of an odd n.
-    """
-
-    words: CipherContext
-    here: np.ndarray
-    there: np.ndarray
-    std: float
+_Stream = tuple[np.ndarray, np.ndarray, float]  # a key, float32 numbers [n] that its noise is added to, and std
 
 
-def _words(key: tuple[int | str, ...], pairs: int = 0) -> CipherContext:
-    """An independent stream of random bits for each `key`, from 64 bits behind each of so many `pairs` on; their number is even.
+def _add_streams(streams: list[_Stream]) -> None:
+    """The streams one behind the other, each from the start of a chunk on, cut among the threads."""
+    pairs = [-(-out.size // 2) for _, out, _ in streams]
+    begins = [0, *accumulate(-(-count // CHUNK) * CHUNK for count in pairs)]
 
-    It encrypts zeros. Key and first counter are 256 bits of a hash, so two streams never meet.
-    """
-    hashed = hashlib.sha256(repr([str(part) for part in key]).encode()).digest()
-    counter = (int.from_bytes(hashed[16:], "big") + pairs // 2) % 2**128  # a block is 128 bits
-    return Cipher(AES(hashed[:16]), CTR(counter.to_bytes(16, "big"))).encryptor()
+    def work(start: int, stop: int) -> None:
+        for (key, out, std), begin, count in zip(streams, begins[:-1], pairs, strict=True):
+            first, last = max(start - begin, 0), min(stop - begin, count)
+            if first < last:
+                add_normals(key, out, std, first, last)
 
-
-def _stretch(words: CipherContext, out: np.ndarray, std: float, first: int, last: int) -> _Stretch:
-    half = -(-len(out) // 2)
-    return _Stretch(words, out[first:last], out[half + first : half + last], std)
-
-
-def _add_long(key: tuple[int | str, ...], out: np.ndarray, std: float, start: int, stop: int) -> None:
-    """Add pairs `start` to `stop` of a stream, some pieces at a time; `start` is a multiple of `_PIECE`."""
-    words = _words(key, start)
-    for some in range(start, stop, _TOGETHER * _PIECE):
-        firsts = range(some, min(some + _TOGETHER * _PIECE, stop), _PIECE)
-        _add([_stretch(words, out, std, first, min(first + _PIECE, stop)) for first in firsts])
+    side_by_side(work, begins[-1], CHUNK, alone=_ALONE)
 
 
-def _add(stretches: list[_Stretch]) -> None:
-    """Add the normal numbers of some stretches, one after the other of the same stream: the calls cost more than short ones do.
-
-    Each pair is made of 64 bits.
-    """
-    ends = list(accumulate(len(stretch.here) for stretch in stretches))
-    places = [slice(end - len(stretch.here), end) for stretch, end in zip(stretches, ends, strict=True)]
-    numbers, random = _buffers(ends[-1])
-    radius, angle, part = (buffer[: ends[-1]] for buffer in numbers)
-    for stretch, place in zip(stretches, places, strict=True):
-        count = len(stretch.here)
-        stretch.words.update_into(_ZEROS[: 8 * count], random)
-        bits = np.frombuffer(random, "<u4", 2 * count)
-        np.copyto(radius[place], bits[:count], casting="unsafe")
-        np.copyto(angle[place], bits[count:].view(np.int32), casting="unsafe")
-    radius *= _F32(2.0**-32)
-    radius += _F32(2.0**-33)  # uniform on (0, 1], most finely near 0, where the tails come from
-    np.log(radius, out=radius)
-    radius *= _F32(-2)
-    np.sqrt(radius, out=radius)
-    for stretch, place in zip(stretches, places, strict=True):
-        radius[place] *= _F32(stretch.std)
-    angle *= _F32(math.pi * 2.0**-31)  # uniform on [-π, π]
-    np.cos(angle, out=part)
-    part *= radius
-    np.sin(angle, out=angle)
-    angle *= radius
-    for stretch, place in zip(stretches, places, strict=True):
-        here, there = stretch.here, stretch.there
-        here += part[place]
-        there += angle[place][: len(there)]
-
-
-_F32 = np.float32
-_PIECE = 2**16  # pairs whose bits lie together, radii before angles: it is part of what a seed draws
-_TOGETHER = 4  # pieces made at once: fewer turns at the interpreter's lock for threads that draw side by side
-_ZEROS = memoryview(bytes(8 * _PIECE))  # what is encrypted: 64 bits a pair
-_ALONE = 8 * _PIECE  # pairs for which no other thread is called: handing over the interpreter's lock would eat the gain
-
-
-def _side_by_side(work: Callable[[int, int], None], count: int) -> None:
-    """`work(start, stop)` over 0..count, cut at multiples of `_PIECE` into as many parts as torch uses threads.
-
-    Threads of our own, not OpenMP's: numpy lets go of the interpreter's lock while it computes.
-    """
-    threads = torch.get_num_threads() if count > _ALONE else 1
-    cuts = [*(count * i // threads // _PIECE * _PIECE for i in range(threads)), count]
-    others = [_pool(os.getpid(), threads - 1).submit(work, *cuts[i : i + 2]) for i in range(1, threads)]
-    work(cuts[0], cuts[1])
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """The threads that draw beside the caller's own; a process's own, for a fork takes no threads along."""
-    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="noise")
-
-
-_kept = threading.local()
-
-
-def _buffers(length: int) -> tuple[list[np.ndarray], bytearray]:
-    """Three arrays for numbers, and room for the bytes they come from. This thread's own, kept from draw to draw: fresh memory
-    costs as much as what is written to it."""
-    if not hasattr(_kept, "buffers") or len(_kept.buffers[0][0]) < length:
-        room = bytearray(8 * length + 16)  # the cipher asks for a block more than it fills
-        _kept.buffers = [np.empty(length, dtype=_F32) for _ in range(3)], room
-    return _kept.buffers
+_ALONE = 2**18  # pairs that one thread makes alone
+_PIECE = 2**16  # numbers that secure noise makes at once
 
 
 class SecureRandom:
@@ -255,7 +156,7 @@ class SecureNoise:
 
     def add_white(self, *asked: White) -> None:
         for white in asked:
-            _side_by_side(partial(_add_secure, white.out, white.std), len(white.out))
+            side_by_side(partial(_add_secure, white.out, white.std), len(white.out), _PIECE, alone=8 * _PIECE)
 
 
 def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
@@ -347,12 +248,13 @@ def add_noise(
     (`rank` of `ranks`); then no rank ever sends a noise-free sum, and a secure source serves as well. With a secure source
     every rank's sum is `widened` first, and what they have reduced is `rounded`.
     """
+    share = 1 / math.sqrt(ranks)
     laid_over: list[White] = []  # white noise needs no tensor of its own
     for block in mechanism.blocks:
         sum_ = total[block.name]
         if block.noise in ("real", "circular") and sum_.is_contiguous() and not sum_.is_conj():
             parts = torch.view_as_real(sum_) if sum_.is_complex() else sum_
-            laid_over.append(White(parts.view(-1), block.std / math.sqrt(ranks), _key(block, step, rank, ranks)))
+            laid_over.append(White(parts.view(-1), block.std * share, _key(block, step, rank, ranks)))
         elif block.noise != "none":
             in_its_precision = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
             sum_.add_(draw(in_its_precision, source, step, sum_.device, rank, ranks))

@@ -65,6 +65,8 @@ def kept(rows: Tensor) -> Share:
 
 def contract(rows: Tensor, factors: Tensor) -> Tensor:
     """Σᵢ cᵢ rowᵢ: [B, *shape], real [B] -> [*shape]. One pass over the rows, in whatever order they lie in memory."""
+    if rows.dim() == 2 and not rows.is_complex():
+        return torch.mv(rows.T, factors.to(rows.dtype))
     real = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
     if real.is_contiguous():
         summed = torch.mv(real.view(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(real.shape[1:])
@@ -79,6 +81,8 @@ def contract(rows: Tensor, factors: Tensor) -> Tensor:
 
 def weigh(g: Tensor, factors: Tensor) -> Tensor:
     """cᵢ gᵢ, for g [B, ...]."""
+    if g.is_complex() and not g.is_conj():  # a complex number times a real one is four products to torch
+        return torch.view_as_complex(weigh(torch.view_as_real(g), factors))
     return g * factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
 
 
