@@ -79,7 +79,7 @@ def test_where_no_folder_can_be_written_loops_are_compiled_anew(monkeypatch: pyt
 
     monkeypatch.setattr(room, "njit", unwritable)
 
-    @compiled(reorder=True)
+    @compiled
     def double(out: Any) -> None:
         wide_vectors()
         for i in range(len(out)):

@@ -3,6 +3,7 @@ calls for a few numbers."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,26 +14,20 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
+logging.getLogger("numba").setLevel(logging.WARNING)  # under `hydra.verbose=true` it tells every step of its compiler
 
-def compiled(*, reorder: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+
+def compiled(function: Callable[..., None]) -> Callable[..., None]:
     """Compile the decorated loop when it is first called, which takes seconds; the code is kept on disk where there is a folder.
 
     It lets go of the interpreter's lock while it runs. Its arithmetic is IEEE's, operation by operation: the same bits on every
-    processor, unless it may `reorder` sums.
+    processor.
     """
-
-    def compile_(function: Callable[..., None]) -> Callable[..., None]:
-        options: dict[str, Any] = {
-            "nogil": True,
-            "error_model": "numpy",
-            "fastmath": {"reassoc", "contract"} if reorder else False,
-        }
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # neither the package's folder nor the user's can be written
-            return njit(**options)(function)
-
-    return compile_
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the user's can be written
+        return njit(**options)(function)
 
 
 inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(inline="always")  # a piece of a compiled loop

@@ -26,7 +26,7 @@ from zdp_bench.tasks import Task
 
 SECONDS = 3.0  # no trial step is begun that would pass this
 FORWARDS = 3  # forward passes that one record's step is worth before any step was timed: its own, and a backward pass of two
-NOISE_SECONDS = 2.5e-9  # for one number of noise on a CPU core
+NOISE_SECONDS = 1e-9  # for one number of noise on a CPU core
 MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
 

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, clipped_sum
-from zdp_bench.gradients.clipping import clip_factors, held, layers, squared_norms_of, trainable
+from zdp_bench.gradients.clipping import clip_factors, held, layers, norms_of, trainable
 from zdp_bench.gradients.rules import contract, weigh
 from zdp_bench.gradients.rules.linear import matrix_sum
 from zdp_bench.privacy.mechanism import Mechanism
@@ -204,7 +204,7 @@ class DPDFA:
         deltas = [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)] if hidden else []  # ⊙ φ′
         deltas.append(error)
         activations = [seen.arrived[name].detach() for name in names]
-        norms = squared_norms_of([*deltas, *activations]).sqrt()  # [2L, B], in float64
+        norms = norms_of([*deltas, *activations])  # [2L, B], in float64
         factors = clip_factors(norms, self.limits.to(norms.device))
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]

@@ -270,10 +270,18 @@ def _any_arguments(words: list[str]) -> argparse.Namespace:
     options, rest = parser().parse_known_args(words)
     for word in rest:
         pairs = next((getattr(options, name) for name in ("overrides", "filters") if hasattr(options, name)), None)
+        if word.startswith("--"):
+            parser().error(str(_unknown_option(options.verb, word)))
         if word.startswith("-") or "=" not in word or pairs is None:
             parser().error(f"'{word}' is not known to `zdp-bench {options.verb}`; see `zdp-bench {options.verb} --help`")
         pairs.append(word)
     return options
+
+
+def _unknown_option(verb: str, word: str) -> Exception:
+    verbs = next(action.choices for action in parser()._actions if action.dest == "verb")
+    allowed = [option for action in verbs[verb]._actions for option in action.option_strings if option.startswith("--")]  # type: ignore[index]
+    return unknown(f"`zdp-bench {verb}`: option", word.partition("=")[0], allowed)
 
 
 def _run_arguments(words: list[str]) -> argparse.Namespace:

@@ -17,7 +17,7 @@ SAFETY = 1.0 - 1e-5
 SMALLEST = torch.finfo(torch.float32).tiny  # factors below it have lost digits
 # Numbers summed in their own precision before float64 takes over: vector_norm in float32 under-measures long rows.
 NORM_BLOCK = 1024
-UNDERFLOW = 1e-30  # squares this small may have lost entries whose own square is below float32
+UNDERFLOW = 1e-15  # norms this small may have lost entries whose square is below float32
 SHORT = 2 * NORM_BLOCK  # rows that are no longer are summed in one go
 FEW = 200_000  # below, one slow pass in float64 is done sooner than five fast ones are called
 
@@ -91,26 +91,26 @@ def squared_norms(rows: Tensor) -> Tensor:
         squares = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
         if whole < length:
             squares += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square_()
-    return squares if _to_be_trusted(squares) else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+    return squares if _to_be_trusted(squares, power=2) else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
 
 
-def squared_norms_of(several: list[Tensor]) -> Tensor:
-    """`squared_norms` of several [B, ...] -> [len(several), B]: a small network's cost more to look at than to sum."""
+def norms_of(several: list[Tensor]) -> Tensor:
+    """‖row‖₂ of several [B, ...] -> [len(several), B] in float64: a small network's cost more to look at than to sum."""
     rows = [flat(each) for each in several]
     if not rows[0].shape[0] or any(each.dtype != torch.float32 or not 0 < each.shape[1] <= SHORT for each in rows):
-        return torch.stack([squared_norms(each) for each in rows])
-    squares = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double().square_()
-    if not _to_be_trusted(squares):
+        return torch.stack([squared_norms(each) for each in rows]).sqrt_()
+    norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
+    if not _to_be_trusted(norms, power=1):
         for i, each in enumerate(rows):
-            if not _to_be_trusted(squares[i]):
-                squares[i] = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64).square()
-    return squares
+            if not _to_be_trusted(norms[i], power=1):
+                norms[i] = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
+    return norms
 
 
-def _to_be_trusted(squares: Tensor) -> bool:
-    """Whether float32 can have measured these: none overflowed or is near underflow."""
-    lowest, highest = torch.aminmax(squares)  # NaN where any is, and then neither comparison holds
-    return float(lowest) > UNDERFLOW and float(highest) < math.inf
+def _to_be_trusted(norms: Tensor, power: int) -> bool:
+    """Whether float32 can have measured these norms, or their squares: none overflowed or is near underflow."""
+    lowest, highest = torch.aminmax(norms)  # NaN where any is, and then neither comparison holds
+    return float(lowest) > UNDERFLOW**power and float(highest) < math.inf
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
@@ -123,11 +123,10 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """
     if isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
-    factors = (bound * SAFETY / norms).clamp_(max=1.0).nan_to_num_(nan=0.0)  # norm 0: C/0 = ∞, so 1; norm ∞: 0
-    return held(factors)
+    return held((bound * SAFETY / norms).clamp_(max=1.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
 
 
 def held(factors: Tensor) -> Tensor:
-    """0 in the place of factors that float32 could not hold in full, and might round upwards to a multiple of 1e-45: norms in
-    float64, and products of factors, reach as far. `factors` is overwritten."""
-    return factors.masked_fill_(factors < SMALLEST, 0.0)
+    """0 in the place of NaN, and of factors that float32 could not hold in full, and might round upwards to a multiple of 1e-45:
+    norms in float64, and products of factors, reach as far."""
+    return torch.where(factors >= SMALLEST, factors, 0.0)

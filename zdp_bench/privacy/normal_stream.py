@@ -58,7 +58,7 @@ def _double_round(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any
     return a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p
 
 
-@compiled()
+@compiled
 def fill_words(key: Any, first: Any, words: Any) -> None:
     """ChaCha8's blocks `first` to `first` + 64: word w of block b goes to `words[64·w + b]`, uint32 [1024].
 
@@ -131,7 +131,7 @@ def _cosine_and_sine(word: Any) -> Any:
     return -along if int32(odd * int32(2)) != back else along, -across if back != 0 else across
 
 
-@compiled()
+@compiled
 def add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
     """Pairs `start` to `stop` of a stream, times `std`, added to `out`, float32 [n]. Pair i is entries i and ⌈n/2⌉ + i.
 
