@@ -88,6 +88,16 @@ def test_every_algorithm_takes_its_own_step(side: str) -> None:
     assert not torch.equal(step.answer(), before)
 
 
+def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise in every step marches the weights off, until gradients are denormal and slow."""
+    drawn: list[int] = []
+    monkeypatch.setattr("zdp_bench.bench.steps.private_step", lambda training, step, *_: drawn.append(step))
+    side = SIDES["private, fast"](REAL)
+    for _ in range(3):
+        side.run()
+    assert drawn == [0, 1, 2]
+
+
 def test_what_is_compared_with_nothing_deviates_by_nothing() -> None:
     steps = {name: Step(lambda: None, lambda: torch.tensor([1.0, 2.0])) for name in ("first", "second", "alone")}
     found = require_agreement(steps, {"first": "sum", "second": "sum", "alone": "its own"})

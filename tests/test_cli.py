@@ -57,6 +57,8 @@ MISTAKES = [
     (["federate", "sever"], "role 'sever' is not known. Did you mean 'server'?"),
     (["federate", "server", "recipe=quickstart"], "federated.nodes is not set: say how many nodes the federation has, such as"),
     (["results", "--format", "xml"], "--format 'xml' is not known. Allowed: csv, json, md, rich."),
+    (["results", "--colums", "seed"], "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?"),
+    (["audit", "recipe=quickstart", "--confidance=0.9"], "option '--confidance' is not known. Did you mean '--confidence'?"),
     (["results", "--sort"], "--sort needs a value; see `zdp-bench results --help`."),
     (["reproduce", "zeta_dp_2021/1", "--seeds", "x"], "--seeds=x: must be a whole number, 1 or more."),
     (["bench", "--threads", "1.5"], "--threads=1.5: must be a whole number, 1 or more."),

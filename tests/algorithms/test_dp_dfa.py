@@ -7,6 +7,7 @@ package but the feedback matrices.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -298,6 +299,33 @@ def test_networks_that_are_no_such_chain_are_refused() -> None:
 
     with pytest.raises(UserError, match="layer 'inside' is called twice"):
         summed(dfa(Twice().double()), *batch(2))
+
+
+@pytest.mark.parametrize("build", [dense, chain])
+@pytest.mark.parametrize("kind", ["real", "complex"])
+def test_its_hooks_do_nothing_outside_of_a_step(build: Callable[[str], nn.Module], kind: str) -> None:
+    """They stay on the model: another algorithm on it, evaluation and ordinary training must not meet them."""
+    model, plain = build(kind), build(kind)
+    inputs, targets = batch(5, kind)
+    expected = summed(dfa(build(kind)), inputs, targets)
+    first, second = dfa(model), dfa(model)
+    assert torch.equal(model(inputs), plain(inputs))
+    for algorithm in (first, second, first):
+        found = summed(algorithm, inputs, targets)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for network in (model, plain):
+        torch.nn.functional.cross_entropy(network(inputs), targets).backward()
+    assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_its_hooks_do_nothing_after_a_step_that_failed() -> None:
+    model = dense("real")
+    algorithm = dfa(model)
+    inputs, targets = batch(3)
+    with pytest.raises(RuntimeError):
+        summed(algorithm, inputs[:, :1], targets)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model(inputs), dense("real")(inputs))
 
 
 @pytest.mark.parametrize("key", ["max_grad_norm", "error_clip", "feedback_norm", "slope"])
