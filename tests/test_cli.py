@@ -67,6 +67,9 @@ MISTAKES = [
     (["find-lr", "recipe=quickstart", "--lowest", "x"], "--lowest=x: must be a number above 0."),
     (["find-lr", "recipe=quickstart", "--lowest", "0"], "--lowest=0.0: must be positive and below --highest=1."),
     (["run"], "recipe=NAME is missing"),
+    (["validate", "recipe=quickstart", "paths.results=pyproject.toml/x"], "pyproject.toml/x: Not a directory, so nothing can"),
+    (["run", "recipe=quickstart", "model=/"], "model= has no name. Allowed: "),
+    (["run", "recipe=quickstart", "model=a/b"], "model 'a/b' is not known."),
     (["run", "recipe=phasemnits"], "Did you mean 'phasemnist'?"),
     (
         ["validate", "recipe=quickstart", "launcher=joblib"],

@@ -157,10 +157,13 @@ def _validate(options: argparse.Namespace) -> int:
 
     from zdp_bench.config import configured
     from zdp_bench.report import validation
+    from zdp_bench.survival import probe
     from zdp_bench.terminal import console
     from zdp_bench.validate import validate
 
-    report = dataclasses.asdict(validate(configured(options.overrides)))
+    config = configured(options.overrides)
+    probe(config.results)  # as its run would
+    report = dataclasses.asdict(validate(config))
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:

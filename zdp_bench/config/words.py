@@ -96,7 +96,7 @@ def sentence(error: Exception, overrides: list[str]) -> str:
         return f"~{match[1]}: there is no such key to take out.{suggestion(match[1], known_keys(overrides))}"
     if match := re.search(r"Could not delete (?:from config\. The value of )?'([^'=]+)", text):
         return f"~{match[1]}: takes out only the value that is there; to have another, write {match[1]}=VALUE."
-    if match := re.search(r"Could not find '([^/']+)/'", text):
+    if match := re.search(r"Could not find '([^/']+)/+'", text):
         return f"{match[1]}= has no name. Allowed: {', '.join(group_options(match[1]))}."
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'", text):
         return f"{match[1]}: names several values; add -m, as in `zdp-bench run -m {match[1]}`, or give one."
@@ -105,7 +105,7 @@ def sentence(error: Exception, overrides: list[str]) -> str:
     if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float)", text):
         kind = {"Integer": "a whole number", "Float": "a number"}[match[2]]
         return f"{getattr(error, 'full_key', None) or 'a key'}={match[1]}: must be {kind}."
-    if match := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
+    if match := re.search(r"Could not (?:find|load) '([^/']+)/+([^']+)'", text):
         return str(unknown(match[1], match[2], group_options(match[1])))
     if match := re.search(r"You must specify '(\w+)'", text):
         return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."
