@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numba import float32, njit, uint32
 
 from zdp_bench import compiled as room
 from zdp_bench.compiled import compiled, fused, plus, rotated, side_by_side, wide_vectors
+from zdp_bench.privacy import normal_stream
 
 
 @njit
@@ -69,22 +71,55 @@ def test_what_fails_on_another_thread_is_raised_here() -> None:
         torch.set_num_threads(before)
 
 
-def test_where_no_folder_can_be_written_loops_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba refuses to cache there."""
+def double(out: Any) -> None:
+    wide_vectors()
+    for i in range(len(out)):
+        out[i] *= 2
 
-    def unwritable(*, cache: bool = False, **options: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(**options)
 
-    monkeypatch.setattr(room, "njit", unwritable)
-
-    @compiled
-    def double(out: Any) -> None:
-        wide_vectors()
-        for i in range(len(out)):
-            out[i] *= 2
-
+def doubles(loop: Callable[..., None]) -> bool:
     numbers = np.arange(5.0)
-    double(numbers)
-    assert numbers.tolist() == [0, 2, 4, 6, 8]
+    loop(numbers)
+    return numbers.tolist() == [0, 2, 4, 6, 8]
+
+
+def wrong(*arguments: Any) -> None:
+    """Does nothing."""
+
+
+def keeping_wrong_code(*, cache: bool = False, **options: Any) -> Any:
+    """numba, with another version's code on disk."""
+    return (lambda function: wrong) if cache else njit(**options)
+
+
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("no locator available"), OSError(28, "No space left"), EOFError("Ran out of input")]
+)
+def test_where_nothing_can_be_kept_on_disk_loops_are_compiled_anew(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    """numba refuses to cache where no folder can be written, and stumbles over a full disk and a file cut short."""
+
+    def faulty(*, cache: bool = False, **options: Any) -> Any:
+        def refuse(function: Any) -> Any:
+            raise fault
+
+        return refuse if cache else njit(**options)
+
+    monkeypatch.setattr(room, "njit", faulty)
+    assert doubles(compiled(double, doubles))
+
+
+def test_kept_code_that_is_another_versions_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba looks at the date of one file only."""
+    monkeypatch.setattr(room, "njit", keeping_wrong_code)
+    assert doubles(compiled(double, doubles))
+
+
+def test_a_machine_whose_code_is_wrong_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"double: the code that numba .* makes for this machine is wrong"):
+        compiled(double, lambda loop: False)
+
+
+def test_noise_of_kept_code_is_looked_at_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "njit", keeping_wrong_code)
+    assert normal_stream._right(compiled(normal_stream._add_normals, normal_stream._right))
+    assert not normal_stream._right(lambda key, out, std, start, stop: None)

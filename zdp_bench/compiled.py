@@ -1,33 +1,50 @@
-"""Loops that become machine code, by numba, and threads that share them: for what would take torch ten passes over memory, or ten
-calls for a few numbers."""
+"""Loops that become machine code, by numba, and threads that share them: for what would take torch ten passes over memory."""
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+import numba
 import torch
 from numba import njit, types
+from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # under `hydra.verbose=true` it tells every step of its compiler
 
 
-def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile the decorated loop when it is first called, which takes seconds; the code is kept on disk where there is a folder.
+def compiled(function: Callable[..., None], right: Callable[[Callable[..., None]], bool]) -> Callable[..., None]:
+    """The machine code of a loop: what an earlier process kept on disk where that is `right`, else made anew, in seconds.
+
+    numba tells by one file's date whether kept code is today's, and may keep it under the wrong date when a disk is full: so
+    `right` calls the code and looks at what it does.
 
     It lets go of the interpreter's lock while it runs. Its arithmetic is IEEE's, operation by operation: the same bits on every
-    processor.
+    processor. (Those without fused products, older than 2013, take ten times as long.)
+
+    Raises:
+        RuntimeError: not even new code is right.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written
-        return njit(**options)(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaWarning)  # that code of such old processors cannot be kept
+        try:
+            kept = njit(cache=True, **options)(function)
+            if right(kept):
+                return kept
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # no folder, a full disk, a file cut short
+            pass
+        fresh = njit(**options)(function)
+        if not right(fresh):
+            raise RuntimeError(f"{function.__name__}: the code that numba {numba.__version__} makes for this machine is wrong")
+        return fresh
 
 
 inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(inline="always")  # a piece of a compiled loop

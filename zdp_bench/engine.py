@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,11 +36,6 @@ class Training:
     max_releases: int | None = None
     ranks: Ranks = ALONE
 
-    @cached_property
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What the steps move, by name."""
-        return trainable(self.model)
-
 
 def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float, of: str = "") -> None:
     """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
@@ -66,13 +60,13 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     if spent and not training.ledger.holds(step, of):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
-    device = next(iter(training.parameters.values())).device
+    device = next(training.model.parameters()).device
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
     total = widened(summed(algorithm, mechanism, micro_batches, device), training.noise)  # this rank's share of S
     if ranks.first:
         total = add_noise(total, mechanism, training.noise, step)
     release = rounded(ranks.all_reduce(total), mechanism, training.noise)
-    descend(training.parameters, training.optimizer, algorithm.postprocess(release, expected_batch_size))
+    descend(trainable(training.model), training.optimizer, algorithm.postprocess(release, expected_batch_size))
 
 
 def summed(algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -316,6 +317,42 @@ def test_its_hooks_do_nothing_outside_of_a_step(build: Callable[[str], nn.Module
     for network in (model, plain):
         torch.nn.functional.cross_entropy(network(inputs), targets).backward()
     assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_model_that_is_saved_whole_tells_nothing_of_the_run(tmp_path: Path) -> None:
+    """Whoever has the seed can draw the noise again and subtract it."""
+    model = dense("real")
+    summed(dfa(model), *batch(3))
+    hooks = [hook for part in model.modules() for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
+    assert hooks
+    held = [value for hook in hooks for value in hook.args]
+    assert all(isinstance(value, str) or not (value.arrived or value.outputs or value.watching) for value in held)
+    torch.save(model, tmp_path / "model.pt")
+    assert b"Problem" not in (tmp_path / "model.pt").read_bytes()
+
+
+def test_layers_of_another_precision_keep_their_bounds() -> None:
+    """A factor rounded to the error's half precision would lift a float32 layer's share."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(84, 6), nn.Linear(6, 3).bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.sigmoid(self.first(x.flatten(1))).bfloat16())
+
+    torch.manual_seed(0)
+    model = Mixed()
+    for parameter in model.last.parameters():
+        parameter.requires_grad_(False)
+    algorithm = dfa(model)
+    inputs, targets = batch(40)
+    for i in range(40):
+        found = algorithm._sums((100 * inputs[i : i + 1].float(), targets[i : i + 1]))
+        delta, of_input = algorithm.signals[0], algorithm.activation_clips[0]
+        assert float(found["first.weight"].double().norm()) <= delta * of_input
+        assert float(found["first.bias"].double().norm()) <= delta
 
 
 def test_its_hooks_do_nothing_after_a_step_that_failed() -> None:

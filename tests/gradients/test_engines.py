@@ -242,3 +242,16 @@ def test_one_record_in_groups_of_one_pixel_channels_last() -> None:
     batch = channels_last(torch.randn(1, 4, 8, 8, dtype=torch.complex64)), targets
     ours, theirs = (engine.clipped_sum(layer, loss, batch, 0.5).sums["weight"] for engine in (fast, reference))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1.0, 1e-1, 1e-2, 1e-3, 2.3e-4])
+def test_a_record_at_the_edge_of_float32_keeps_its_bound(bound: float) -> None:
+    """Its gradient, scaled, is denormal and would be rounded upwards; its input, 10³⁸, would make much of that."""
+    model = nn.Linear(1000, 1000)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    batch = torch.full((1, 1000), 3e38), torch.full((1, 1000), 1e-9)
+    for engine in ("fast", "reference"):
+        found = clipped_sum(model, lambda out, targets: (out * targets).sum(dim=1), batch, bound, engine=engine)  # type: ignore[arg-type]
+        total = torch.cat([value.double().flatten() for value in found.sums.values()])
+        assert float(total.norm()) <= bound

@@ -212,7 +212,7 @@ def test_seeded_noise_is_the_same_for_any_number_of_threads(count: int) -> None:
 
 
 def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> None:
-    """Short streams are made side by side, long ones in pieces; where one ends and the next begins must not show."""
+    """Streams are laid one behind the other and cut among threads; where one ends and the next begins must not show."""
     sizes = [0, 1, 7, 40_001, 100_000, 2, 131_072, 131_075, 3, 300_001]
     asked = [White(torch.zeros(n), 0.5 + n % 3, (4, f"block {n}")) for n in sizes]
     SeededNoise(3).add_white(*asked)

@@ -62,9 +62,11 @@ def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
 
 def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
     """Divide by the EXPECTED batch size: the true size of a Poisson batch is private. `noisy` is overwritten."""
-    # The memory itself, as real numbers: a division takes thrice as long, and a complex one thirty times.
-    memory = (value.conj() if value.is_conj() else value for value in noisy.values())
-    torch._foreach_mul_([torch.view_as_real(m) if m.is_complex() else m for m in memory], 1 / expected_batch_size)
+    for value in noisy.values():
+        memory = (
+            value.conj() if value.is_conj() else value
+        )  # as it lies there: real numbers, for complex ones take five times as long
+        (torch.view_as_real(memory) if memory.is_complex() else memory).mul_(1 / expected_batch_size)
     return noisy
 
 

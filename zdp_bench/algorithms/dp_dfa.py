@@ -60,8 +60,10 @@ class Seen:
     Attributes:
         arrived: layer -> what arrived at it, with the graph that leads back to the layer before.
         outputs: fully connected layer -> its output z, a leaf of its own [B, n].
+        watching: whether a step is taken, and not some other pass.
     """
 
+    watching: bool = False
     arrived: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
@@ -113,8 +115,7 @@ class DPDFA:
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
-        self._seen: Seen | None = None  # what the hooks write down; none outside of a step
-        self._watch()
+        self._seen: list[Seen] = []  # what the hooks write down, once there are any
 
     def _activation_clips(self) -> list[float]:
         """τ_h of each fully connected layer, solved from the target sensitivity C.
@@ -204,6 +205,8 @@ class DPDFA:
         deltas = [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)] if hidden else []  # ⊙ φ′
         deltas.append(error)
         activations = [seen.arrived[name].detach() for name in names]
+        if {rows.dtype for rows in (*deltas, *activations)} & {torch.float16, torch.bfloat16}:  # whose sums round upwards
+            deltas, activations = ([rows.float() for rows in each] for each in (deltas, activations))
         norms = norms_of([*deltas, *activations])  # [2L, B], in float64
         factors = clip_factors(norms, self.limits.to(norms.device))
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
@@ -214,7 +217,7 @@ class DPDFA:
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
             deltas, activations = ([torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations))
         sums = {}
-        of_weights, of_biases = (factors.to(error.real.dtype).unbind() for factors in (of_both, of_deltas))
+        of_weights, of_biases = (factors.to(deltas[-1].real.dtype).unbind() for factors in (of_both, of_deltas))
         for i, (name, layer) in enumerate(self.connected.items()):
             of_weight = matrix_sum(weigh(deltas[i], of_weights[i]), activations[i])
             sums[f"{name}.weight"] = of_weight.resolve_conj().to(layer.weight.dtype)
@@ -248,49 +251,57 @@ class DPDFA:
         carried = error.to(feedback.dtype) @ feedback.T
         return (carried if like.is_complex() else carried.real).to(like.dtype).view_as(like)
 
-    def _watch(self) -> None:
-        """Hooks that cut the graph in front of every layer that learns by feedback, while a step is taken."""
-        self.problem.model.register_forward_pre_hook(self._start_anew)
-        for name in [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]:
-            self.problem.model.get_submodule(name).register_forward_pre_hook(partial(self._arrive, name))
-        for name, layer in self.connected.items():
-            layer.register_forward_hook(partial(self._leave, name))
-
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
         """Run the model inside: every layer that learns by feedback starts a graph of its own."""
-        seen = self._seen = Seen()
+        if not self._seen:
+            self._seen.append(self._watched())
+        seen = self._seen[0]
         frozen = [p for layer in self.connected.values() for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
         try:
+            seen.watching = True
             for parameter in frozen:
                 parameter.requires_grad_(False)
             yield seen
         finally:
-            self._seen = None
+            seen.watching = False
+            seen.clear()
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
-    def _start_anew(self, *_: Any) -> None:
-        if self._seen is not None:
-            self._seen.clear()
+    def _watched(self) -> Seen:
+        """What hooks on the model will write down in every step. They stay there, and do nothing outside of a step; a model that
+        is saved whole has them, and of this algorithm, whose seed is nobody's business, nothing."""
+        seen, model = Seen(), self.problem.model
+        model.register_forward_pre_hook(partial(_start_anew, seen))
+        for name in [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]:
+            model.get_submodule(name).register_forward_pre_hook(partial(_arrive, seen, name))
+        for name, layer in self.connected.items():
+            layer.register_forward_hook(partial(_leave, seen, name))
+        return seen
 
-    def _arrive(self, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor] | None:
-        if self._seen is None:
-            return None
-        if name in self._seen.arrived:
-            raise UserError(f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers.")
-        self._seen.arrived[name] = arguments[0]
-        return (arguments[0].detach(),)
 
-    def _leave(self, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        if self._seen is None:
-            return None
-        if output.dim() != 2:
-            raise UserError(
-                f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one."
-            )
-        self._seen.outputs[name] = output.detach().requires_grad_()
-        return self._seen.outputs[name]
+def _start_anew(seen: Seen, *_: Any) -> None:
+    if seen.watching:
+        seen.clear()
+
+
+def _arrive(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor] | None:
+    if not seen.watching:
+        return None
+    if name in seen.arrived:
+        raise UserError(f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers.")
+    seen.arrived[name] = arguments[0]
+    return (arguments[0].detach(),)
+
+
+def _leave(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    if not seen.watching:
+        return None
+    if output.dim() != 2:
+        raise UserError(f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one.")
+    seen.outputs[name] = output.detach().requires_grad_()
+    return seen.outputs[name]
 
 
 def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:

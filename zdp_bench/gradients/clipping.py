@@ -126,6 +126,14 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     return held((bound * SAFETY / norms).clamp_(max=1.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
 
 
+def flushed(weighed: Tensor) -> Tensor:
+    """0 in the place of what is too small to be held in full, of [B, ...] times factors: rounded upwards, and then multiplied by
+    an input of 10³⁸, it would lift a record's share over its bound."""
+    if weighed.is_complex():
+        return torch.view_as_complex(flushed(torch.view_as_real(weighed)))
+    return torch.hardshrink(weighed, torch.finfo(weighed.dtype).tiny)
+
+
 def held(factors: Tensor) -> Tensor:
     """0 in the place of NaN, and of factors that float32 could not hold in full, and might round upwards to a multiple of 1e-45:
     norms in float64, and products of factors, reach as far."""

@@ -19,6 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from zdp_bench.gradients.clipping import flushed
+
 # Spectra of inputs and output gradients of one layer are kept between norm and sum where they take so much; else made again.
 SPECTRA_BYTES = 64 * 2**20
 # A transform of at most so many points is a matrix product: seen, half the time of the FFT at 24 and 60 points, equal at 128.
@@ -60,7 +62,7 @@ class Correlation:
         start = 0
         for x_hat, g_hat in self._spectra:
             stop = start + x_hat.shape[-1]
-            weighted = (x_hat * factors[start:stop].to(self.x.dtype)).conj()  # the fewer channels, as a rule
+            weighted = flushed(x_hat * factors[start:stop].to(self.x.dtype)).conj()  # the fewer channels, as a rule
             start = stop
             product = g_hat @ weighted.mT  # [*half, O, I]
             total = product if total is None else total.add_(product)

@@ -55,6 +55,8 @@ class Block:
     fft_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "float64", "complex64", "complex128"):
+            raise ValueError(f"block '{self.name}': a sum in {self.dtype} is rounded past its bound; keep parameters in float32")
         complex_kind = self.noise in ("circular", "correlated", "hermitian", "real_on_complex")
         if self.noise != "none" and complex_kind != self.dtype.startswith("complex"):
             raise ValueError(f"block '{self.name}': noise '{self.noise}' does not fit dtype {self.dtype}")

@@ -70,7 +70,7 @@ class SeededNoise:
     is torch's Philox generator, which keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
     probability n²/2⁶⁴, 5e-6 for ten million.
 
-    The same bits come whatever the number of threads, and on whatever processor.
+    Float32 noise on a CPU has the same bits whatever the number of threads, and whatever the processor.
     """
 
     seed: int

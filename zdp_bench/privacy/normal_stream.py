@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,13 +60,12 @@ def _double_round(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any
     return a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p
 
 
-@compiled
+@inlined
 def fill_words(key: Any, first: Any, words: Any) -> None:
     """ChaCha8's blocks `first` to `first` + 64: word w of block b goes to `words[64·w + b]`, uint32 [1024].
 
     The nonce is zero and the counter has 64 bits, as in Bernstein's own version.
     """
-    wide_vectors()
     k0, k1, k2, k3, k4, k5, k6, k7 = key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7]
     s0, s1, s2, s3 = uint32(0x61707865), uint32(0x3320646E), uint32(0x79622D32), uint32(0x6B206574)  # "expand 32-byte k"
     low, high, zero = uint32(first), uint32(first >> uint64(32)), uint32(0)  # `first` is a multiple of 64: no carry below
@@ -112,7 +113,7 @@ def _radius(word: Any) -> Any:
 
 @inlined
 def _cosine_and_sine(word: Any) -> Any:
-    """Of the angle π·word/2³¹, `word` taken as a signed number: within 2⁻²³ of the unit circle's point.
+    """Of the angle π·word/2³¹, `word` taken as a signed number: within 1.5e-7 of the unit circle's point.
 
     The angle is a quarter turn times `quarters` plus what lies within an eighth of a turn, which Cephes' `sinf` and `cosf` serve.
     """
@@ -131,14 +132,8 @@ def _cosine_and_sine(word: Any) -> Any:
     return -along if int32(odd * int32(2)) != back else along, -across if back != 0 else across
 
 
-@compiled
-def add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
-    """Pairs `start` to `stop` of a stream, times `std`, added to `out`, float32 [n]. Pair i is entries i and ⌈n/2⌉ + i.
-
-    Args:
-        key: see `key_words`.
-        start: a multiple of `CHUNK`.
-    """
+def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
+    """See `add_normals`."""
     wide_vectors()
     std = float32(std)
     words = np.empty(2 * CHUNK, np.uint32)
@@ -155,3 +150,29 @@ def add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
             there[i] = fused(sine, radius, there[i])
         for i in range(len(there), len(here)):
             here[i] = fused(_cosine_and_sine(turns[i])[0], _radius(radii[i]) * std, here[i])
+
+
+# SHA-256 of 1,501 numbers of one stream: all lanes, a chunk cut short, an odd end.
+_KNOWN = "a9c7cddb8520c7bd811964ce9c195cff17de7d112c1291ae29bdc1a5ed9ef831"
+
+
+def _right(add: Callable[..., None]) -> bool:
+    """Whether a loop draws what every version with this ledger format draws."""
+    out = np.zeros(1501, np.float32)
+    add(key_words(("known",)), out, 1.0, 0, 751)
+    return hashlib.sha256(out.astype("<f4").tobytes()).hexdigest() == _KNOWN
+
+
+@cache
+def _adder() -> Callable[..., None]:
+    return compiled(_add_normals, _right)
+
+
+def add_normals(key: np.ndarray, out: np.ndarray, std: float, start: int, stop: int) -> None:
+    """Pairs `start` to `stop` of a stream, times `std`, added to `out`, float32 [n]. Pair i is entries i and ⌈n/2⌉ + i.
+
+    Args:
+        key: see `key_words`.
+        start: a multiple of `CHUNK`.
+    """
+    _adder()(key, out, std, start, stop)

@@ -16,6 +16,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.gradients.clipping import flushed
+
 
 class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
     """Book-keeping cannot serve this layer, or this call of it; the sentence says why. The reference engine can."""
@@ -80,10 +82,10 @@ def contract(rows: Tensor, factors: Tensor) -> Tensor:
 
 
 def weigh(g: Tensor, factors: Tensor) -> Tensor:
-    """cᵢ gᵢ, for g [B, ...]."""
-    if g.is_complex() and not g.is_conj():  # a complex number times a real one is four products to torch
-        return torch.view_as_complex(weigh(torch.view_as_real(g), factors))
-    return g * factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
+    """cᵢ gᵢ, for g [B, ...], `flushed`."""
+    if g.is_complex():  # a complex number times a real one is four products to torch
+        return torch.view_as_complex(weigh(torch.view_as_real(g.resolve_conj()), factors))
+    return flushed(g * factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1)))
 
 
 # ---------------------------------------------------------------------------------------------------------- counting
