@@ -17,7 +17,6 @@ from zdp_bench.data import Outline, Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.engine import descend, summed
 from zdp_bench.gradients import trust
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.machine import peak_memory
 from zdp_bench.parts import MICRO_BATCH, Plan, build_algorithm, build_model, build_optimizer, check_fit, micro_batches
 from zdp_bench.privacy.noise import SeededNoise, add_noise
@@ -64,7 +63,7 @@ def measured(config: Run, timed: int = 3) -> Cost:
         indices, divisor = plan.draw(config.seed, step)
         batches = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
         release = add_noise(summed(algorithm, mechanism, batches, device), mechanism, SeededNoise(config.seed), step)
-        descend(trainable(model), optimizer, algorithm.postprocess(release, divisor))
+        descend(dict(model.named_parameters()), optimizer, algorithm.postprocess(release, divisor))
         clocks.append(time.perf_counter())
     a_step = min(b - a for a, b in itertools.pairwise(clocks))
     return Cost(a_step * plan.steps, peak_memory(device), str(device))

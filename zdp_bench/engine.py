@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.memory import MicroBatches, let_go, ran_out
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
@@ -35,6 +35,11 @@ class Training:
     ledger: Ledger
     max_releases: int | None = None
     ranks: Ranks = ALONE
+
+    @cached_property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """All of the model's, by name: the objects that the optimizer holds. Which of them train may change between steps."""
+        return dict(self.model.named_parameters())
 
 
 def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float, of: str = "") -> None:
@@ -60,13 +65,13 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     if spent and not training.ledger.holds(step, of):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
-    device = next(training.model.parameters()).device
+    device = next(iter(training.parameters.values())).device
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
     total = widened(summed(algorithm, mechanism, micro_batches, device), training.noise)  # this rank's share of S
     if ranks.first:
         total = add_noise(total, mechanism, training.noise, step)
     release = rounded(ranks.all_reduce(total), mechanism, training.noise)
-    descend(trainable(training.model), training.optimizer, algorithm.postprocess(release, expected_batch_size))
+    descend(training.parameters, training.optimizer, algorithm.postprocess(release, expected_batch_size))
 
 
 def summed(algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device) -> dict[str, Tensor]:
@@ -114,8 +119,9 @@ class Total(dict[str, Tensor]):
 
 
 def descend(parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]) -> None:
-    """One optimiser step along the released gradient."""
+    """One optimiser step along the released gradient, of those `parameters` that train."""
     for name, parameter in parameters.items():
-        parameter.grad = gradients[name]
+        if parameter.requires_grad:
+            parameter.grad = gradients[name]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -21,7 +21,6 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.engine import Total, Training, descend, private_step
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Sampling
@@ -305,7 +304,11 @@ def test_non_private_training_is_plain_gradient_descent() -> None:
     batch = records(7, "complex")
     algorithm = lookup("algorithm", "sgd")(Problem(model, Classification().loss, Sampling("shuffled", 0.1, 7, 70)))
     assert algorithm.mechanism().z == 0
-    descend(trainable(model), torch.optim.SGD(model.parameters(), lr=0.3), algorithm.postprocess(summed(algorithm, batch), 7))
+    descend(
+        dict(model.named_parameters()),
+        torch.optim.SGD(model.parameters(), lr=0.3),
+        algorithm.postprocess(summed(algorithm, batch), 7),
+    )
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.3)
     torch.nn.functional.cross_entropy(twin(batch[0]), batch[1]).backward()
     optimizer.step()

@@ -113,6 +113,7 @@ class DPDFA:
         self.activation_clips = self._activation_clips()
         self.limits = torch.tensor([*self.signals, *self.activation_clips], dtype=torch.float64).unsqueeze(1)  # [2L, 1]
         self.parameters = set(trainable(problem.model))
+        self.of_connected = [p for layer in self.connected.values() for p in layer.parameters(recurse=False)]
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
         self._seen: list[Seen] = []  # what the hooks write down, once there are any
@@ -207,13 +208,13 @@ class DPDFA:
         activations = [seen.arrived[name].detach() for name in names]
         if {rows.dtype for rows in (*deltas, *activations)} & {torch.float16, torch.bfloat16}:  # whose sums round upwards
             deltas, activations = ([rows.float() for rows in each] for each in (deltas, activations))
-        norms = norms_of([*deltas, *activations])  # [2L, B], in float64
+        norms, finite = norms_of([*deltas, *activations])  # [2L, B], in float64
         factors = clip_factors(norms, self.limits.to(norms.device))
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]
         of_deltas = torch.minimum(of_deltas, of_error)  # δ is clipped where clipping the error did not do
         of_both = held(of_deltas * of_activations)
-        if not math.isfinite(norms.max()):  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
+        if not finite:  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
             deltas, activations = ([torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations))
         sums = {}
@@ -257,7 +258,7 @@ class DPDFA:
         if not self._seen:
             self._seen.append(self._watched())
         seen = self._seen[0]
-        frozen = [p for layer in self.connected.values() for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
+        frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
         try:
             seen.watching = True
             for parameter in frozen:

@@ -208,7 +208,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
                 for number in releases:
                     roster.used(number)
                 shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
-                descend(trainable(model), optimizer, weighed_mean(releases, shares))
+                descend(dict(model.named_parameters()), optimizer, weighed_mean(releases, shares))
                 round_ += 1
                 if scheduler and plan.epoch_ending_at(round_) is not None:
                     advance(scheduler, model, task, data, device)

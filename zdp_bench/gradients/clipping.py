@@ -94,17 +94,20 @@ def squared_norms(rows: Tensor) -> Tensor:
     return squares if _to_be_trusted(squares, power=2) else torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
 
 
-def norms_of(several: list[Tensor]) -> Tensor:
-    """‖row‖₂ of several [B, ...] -> [len(several), B] in float64: a small network's cost more to look at than to sum."""
+def norms_of(several: list[Tensor]) -> tuple[Tensor, bool]:
+    """‖row‖₂ of several [B, ...] -> [len(several), B] in float64, and whether all are finite: a small network's cost more to look
+    at than to sum."""
     rows = [flat(each) for each in several]
     if not rows[0].shape[0] or any(each.dtype != torch.float32 or not 0 < each.shape[1] <= SHORT for each in rows):
-        return torch.stack([squared_norms(each) for each in rows]).sqrt_()
+        norms = torch.stack([squared_norms(each) for each in rows]).sqrt_()
+        return norms, bool(torch.isfinite(norms).all())
     norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
-    if not _to_be_trusted(norms, power=1):
-        for i, each in enumerate(rows):
-            if not _to_be_trusted(norms[i], power=1):
-                norms[i] = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
-    return norms
+    if _to_be_trusted(norms, power=1):
+        return norms, True
+    for i, each in enumerate(rows):
+        if not _to_be_trusted(norms[i], power=1):
+            norms[i] = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
+    return norms, bool(torch.isfinite(norms).all())
 
 
 def _to_be_trusted(norms: Tensor, power: int) -> bool:
@@ -123,7 +126,7 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """
     if isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
-    return held((bound * SAFETY / norms).clamp_(max=1.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    return held((bound * SAFETY / norms).clamp_(max=1.0).nan_to_num_(nan=0.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
 
 
 def flushed(weighed: Tensor) -> Tensor:
@@ -135,6 +138,6 @@ def flushed(weighed: Tensor) -> Tensor:
 
 
 def held(factors: Tensor) -> Tensor:
-    """0 in the place of NaN, and of factors that float32 could not hold in full, and might round upwards to a multiple of 1e-45:
-    norms in float64, and products of factors, reach as far."""
-    return torch.where(factors >= SMALLEST, factors, 0.0)
+    """0 in the place of factors that float32 could not hold in full, and might round upwards to a multiple of 1e-45: norms in
+    float64, and products of factors, reach as far."""
+    return torch.hardshrink(factors, SMALLEST)

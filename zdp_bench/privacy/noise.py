@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ def _word(part: int | str) -> int:
     return int.from_bytes(hashlib.sha256(str(part).encode()).digest()[:8], "little")
 
 
-@dataclass(frozen=True)
-class White:
+class White(NamedTuple):
     """White noise that is to be added: `out` += std·N(0, 1), independently in every entry.
 
     Attributes:
