@@ -57,6 +57,15 @@ def built(results: Path) -> curves.Curves:
     return curves.build(FIGURE, results, FILLINGS)
 
 
+def test_an_epsilon_that_is_claimed_and_not_there_is_shown(tmp_path: Path) -> None:
+    """As GReDP's with real noise: it is no non-private curve, and its ∞ stands beside what it claims."""
+    save(tmp_path, run("bp", 1, 0.1, tight=math.inf), run("plain", 1, 0.6, math.inf, 0.0))
+    head, lines = curves.cells(built(tmp_path), "b: σ = 0.03")
+    assert head == ["epoch", "ε claimed", "ε tight", "DP-BP, %", "non-private, %"]
+    assert [line[2] for line in lines] == ["∞"] * EPOCHS
+    assert all(0 < float(line[1]) < 10 for line in lines)
+
+
 def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
     of = built(results)
     head, lines = curves.cells(of, "b: σ = 0.03")

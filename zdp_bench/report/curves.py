@@ -83,7 +83,8 @@ class Curve:
 
     @property
     def private(self) -> bool:
-        return any(math.isfinite(point.epsilon_tight) for point in self.points)
+        """Whether an ε is claimed for it, or it has one: an ε that is claimed and is not there must be seen."""
+        return any(math.isfinite(min(point.epsilon_claimed, point.epsilon_tight)) for point in self.points)
 
     @property
     def lacking(self) -> list[Filling]:

@@ -34,7 +34,8 @@ def panels(name: str, results: Path, columns: int | None = None) -> Figure:
         raise UserError(f"{path}: holds no point yet. `zdp-bench table {name}` names the runs it lacks.")
     named = list(dict.fromkeys(points["panel"]))
     titles = [title for title in named if not any(other != title and other.endswith(title) for other in named)]
-    private = list(dict.fromkeys(points.loc[points["epsilon_tight"].astype(float) < float("inf"), "curve"]))
+    spent = points[["epsilon_claimed", "epsilon_tight"]].astype(float).min(axis=1)  # claimed and not there is no 'non-private'
+    private = list(dict.fromkeys(points.loc[spent < float("inf"), "curve"]))
     style = {label: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, label in enumerate(private)}
     columns = min(columns or len(titles), len(titles))
     rows = -(-len(titles) // columns)
@@ -44,10 +45,14 @@ def panels(name: str, results: Path, columns: int | None = None) -> Figure:
         in_panel = points[[title.endswith(panel) for panel in points["panel"]]]
         for label, curve in in_panel.groupby("curve", sort=False):
             colour, line = style.get(str(label), (NON_PRIVATE, "-"))
-            _curve(axes, curve, str(label), colour, line)
+            none = label in style and curve["epsilon_tight"].astype(float).min() == float("inf")
+            _curve(axes, curve, f"{label}, tight ε = ∞" if none else str(label), colour, line)
         axes.set_title(title)
         if AXES[name].log:
             axes.set_xscale("log")
+            every_x = sorted(set(points["x"].astype(float)))
+            axes.set_xticks(every_x, [f"{x:g}" for x in every_x])
+            axes.minorticks_off()
     for axes in grid[-1]:
         axes.set_xlabel(AXES[name].label)
     for axes in grid[:, 0]:
