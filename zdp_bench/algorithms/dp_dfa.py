@@ -32,7 +32,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -116,7 +116,6 @@ class DPDFA:
         self.of_connected = [p for layer in self.connected.values() for p in layer.parameters(recurse=False)]
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
-        self._seen: list[Seen] = []  # what the hooks write down, once there are any
 
     def _activation_clips(self) -> list[float]:
         """τ_h of each fully connected layer, solved from the target sensitivity C.
@@ -255,9 +254,7 @@ class DPDFA:
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
         """Run the model inside: every layer that learns by feedback starts a graph of its own."""
-        if not self._seen:
-            self._seen.append(self._watched())
-        seen = self._seen[0]
+        seen = self._seen
         frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
         try:
             seen.watching = True
@@ -270,9 +267,10 @@ class DPDFA:
             for parameter in frozen:
                 parameter.requires_grad_(True)
 
-    def _watched(self) -> Seen:
-        """What hooks on the model will write down in every step. They stay there, and do nothing outside of a step; a model that
-        is saved whole has them, and of this algorithm, whose seed is nobody's business, nothing."""
+    @cached_property
+    def _seen(self) -> Seen:
+        """What hooks on the model write down. They come with the first step and stay, and do nothing outside of a step; a model
+        that is saved whole has them, and of this algorithm, whose seed is nobody's business, nothing."""
         seen, model = Seen(), self.problem.model
         model.register_forward_pre_hook(partial(_start_anew, seen))
         for name in [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]:
