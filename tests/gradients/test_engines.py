@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import weakref
 
@@ -14,7 +15,7 @@ from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, reference
 from zdp_bench.gradients.clipping import squared_norms
-from zdp_bench.gradients.rules import NoRule, contract
+from zdp_bench.gradients.rules import NoRule, contract, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.layout import channels_last
 
@@ -200,6 +201,29 @@ def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
     gc.collect()
     assert len(seen) == 2
     assert all(reference() is None for reference in seen)
+
+
+@pytest.mark.parametrize("at_once", [2**25, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_a_convolutions_bias_comes_with_its_weight_and_without(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of all records or of one at a time; a bias whose weight trains, does not, or whose gradients are not kept."""
+    monkeypatch.setattr(convolution, "COLUMN_BYTES", at_once)
+    monkeypatch.setattr(fast, "KEEP_BYTES", 0)
+    torch.manual_seed(0)
+    layer: type[nn.Module] = ComplexConv2d if dtype.is_complex else nn.Conv2d
+    x, targets = torch.randn(3, 2, 5, 5, dtype=dtype), torch.zeros(3)
+
+    def power(outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.abs().square().flatten(1).sum(dim=1)
+
+    for kernel, groups, weight_trains in itertools.product((3, 5), (1, 2), (True, False)):
+        model = nn.Sequential(layer(2, 40, kernel, groups=groups, dtype=dtype))  # 5×5: the gradients outweigh the maps
+        model[0].weight.requires_grad_(weight_trains)
+        ours, reference = (clipped_sum(model, power, (x, targets), 1.0, engine=engine) for engine in ("fast", "reference"))
+        torch.testing.assert_close(ours.norms, reference.norms)
+        torch.testing.assert_close(ours.sums, reference.sums)
 
 
 def test_ordinary_gradients_are_left_alone() -> None:

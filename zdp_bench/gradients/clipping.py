@@ -65,7 +65,7 @@ def flat(rows: Tensor) -> Tensor:
     elif rows.dim() == 2:
         return rows
     if rows.is_contiguous():
-        return rows.view(len(rows), math.prod(rows.shape[1:]))
+        return rows.flatten(1)
     by_stride = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)
     return rows.permute(0, *by_stride).reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
@@ -98,20 +98,21 @@ def norms_of(several: list[Tensor]) -> tuple[Tensor, bool]:
     """‖row‖₂ of several [B, ...] -> [len(several), B] in float64, and whether all are finite: a small network's cost more to look
     at than to sum."""
     rows = [flat(each) for each in several]
-    if not rows[0].shape[0] or any(each.dtype != torch.float32 or not 0 < each.shape[1] <= SHORT for each in rows):
-        norms = torch.stack([squared_norms(each) for each in rows]).sqrt_()
-        return norms, bool(torch.isfinite(norms).all())
-    norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
+    short = [each.dtype == torch.float32 and each.shape[1] <= SHORT and each.numel() > 0 for each in rows]
+    first = (torch.linalg.vector_norm(r, dim=1) if few else squared_norms(r).sqrt_() for r, few in zip(rows, short, strict=True))
+    norms = torch.stack([*first]).double()
     if _to_be_trusted(norms, power=1):
         return norms, True
     for i, each in enumerate(rows):
-        if not _to_be_trusted(norms[i], power=1):
+        if short[i] and not _to_be_trusted(norms[i], power=1):
             norms[i] = torch.linalg.vector_norm(each, dim=1, dtype=torch.float64)
     return norms, bool(torch.isfinite(norms).all())
 
 
 def _to_be_trusted(norms: Tensor, power: int) -> bool:
     """Whether float32 can have measured these norms, or their squares: none overflowed or is near underflow."""
+    if not norms.numel():
+        return True
     lowest, highest = torch.aminmax(norms)  # NaN where any is, and then neither comparison holds
     return float(lowest) > UNDERFLOW**power and float(highest) < math.inf
 

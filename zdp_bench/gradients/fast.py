@@ -13,18 +13,19 @@ Which, is a matter of time and memory alone: no number depends on it but by roun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, no_records, squared_norms, trainable
+from zdp_bench.gradients.clipping import SHORT, Batch, ClippedSum, Loss, clip_factors, groups, no_records, norms_of, squared_norms
 from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
-from zdp_bench.gradients.tape import Call, record
+from zdp_bench.gradients.tape import Call, Layer, layers_of, record
 
 # Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, up to half
 # of what the layers' inputs take (by then backward has let go of as much), or up to what the parameters take, in all.
@@ -40,6 +41,7 @@ class _Parameter:
     calls: int  # that are still to come
     shares: list[Share] = field(default_factory=list)
     squared_norms: Tensor | None = None  # [B] float64
+    product: tuple[Tensor, ...] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
     weighted_sum: Callable[[Tensor], Tensor] | None = None
 
 
@@ -63,26 +65,25 @@ def clipped_sum(
         NoRule: a layer, or the way it is called, is beyond this engine.
     """
     inputs, _ = batch
-    parameters = trainable(model)
+    layers = layers_of(model)
+    parameters = _parameters(layers)
     elsewhere = {id(p) for layer in rules for p in (getattr(layer, "weight", None),) if p is not None}
     if len(inputs) == 0:
         none = no_records(model, bound, per_layer, inputs.device)
         return replace(none, sums={name: value for name, value in none.sums.items() if id(parameters[name]) not in elsewhere})
-    found = _differentiate(model, loss, batch, parameters, rules)
+    found = _differentiate(model, loss, batch, layers, parameters, rules)
 
     with torch.no_grad(), _full_precision(inputs.device):
+        _measure(found.values())
         scale = {name: complex_scale if p.is_complex() else 1.0 for name, p in parameters.items()}
         zero = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
         sums: dict[str, Tensor] = {}
         norms = []
         together = groups(model, bound, per_layer) if per_layer else [(list(parameters), bound)]
         for names, group_bound in together:
-            squares = zero
-            for name in names:
-                own = found[name].squared_norms
-                if own is not None:
-                    squares = torch.add(squares, own, alpha=scale[name] ** 2)
-            norms.append(squares.sqrt())  # [B], float64
+            own = ((found[name].squared_norms, scale[name] ** 2) for name in names)
+            squares = [square if by == 1 else square * by for square, by in own if square is not None]
+            norms.append(torch.stack(squares).sum(dim=0).sqrt_() if squares else zero)  # [B], float64
             factors = clip_factors(norms[-1], group_bound)
             for name in names:
                 weighted_sum = found.pop(name).weighted_sum
@@ -92,7 +93,8 @@ def clipped_sum(
                 elif weighted_sum is None:
                     sums[name] = torch.zeros_like(parameter, requires_grad=False)
                 else:
-                    sums[name] = weighted_sum(factors * scale[name]).resolve_conj().to(parameter.dtype).view_as(parameter)
+                    total = weighted_sum(factors if scale[name] == 1 else factors * scale[name])
+                    sums[name] = total.resolve_conj().to(parameter.dtype).view_as(parameter)
         every_norm = torch.stack(norms, dim=1)  # [B, groups]
     if not math.isfinite(every_norm.max()):  # of one NaN it is NaN. 0 · NaN is NaN: leave such records out and sum again
         whole = torch.isfinite(every_norm).all(dim=1)  # [B]
@@ -103,41 +105,47 @@ def clipped_sum(
 
 def without_rule(model: nn.Module) -> list[str]:
     """Names of the layers that hold trainable parameters but have no rule of their own."""
-    return [name for name, module in _layers(model).items() if rule_of(module) is None]
+    return [layer.name for layer in layers_of(model) if rule_of(layer.module) is None]
 
 
-def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold trainable parameters themselves, each under its first name."""
-    modules = model.named_modules()
-    return {name: module for name, module in modules if any(p.requires_grad for p in module.parameters(recurse=False))}
+def _parameters(layers: list[Layer]) -> dict[str, nn.Parameter]:
+    """What `clipping.trainable` finds, under the same names, from the layers that are at hand."""
+    names: dict[nn.Parameter, str] = {}
+    for layer in layers:
+        for own, parameter in layer.own.items():
+            names.setdefault(parameter, f"{layer.name}.{own}" if layer.name else own)
+    return {name: parameter for parameter, name in names.items()}
 
 
 def _differentiate(
-    model: nn.Module, loss: Loss, batch: Batch, parameters: dict[str, nn.Parameter], rules: Mapping[nn.Module, Rule]
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    layers: list[Layer],
+    parameters: dict[str, nn.Parameter],
+    rules: Mapping[nn.Module, Rule],
 ) -> dict[str, _Parameter]:
-    """Forward and backward; every parameter's squared norms, and how to sum its gradients weighted."""
-    layers = _layers(model)
+    """Forward and backward; every parameter's squared norms, or what they follow from, and how to sum its gradients weighted."""
     tape = record(model, layers, loss, batch)
-    own_of = {module: _own(module) for module in layers.values()}
-    name_of = {id(parameter): name for name, parameter in parameters.items()}
+    name_of = {parameter: name for name, parameter in parameters.items()}
     found = {name: _Parameter(0) for name in parameters}
     for call in tape.calls:
-        for _, parameter in own_of[call.module]:
-            found[name_of[id(parameter)]].calls += 1
+        for parameter in call.layer.own.values():
+            found[name_of[parameter]].calls += 1
     of_inputs, of_parameters = sum(_bytes(call.input) for call in tape.calls), sum(map(_bytes, parameters.values()))
     allowance = max(KEEP_BYTES, of_inputs // 2, of_parameters)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal allowance
         with torch.no_grad(), _full_precision(g.device):
-            own = own_of[call.module]
-            x, g = _promoted(call, g, own[0][1])
+            own = call.layer.own
+            x, g = _promoted(call, g, next(iter(own.values())))
             replaced = _bytes(x) + _bytes(g)
-            shares = _shares(call, x, g, rules)
-            for own_name, parameter in own:
+            shares = _shares(call.layer, x, g, rules)
+            for own_name, parameter in own.items():
                 if own_name not in shares:
-                    raise NoRule(f"layer '{call.layer}', whose parameter '{own_name}' its rule does not know")
-                of = found[name_of[id(parameter)]]
+                    raise NoRule(f"layer '{call.layer.name}', whose parameter '{own_name}' its rule does not know")
+                of = found[name_of[parameter]]
                 of.shares.append(shares[own_name])
                 of.calls -= 1
                 if of.calls == 0:
@@ -155,6 +163,10 @@ def _differentiate(
 def _settle(of: _Parameter, parameter: nn.Parameter, records: int, replaced: int, allowance: int) -> int:
     """All calls of a parameter are in: take its norms, and say how it will be summed. Returns what of the allowance is spent."""
     shares, of.shares = of.shares, []
+    if len(shares) == 1 and shares[0].product is not None:
+        of.product = shares[0].product()
+        of.weighted_sum = shares[0].weighted_sum
+        return 0
     if len(shares) == 1 and shares[0].ghost is not None:
         of.squared_norms = shares[0].ghost()
         of.weighted_sum = shares[0].weighted_sum
@@ -163,12 +175,25 @@ def _settle(of: _Parameter, parameter: nn.Parameter, records: int, replaced: int
     total = size * records * len(shares)
     if total <= max(replaced, allowance):
         rows = _rows(shares)(0, records)
-        of.squared_norms = squared_norms(rows)
+        if parameter.numel() <= SHORT:  # else sooner, while they are in the cache
+            of.product = (rows,)
+        else:
+            of.squared_norms = squared_norms(rows)
         of.weighted_sum = lambda factors: contract(rows, factors)
         return 0 if total <= replaced else total
     of.squared_norms = _formed_norms(shares, records, FORM_BYTES // size)
     of.weighted_sum = _sum_of(shares)
     return 0
+
+
+def _measure(found: Iterable[_Parameter]) -> None:
+    """Norms of products, those of all parameters together: a small network's are sooner taken than asked for one by one."""
+    waiting = [of for of in found if of.product]
+    if waiting:
+        parts = {id(part): part for of in waiting for part in of.product}
+        squares = dict(zip(parts, norms_of(list(parts.values()))[0].square_().unbind(), strict=True))
+        for of in waiting:
+            of.squared_norms = reduce(torch.mul, (squares[id(part)] for part in of.product))
 
 
 def _rows(shares: list[Share]) -> Callable[[int, int], Tensor]:
@@ -200,16 +225,12 @@ def _sum_of(shares: list[Share]) -> Callable[[Tensor], Tensor]:
     return weighted_sum
 
 
-def _shares(call: Call, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule]) -> dict[str, Share]:
-    rule: Rule = rules.get(call.module) or rule_of(call.module) or any_layer
+def _shares(layer: Layer, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule]) -> dict[str, Share]:
+    rule: Rule = rules.get(layer.module) or rule_of(layer.module) or any_layer
     try:
-        return rule(call.module, x, g)
+        return rule(layer.module, x, g)
     except NoRule as error:
-        raise NoRule(f"layer '{call.layer}': {error}") from None
-
-
-def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in module.named_parameters(recurse=False) if p.requires_grad]
+        raise NoRule(f"layer '{layer.name}': {error}") from None
 
 
 _WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)

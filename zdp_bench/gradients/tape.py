@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,29 @@ from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
 
 
+class Layer(NamedTuple):
+    """A module that holds trainable parameters itself: its first name in the model, and theirs in it."""
+
+    name: str
+    module: nn.Module
+    own: dict[str, nn.Parameter]
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """In the model's order. One way through the modules, and not `named_parameters` of each: asked in every step."""
+    found = (Layer(name, module, _trainable_itself(module)) for name, module in model.named_modules())
+    return [layer for layer in found if layer.own]
+
+
+def _trainable_itself(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+
+
 @dataclass
 class Call:
     """One call of one layer, until its output gradient arrives."""
 
-    layer: str
-    module: nn.Module
+    layer: Layer
     input: Tensor
     version: int  # of the input's memory: in-place changes behind our back raise it
 
@@ -67,7 +84,7 @@ class Tape:
             raise NoRule("a parameter that is used outside of its own layer's call")
 
 
-def record(model: nn.Module, layers: dict[str, nn.Module], loss: Loss, batch: Batch) -> Tape:
+def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
     """Run model and loss on the batch, and keep what goes into each of `layers`.
 
     Raises:
@@ -76,46 +93,46 @@ def record(model: nn.Module, layers: dict[str, nn.Module], loss: Loss, batch: Ba
     inputs, targets = batch
     tape = Tape(torch.zeros((), device=inputs.device, requires_grad=True))
     handles: list[RemovableHandle] = []
-    moving: list[nn.Parameter] = []
-    for name, module in layers.items():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        moving += own
-        handles.append(module.register_forward_pre_hook(_enter(own), with_kwargs=True))
-        handles.append(module.register_forward_hook(_leave(tape, name, own, len(inputs)), with_kwargs=True))
+    for layer in layers:
+        handles.append(layer.module.register_forward_pre_hook(_enter(layer), with_kwargs=True))
+        handles.append(layer.module.register_forward_hook(_leave(tape, layer, len(inputs)), with_kwargs=True))
     try:
         with torch.enable_grad():
             tape.losses = loss(model(inputs.detach()), targets)  # [B]
     finally:
         for handle in handles:
             handle.remove()
-        for parameter in moving:
-            parameter.requires_grad_(True)
+        for layer in layers:
+            _require_gradients(layer, True)
     return tape
 
 
-def _enter(own: list[nn.Parameter]) -> Callable[..., None]:
+def _require_gradients(layer: Layer, required: bool) -> None:
+    for parameter in layer.own.values():
+        parameter.requires_grad_(required)
+
+
+def _enter(layer: Layer) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for parameter in own:
-            parameter.requires_grad_(False)
+        _require_gradients(layer, False)
 
     return hook
 
 
-def _leave(tape: Tape, name: str, own: list[nn.Parameter], records: int) -> Callable[..., Tensor | None]:
+def _leave(tape: Tape, layer: Layer, records: int) -> Callable[..., Tensor | None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-        for parameter in own:
-            parameter.requires_grad_(True)
+        _require_gradients(layer, True)
         if not torch.is_grad_enabled():
             return None  # the output is cut off from the loss
         one_tensor = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         if not one_tensor or args[0].dim() == 0 or output.dim() == 0:
-            raise NoRule(f"layer '{name}', which is not called on one tensor")
+            raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
         if len(args[0]) != records or len(output) != records:
-            raise NoRule(f"layer '{name}', whose input does not have one row a record")
+            raise NoRule(f"layer '{layer.name}', whose input does not have one row a record")
         first = not output.requires_grad
         if first:
             output = _Start.apply(output.data, tape.token)
-        call = Call(name, module, args[0].detach(), args[0]._version)
+        call = Call(layer, args[0].detach(), args[0]._version)
         tape.calls.append(call)
         output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr))
         return output if first else None
@@ -129,7 +146,7 @@ def _arrive(tape: Tape, call: Call, which: int) -> Callable[[tuple[Tensor | None
         if g is None:
             return
         if call.input._version != call.version:
-            raise NoRule(f"layer '{call.layer}', whose input is changed in place afterwards")
+            raise NoRule(f"layer '{call.layer.name}', whose input is changed in place afterwards")
         assert tape.consume is not None
         tape.consume(call, g)
 

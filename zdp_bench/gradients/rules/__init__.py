@@ -31,11 +31,14 @@ class Share:
         rows: records (start, stop) -> their gradients, [stop - start, *shape].
         weighted_sum: real factors [B] -> Σᵢ cᵢ gᵢ, [*shape].
         ghost: squared norms [B] in float64 without forming a gradient; None where forming them is cheaper.
+        product: tensors [B, *] the product of whose rows' norms is the gradient's: the gradients themselves where they are
+            there, or the two sides of an outer product. Where there are such, nothing else is asked for a norm.
     """
 
     rows: Callable[[int, int], Tensor]
     weighted_sum: Callable[[Tensor], Tensor]
     ghost: Callable[[], Tensor] | None = None
+    product: Callable[[], tuple[Tensor, ...]] | None = None
 
 
 Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Share]]  # (layer, input [B, ...], output gradient [B, ...])
@@ -62,7 +65,7 @@ def rule_of(layer: nn.Module) -> Rule | None:
 
 def kept(rows: Tensor) -> Share:
     """A share whose gradients [B, *shape] are there already: small ones always are."""
-    return Share(lambda start, stop: rows[start:stop], lambda factors: contract(rows, factors))
+    return Share(lambda start, stop: rows[start:stop], lambda factors: contract(rows, factors), product=lambda: (rows,))
 
 
 def contract(rows: Tensor, factors: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
+from zdp_bench.gradients.rules import Share, contract, ghost_is_cheaper, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
 from zdp_bench.nn.layout import as_real_channels
@@ -66,11 +66,36 @@ def _convolution(layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...
     weight: Tensor = layer.weight  # type: ignore[assignment]
     numbers = (layer.stride, padding, layer.dilation, layer.groups, bool(layer.transposed), layer.output_padding)
     geometry = Geometry(tuple(weight.shape), *numbers)  # type: ignore[arg-type]
-    share = complex_share if weight.is_complex() else real_share
-    return {"weight": share(geometry, x, g), "bias": kept(g.flatten(2).sum(dim=2))}
+    bias = _Bias(g)
+    beside = bias if layer.bias is not None and geometry.groups == 1 and not geometry.transposed else None
+    share = _complex_weight if weight.is_complex() else _real_weight
+    return {"weight": share(geometry, x, g, beside), "bias": bias.share()}
 
 
-def complex_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
+class _Bias:
+    """A bias's per-sample gradients Σ_t g_t, [B, O]: those the weight's product brought along, or a sum of their own."""
+
+    def __init__(self, g: Tensor) -> None:
+        self.g: Tensor | None = g  # [B, O, *], until it is summed
+        self.formed: Tensor | None = None
+
+    def take(self, formed: Tensor) -> None:
+        self.g, self.formed = None, formed
+
+    def rows(self) -> Tensor:
+        if self.g is not None:
+            self.take(self.g.flatten(2).sum(dim=2))
+        assert self.formed is not None
+        return self.formed
+
+    def share(self) -> Share:
+        """Asked last, after the weight's rows."""
+        return Share(
+            lambda a, b: self.rows()[a:b], lambda factors: contract(self.rows(), factors), product=lambda: (self.rows(),)
+        )
+
+
+def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None) -> Share:
     """The share of a complex convolution's weight: records by columns as they are, larger ones and sums as interleaved reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
@@ -83,7 +108,7 @@ def complex_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
         if 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
             return folded(_rows_one_by_one(interleaved, *(part[start:stop] for part in reals())))
         conjugate = x[start:stop].conj().resolve_conj()
-        return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]))
+        return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]), beside)
 
     def weighted_sum(factors: Tensor) -> Tensor:
         real_x, real_g = reals()
@@ -92,7 +117,7 @@ def complex_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
     return Share(rows, weighted_sum)
 
 
-def real_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
+def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None) -> Share:
     """The share of a real convolution's weight, from its input [B, C, *] and output gradient [B, O, *]."""
     wide, narrow = _wide_and_narrow(geometry, x, g)
     positions, outputs, inputs = _sizes(geometry, wide, narrow)
@@ -101,7 +126,7 @@ def real_share(geometry: Geometry, x: Tensor, g: Tensor) -> Share:
     return Share(
         rows=(lambda a, b: _rows_one_by_one(geometry, x[a:b], g[a:b]))
         if large
-        else (lambda a, b: _rows_by_columns(geometry, wide[a:b], narrow[a:b])),
+        else (lambda a, b: _rows_by_columns(geometry, wide[a:b], narrow[a:b], beside)),
         weighted_sum=lambda factors: weight_gradient(geometry, x, weigh(g, factors)),
         ghost=(lambda: _gram_norms(geometry, wide, narrow)) if ghost else None,
     )
@@ -167,19 +192,27 @@ def _rows_one_by_one(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     return rows
 
 
-def _rows_by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
-    """[b, *shape]; columns of a few records at a time."""
+def _rows_by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor, beside: _Bias | None) -> Tensor:
+    """[b, *shape]; columns of a few records at a time. A row of ones among them gives the bias's gradients, where it wants them
+    `beside`: the same product, and no pass over the output gradient of their own."""
     a_record = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:]) * wide.element_size()
     few = max(1, COLUMN_BYTES // a_record)
-    if few < len(wide):
-        parts = zip(wide.split(few), narrow.split(few), strict=True)
-        return torch.cat([_rows_by_columns(geometry, w, n) for w, n in parts])
+    ones = beside is not None and beside.g is not None and len(beside.g) == len(wide)  # the whole batch is asked for
+    products = (_product(geometry, w, n, ones) for w, n in zip(wide.split(few), narrow.split(few), strict=True))
+    product = next(products) if few >= len(wide) else torch.cat([*products])  # [b, groups, C·k (and 1), O/groups]
+    if ones and beside is not None:
+        beside.take(product[:, 0, -1])
+        product = product[:, :, :-1]
+    return product.unflatten(2, (-1, *geometry.kernel)).movedim(-1, 2).flatten(1, 2)  # [b, O, C/groups, *k], a view
+
+
+def _product(geometry: Geometry, wide: Tensor, narrow: Tensor, ones: bool) -> Tensor:
+    """Columns times output gradients, group by group: [b, groups, C·k/groups (and 1), O/groups]."""
     groups = geometry.groups
-    columns = _columns(geometry, wide, narrow.shape[2:])  # [b, C·k, T]
+    columns = _columns(geometry, wide, narrow.shape[2:], ones)  # [b, C·k (and 1), T]
     columns = columns.reshape(len(wide) * groups, -1, columns.shape[2])  # [b·groups, C·k/groups, T]
     gradients = narrow.reshape(len(wide) * groups, narrow.shape[1] // groups, -1).transpose(1, 2)  # [b·groups, T, O/groups]
-    product = torch.bmm(columns, gradients).view(len(wide), groups, -1, *geometry.kernel, narrow.shape[1] // groups)
-    return product.movedim(-1, 2).flatten(1, 2)  # [b, O, C/groups, *k], a view
+    return torch.bmm(columns, gradients).unflatten(0, (-1, groups))
 
 
 def _gram_norms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
@@ -187,8 +220,8 @@ def _gram_norms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
     return gram_norms(narrow.flatten(2).transpose(1, 2), columns.transpose(1, 2))
 
 
-def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """What each weight meets at each position: [b, C, *] -> [b, C·k, T]."""
+def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...], ones: bool = False) -> Tensor:
+    """What each weight meets at each position: [b, C, *] -> [b, C·k, T]; with `ones`, one more row, of ones: the bias's."""
     if any(geometry.padding):
         wide = F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
     wide = wide.contiguous()
@@ -197,4 +230,10 @@ def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Te
         # [b, C, *positions, *kernel so far] -> one kernel dimension more
         wide = wide.unfold(dim, (size - 1) * dilation + 1, stride)[..., ::dilation].narrow(dim, 0, positions[dim - 2])
     kernel_first = (*range(2 + dimensions, 2 + 2 * dimensions), *range(2, 2 + dimensions))
-    return wide.permute(0, 1, *kernel_first).reshape(len(wide), -1, prod(positions))
+    met = wide.permute(0, 1, *kernel_first)  # [b, C, *k, *positions]
+    if not ones:
+        return met.reshape(len(wide), -1, prod(positions))
+    columns = wide.new_empty(len(wide), prod(met.shape[1 : 2 + dimensions]) + 1, prod(positions))
+    columns[:, :-1].view(met.shape).copy_(met)
+    columns[:, -1] = 1
+    return columns

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
-
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import squared_norms
 from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 
 
@@ -16,13 +12,12 @@ from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """One position: ‖gᵢ xᵢᴴ‖² = ‖gᵢ‖²‖xᵢ‖², free. Several: `outer_products`."""
     if x.dim() == 2:
-        of_g = cache(lambda: squared_norms(g))  # asked for by weight and bias
         weight = Share(
             rows=lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
             weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
-            ghost=lambda: of_g() * squared_norms(x),
+            product=lambda: (g, x),
         )
-        return {"weight": weight, "bias": replace(kept(g), ghost=of_g)}
+        return {"weight": weight, "bias": kept(g)}
     g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
     return {"weight": outer_products(g, x), "bias": kept(g.sum(dim=1))}
 
