@@ -127,7 +127,8 @@ def _glibc_takes(*options: tuple[int, int]) -> bool:
 def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
     """Peak memory of a side's step in MiB, weights, batch and noise included, without the interpreter and its libraries.
 
-    A fresh process runs two steps, so that no other side's leavings count, nor what its own allocator keeps in hand. None where the system does not say (Linux does).
+    A fresh process runs two steps, so that no other side's leavings count, nor what its own allocator keeps in hand. None where
+    the system does not say (Linux does).
     """
     if torch.cuda.is_available():
         return _peak_of(workload, side)

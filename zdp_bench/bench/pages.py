@@ -116,7 +116,7 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
         f"`zdp-bench bench {table}` made this. Times are the best of rounds taken by turns; the baseline of a case is its",
         "fastest non-private side or, where operations are compared, 'real': torch's default layout. Only the ratios travel to",
         "another machine. 'Agrees to': the deviation from the first side that computes the same; empty where there is none.",
-        "Peak memory is the most that a step holds at once, in a process of its own; what an allocator keeps for later is not in it.",
+        "Peak memory: the most that a step holds at once, in a process of its own, without what an allocator keeps for later.",
         "",
     ]
     for case in dict.fromkeys(row.case for row, _ in measured):
