@@ -161,6 +161,13 @@ def _convolutions() -> list[Case]:
             dimensions = 1 if layer is nn.Conv1d else 2
             build = lambda la=layer, o=options: _c(la, 4, 6, 3, **o)  # noqa: E731
             made.append(Case(f"native complex {layer.__name__}({words})", build, SHAPES[dimensions], "complex"))
+    many = {"stride": 2, "padding": 1, "dilation": 2}  # channels: their gradients come from patches
+    for layer, dimensions in ours.items():
+        channels = (2, 9) if layer is ComplexConvTranspose2d else (9, 2)
+        shape = (channels[0], *(2 * size + 1 for size in SHAPES[dimensions][1:]))
+        build = lambda la=layer, c=channels: nn.Sequential(Cardioid(), la(*c, 3, **many))  # noqa: E731
+        made.append(Case(f"{layer.__name__} of many channels", build, shape, "complex"))
+    made.append(Case("Conv2d of many channels", lambda: nn.Conv2d(18, 2, (3, 2), **many), (18, 11, 9)))
     return made
 
 

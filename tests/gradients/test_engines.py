@@ -226,6 +226,19 @@ def test_a_convolutions_bias_comes_with_its_weight_and_without(
         torch.testing.assert_close(ours.sums, reference.sums)
 
 
+def test_patches_of_one_record_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "PATCH_BYTES", 1)
+    torch.manual_seed(0)
+    model = nn.Sequential(ComplexConv2d(8, 2, 3, dtype=torch.complex128))
+    batch = torch.randn(3, 8, 7, 7, dtype=torch.complex128), torch.zeros(3)
+    ours, reference = (
+        clipped_sum(model, lambda y, _: y.abs().square().flatten(1).sum(dim=1), batch, 1.0, engine=e)
+        for e in ("fast", "reference")
+    )
+    torch.testing.assert_close(ours.norms, reference.norms)
+    torch.testing.assert_close(ours.sums, reference.sums)
+
+
 def test_ordinary_gradients_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
