@@ -104,7 +104,7 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
     """The share of a complex convolution's weight: records by columns as they are, larger ones and sums as interleaved reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
-    reals = cache(lambda: (as_real_channels(x), as_real_channels(g)))
+    reals = cache(lambda: [as_real_channels(channels_last(part)) for part in (x, g)])  # as oneDNN takes them without a copy
 
     def folded(real: Tensor) -> Tensor:
         return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
@@ -114,8 +114,8 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
             return folded(_rows_one_by_one(interleaved, *(part[start:stop] for part in reals())))
         wide, narrow = _wide_and_narrow(geometry, x, g)
         if _patches_are_cheaper(geometry, 2 * wide.shape[1], wide, narrow):
-            parts = (as_real_channels(channels_last(part[start:stop])) for part in (wide, narrow))
-            return folded(_rows_by_patches(interleaved, *parts))
+            wide, narrow = _wide_and_narrow(geometry, *reals())
+            return folded(_rows_by_patches(interleaved, wide[start:stop], narrow[start:stop]))
         conjugate = x[start:stop].conj().resolve_conj()
         return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]), beside)
 
