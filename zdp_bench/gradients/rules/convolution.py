@@ -101,7 +101,7 @@ class _Bias:
 
 
 def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None) -> Share:
-    """The share of a complex convolution's weight: records by columns as they are, larger ones and sums as interleaved reals."""
+    """The share of a complex convolution's weight: small records by patches or columns, all else as reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
     reals = cache(lambda: [as_real_channels(channels_last(part)) for part in (x, g)])  # as oneDNN takes them without a copy
@@ -215,9 +215,7 @@ def _patches_are_cheaper(geometry: Geometry, reals: int, wide: Tensor, narrow: T
 
 def _rows_by_patches(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
     """[b, *shape], as `_rows_by_columns`, of real maps that lie channels-last: what a position meets lies together there."""
-    if any(geometry.padding):
-        wide = F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
-    met = _unfolded(geometry, wide.movedim(1, -1), narrow.shape[2:])  # [b, *positions, C, *k]
+    met = _unfolded(geometry, _padded(geometry, wide).movedim(1, -1), narrow.shape[2:])  # [b, *positions, C, *k]
     met = met.movedim(1 + len(geometry.kernel), -1)  # [b, *positions, *k, C]
     gradients = narrow.flatten(2)  # [b, O, T]
     inputs = prod(geometry.kernel) * wide.shape[1]
@@ -261,18 +259,21 @@ def _gram_norms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
 
 def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...], ones: bool = False) -> Tensor:
     """What each weight meets at each position: [b, C, *] -> [b, C·k, T]; with `ones`, one more row, of ones: the bias's."""
-    if any(geometry.padding):
-        wide = F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
     dimensions = len(geometry.kernel)
-    wide = _unfolded(geometry, wide.contiguous().movedim(1, -1), positions).movedim(1 + dimensions, 1)  # [b, C, *positions, *k]
-    kernel_first = (*range(2 + dimensions, 2 + 2 * dimensions), *range(2, 2 + dimensions))
-    met = wide.permute(0, 1, *kernel_first)  # [b, C, *k, *positions]
+    wide = _unfolded(geometry, _padded(geometry, wide).contiguous().movedim(1, -1), positions)  # [b, *positions, C, *k]
+    met = wide.movedim(tuple(range(1, 1 + dimensions)), tuple(range(-dimensions, 0)))  # [b, C, *k, *positions]
     if not ones:
         return met.reshape(len(wide), -1, prod(positions))
     columns = wide.new_empty(len(wide), prod(met.shape[1 : 2 + dimensions]) + 1, prod(positions))
     columns[:, :-1].view(met.shape).copy_(met)
     columns[:, -1] = 1
     return columns
+
+
+def _padded(geometry: Geometry, wide: Tensor) -> Tensor:
+    if not any(geometry.padding):
+        return wide
+    return F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
 
 
 def _unfolded(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
