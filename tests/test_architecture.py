@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "memory": BASE | {"gradients"},
     "nn": BASE,
     "models": BASE | {"nn"},
-    "gradients": BASE | {"nn"},
+    "gradients": BASE | {"nn", "compiled"},
     "algorithms": BASE | {"gradients", "privacy", "nn"},
     "survival": BASE,
     "distributed": BASE,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numba import float32, njit, uint32
+from numba import carray, cfunc, float32, njit, uint32
 
 from zdp_bench import compiled as room
-from zdp_bench.compiled import compiled, fused, plus, rotated, side_by_side, wide_vectors
+from zdp_bench.compiled import Loop, begin, compiled, float32_at, fused, next_share, plus, rotated, side_by_side, task_of
+from zdp_bench.gradients import norms
 from zdp_bench.privacy import normal_stream
 
 
@@ -71,25 +73,80 @@ def test_what_fails_on_another_thread_is_raised_here() -> None:
         torch.set_num_threads(before)
 
 
-def double(out: Any) -> None:
-    wide_vectors()
-    for i in range(len(out)):
-        out[i] *= 2
+def double(task: Any) -> None:
+    """An item's words: place and length; five numbers a share."""
+    notes = begin(task)
+    while True:
+        at, share = next_share(task, notes)
+        if at < 0:
+            break
+        numbers = carray(float32_at(task[at]), (task[at + 1],))
+        for i in range(5 * share, min(5 * share + 5, len(numbers))):
+            numbers[i] *= 2
 
 
-def doubles(loop: Callable[..., None]) -> bool:
-    numbers = np.arange(5.0)
-    loop(numbers)
-    return numbers.tolist() == [0, 2, 4, 6, 8]
+def double_all(loop: Loop, *several: torch.Tensor) -> None:
+    loop.run(task_of([(-(-len(numbers) // 5), [numbers.data_ptr(), len(numbers)]) for numbers in several]))
 
 
-def wrong(*arguments: Any) -> None:
+def doubles(loop: Loop) -> bool:
+    numbers = torch.arange(7.0)
+    double_all(loop, numbers)
+    return numbers.tolist() == [0, 2, 4, 6, 8, 10, 12]
+
+
+@pytest.fixture(scope="module")
+def doubling() -> Loop:
+    return compiled(double, doubles)
+
+
+@pytest.mark.parametrize("team", [True, False], ids=["torch's threads", "threads of our own"])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_every_share_of_every_item_is_done_once(
+    monkeypatch: pytest.MonkeyPatch, doubling: Loop, threads: int, team: bool
+) -> None:
+    if not team:
+        monkeypatch.setattr(room, "_team", lambda process: None)
+    several = [torch.ones(n) for n in (0, 1, 5, 6, 100_003, 0, 40, 2)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(3):
+            double_all(doubling, *several)
+    finally:
+        torch.set_num_threads(before)
+    assert all((numbers == 8).all() for numbers in several)
+
+
+def test_a_task_without_items_is_done(doubling: Loop) -> None:
+    double_all(doubling)
+
+
+def test_shares_are_done_where_only_one_thread_comes(doubling: Loop) -> None:
+    """OpenMP may grant fewer threads than were asked for."""
+    numbers = torch.ones(1001)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        task = task_of([(201, [numbers.data_ptr(), 1001])])
+    finally:
+        torch.set_num_threads(before)
+    doubling.call(task.ctypes.data)
+    assert (numbers == 2).all()
+
+
+def test_a_forked_process_has_no_team() -> None:
+    """A fork takes no threads along: whoever waits for them waits for ever."""
+    assert room._team(os.getpid() + 1) is None
+
+
+def wrong(task: Any) -> None:
     """Does nothing."""
 
 
-def keeping_wrong_code(*, cache: bool = False, **options: Any) -> Any:
+def keeping_wrong_code(signature: Any, *, cache: bool = False, **options: Any) -> Any:
     """numba, with another version's code on disk."""
-    return (lambda function: wrong) if cache else njit(**options)
+    return (lambda function: cfunc(signature)(wrong)) if cache else cfunc(signature, **options)
 
 
 @pytest.mark.parametrize(
@@ -98,19 +155,19 @@ def keeping_wrong_code(*, cache: bool = False, **options: Any) -> Any:
 def test_where_nothing_can_be_kept_on_disk_loops_are_compiled_anew(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     """numba refuses to cache where no folder can be written, and stumbles over a full disk and a file cut short."""
 
-    def faulty(*, cache: bool = False, **options: Any) -> Any:
+    def faulty(signature: Any, *, cache: bool = False, **options: Any) -> Any:
         def refuse(function: Any) -> Any:
             raise fault
 
-        return refuse if cache else njit(**options)
+        return refuse if cache else cfunc(signature, **options)
 
-    monkeypatch.setattr(room, "njit", faulty)
+    monkeypatch.setattr(room, "cfunc", faulty)
     assert doubles(compiled(double, doubles))
 
 
 def test_kept_code_that_is_another_versions_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba looks at the date of one file only."""
-    monkeypatch.setattr(room, "njit", keeping_wrong_code)
+    monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
     assert doubles(compiled(double, doubles))
 
 
@@ -119,7 +176,14 @@ def test_a_machine_whose_code_is_wrong_is_told() -> None:
         compiled(double, lambda loop: False)
 
 
-def test_noise_of_kept_code_is_looked_at_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "njit", keeping_wrong_code)
-    assert normal_stream._right(compiled(normal_stream._add_normals, normal_stream._right))
-    assert not normal_stream._right(lambda key, out, std, start, stop: None)
+@pytest.mark.parametrize(
+    ("loop", "right"),
+    [(normal_stream._add_streams, normal_stream._right), (norms._square_blocks, norms._right)],
+    ids=["noise", "norms"],
+)
+def test_kept_code_is_looked_at_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[Any], None], right: Callable[[Loop], bool]
+) -> None:
+    monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
+    assert right(compiled(loop, right))
+    assert not right(Loop(cfunc(room._TASK)(wrong)))

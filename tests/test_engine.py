@@ -67,6 +67,19 @@ def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path
         assert parameter.data.abs().min() > 0
 
 
+def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: Path) -> None:
+    model, algorithm = problem()
+    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
+    training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger)
+    for trains in (True, False, True):
+        model[0].weight.requires_grad_(trains)
+        assert training.mechanism() == algorithm.mechanism()
+        assert ("0.weight" in [block.name for block in training.mechanism().blocks]) == trains
+        before = model[0].weight.detach().clone()
+        private_step(training, 0, iter([]), 2.0)
+        assert torch.equal(model[0].weight, before) != trains
+
+
 def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None:
     _, algorithm = problem()
     mechanism = algorithm.mechanism()

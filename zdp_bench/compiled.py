@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
@@ -12,41 +13,73 @@ from functools import cache
 from typing import Any
 
 import numba
+import numpy as np
 import torch
-from numba import njit, types
+from numba import cfunc, njit, types
 from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # under `hydra.verbose=true` it tells every step of its compiler
 
 
-def compiled(function: Callable[..., None], right: Callable[[Callable[..., None]], bool]) -> Callable[..., None]:
-    """The machine code of a loop: what an earlier process kept on disk where that is `right`, else made anew, in seconds.
+class Loop:
+    """A compiled loop over the shares of a task, that any number of threads may run at once.
+
+    A task (`task_of`) is words of 64 bits: a count of shares taken, and whatever the loop reads. Each thread takes a share, works
+    on it, and takes another until there is none (`next_share`): every share is done once, whoever comes.
+    """
+
+    def __init__(self, code: Any) -> None:
+        self.code, self.address = code, code.address  # one holds the other
+        self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
+
+    def run(self, task: np.ndarray) -> None:
+        """Work on all shares of a task.
+
+        The threads are torch's own, where they answer: those wait for work a while before they sleep, and keep others from
+        their processors as long. It lets go of the interpreter's lock meanwhile.
+        """
+        where, threads = task.__array_interface__["data"][0], int(task[_THREADS])
+        if threads == 1:
+            self.call(where)
+        elif (team := _team(os.getpid())) is not None:
+            team(self.address, where, threads, 0)
+        else:
+            others = [_pool(os.getpid(), threads - 1).submit(self.call, where) for _ in range(1, threads)]
+            self.call(where)
+            for other in others:
+                other.result()
+
+
+def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop:
+    """The machine code of a loop over a task's shares: what an earlier process kept on disk where that is `right`, else made
+    anew, in seconds.
 
     numba tells by one file's date whether kept code is today's, and may keep it under the wrong date when a disk is full: so
     `right` calls the code and looks at what it does.
 
-    It lets go of the interpreter's lock while it runs. Its arithmetic is IEEE's, operation by operation: the same bits on every
-    processor. (Those without fused products, older than 2013, take ten times as long.)
+    Its arithmetic is IEEE's, operation by operation: the same bits on every processor, but where a loop calls what gives sums
+    free order. (Processors without fused products, older than 2013, take ten times as long.)
 
     Raises:
         RuntimeError: not even new code is right.
     """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"error_model": "numpy"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)  # that code of such old processors cannot be kept
         try:
-            kept = njit(cache=True, **options)(function)
+            kept = Loop(cfunc(_TASK, cache=True, **options)(loop))
             if right(kept):
                 return kept
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # no folder, a full disk, a file cut short
             pass
-        fresh = njit(**options)(function)
+        fresh = Loop(cfunc(_TASK, **options)(loop))
         if not right(fresh):
-            raise RuntimeError(f"{function.__name__}: the code that numba {numba.__version__} makes for this machine is wrong")
+            raise RuntimeError(f"{loop.__name__}: the code that numba {numba.__version__} makes for this machine is wrong")
         return fresh
 
 
+_TASK = types.void(types.CPointer(types.int64))
 inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(inline="always")  # a piece of a compiled loop
 
 
@@ -91,11 +124,102 @@ def rotated(context: Any, word: Any, bits: Any) -> Any:
     return types.uint32(types.uint32, types.uint32), code
 
 
+def task_of(items: list[tuple[int, list[int]]]) -> np.ndarray:
+    """A task of items, each so many shares and words of its own, as many as any other's; for as many threads as torch uses.
+
+    Each thread begins with a stretch of its own, the same as torch's loops give it, whose numbers lie in its cache; and then
+    helps the others.
+    """
+    shares = sum(its_shares for its_shares, _ in items)
+    threads = max(1, min(torch.get_num_threads(), shares))
+    width = 1 + len(items[0][1]) if items else 0
+    words = [0, shares, threads, width, _TAKEN + threads + len(items) * width] + [0] * threads
+    first = 0
+    for its_shares, own in items:
+        words += [first, *own]
+        first += its_shares
+    return np.array(words, np.int64)
+
+
+_COME, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(6)  # words in front of the items; shares taken: one count a thread
+
+
+@_intrinsic
+def _counted(context: Any, task: Any, at: Any) -> Any:
+    """Counts a word of the task up by one; what it was, which no other thread is told."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = builder.gep(arguments[0], [arguments[1]])
+        return builder.atomic_rmw("add", word, word.type.pointee(1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64), types.int64), code
+
+
+@inlined
+def begin(task: Any) -> Any:
+    """A thread's own notes on a task: whose stretch it begins with, and how many stretches it has seen the end of."""
+    notes = np.zeros(2, np.int64)
+    notes[0] = _counted(task, _COME)
+    return notes
+
+
+@inlined
+def next_share(task: Any, notes: Any) -> Any:
+    """Where the words of its item begin, and which of the item's shares it is; a negative place where all are taken."""
+    shares, threads, width = task[_SHARES], task[_THREADS], task[_WIDTH]
+    at, share = -1, 0
+    while at < 0 and notes[1] < threads:
+        whose = (notes[0] + notes[1]) % threads
+        share = shares * whose // threads + _counted(task, _TAKEN + whose)
+        if share < shares * (whose + 1) // threads:
+            at = _TAKEN + threads
+        else:
+            notes[1] += 1
+    if at >= 0:
+        while at + width < task[_END] and task[at + width] <= share:
+            at += width
+        share -= task[at]
+        at += 1
+    return at, share
+
+
+def _place_of(kind: Any) -> Callable[..., Any]:
+    def place(context: Any, address: Any) -> Any:
+        pointer = types.CPointer(kind)
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), code
+
+    return _intrinsic(place)
+
+
+float32_at, float64_at = _place_of(types.float32), _place_of(types.float64)  # a word of a task as the place of such numbers
+
+
+@cache
+def _team(process: int) -> Callable[[int, int, int, int], None] | None:
+    """Has a function run on every one of so many of torch's threads, the caller's own among them. None where torch's are not
+    OpenMP's, or are another process's: a fork takes no threads along."""
+    if process != _HOME or not torch.backends.openmp.is_available():
+        return None
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):  # another system's OpenMP
+        return None
+    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return parallel
+
+
+_HOME = os.getpid()
+
+
 def side_by_side(work: Callable[[int, int], None], count: int, unit: int, alone: int) -> None:
     """`work(start, stop)` over 0..count, cut at multiples of `unit` into as many parts as torch uses threads; in one for a count
     up to `alone`, for which handing over would eat the gain.
 
-    Threads of our own, not OpenMP's: what they call lets go of the interpreter's lock while it computes.
+    Threads of our own: what they call lets go of the interpreter's lock while it computes.
     """
     threads = torch.get_num_threads() if count > alone else 1
     cuts = [*(count * i // threads // unit * unit for i in range(threads)), count]

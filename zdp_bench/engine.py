@@ -41,6 +41,17 @@ class Training:
         """All of the model's, by name: the objects that the optimizer holds. Which of them train may change between steps."""
         return dict(self.model.named_parameters())
 
+    @cached_property
+    def _mechanisms(self) -> dict[tuple[bool, ...], Mechanism]:
+        return {}
+
+    def mechanism(self) -> Mechanism:
+        """What the algorithm releases; asked of it again when other parameters train than ever before."""
+        which = tuple(parameter.requires_grad for parameter in self.parameters.values())
+        if which not in self._mechanisms:
+            self._mechanisms[which] = self.algorithm.mechanism()
+        return self._mechanisms[which]
+
 
 def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float, of: str = "") -> None:
     """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
@@ -64,7 +75,7 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
     if spent and not training.ledger.holds(step, of):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
-    algorithm, mechanism, ranks = training.algorithm, training.algorithm.mechanism(), training.ranks
+    algorithm, mechanism, ranks = training.algorithm, training.mechanism(), training.ranks
     device = next(iter(training.parameters.values())).device
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
     total = widened(summed(algorithm, mechanism, micro_batches, device), training.noise)  # this rank's share of S

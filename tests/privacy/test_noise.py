@@ -22,7 +22,7 @@ from zdp_bench.privacy.noise import (
     draw,
     stream,
 )
-from zdp_bench.privacy.normal_stream import key_words
+from zdp_bench.privacy.normal_stream import hashed
 
 CPU = torch.device("cpu")
 SOURCES = [SeededNoise(7), SecureNoise()]
@@ -164,7 +164,7 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
     for bits in (np.uint64, np.uint32):  # the 64 bits the GPU's generator takes; even 32 hold for this few
         states = {tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys}
         assert len(states) == len(seeds) * len(keys)
-    words = {key_words((seed, *key)).tobytes() for seed in seeds for key in keys}  # what float32 noise is made of
+    words = {hashed((seed, *key)) for seed in seeds for key in keys}  # what float32 noise is made of
     assert len(words) == len(seeds) * len(keys)
     gpu_seeds = {int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63 for seed in seeds for key in keys}
     assert len(gpu_seeds) == len(seeds) * len(keys)

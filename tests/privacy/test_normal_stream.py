@@ -7,14 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numba import njit
 
 from zdp_bench.privacy import normal_stream
-from zdp_bench.privacy.normal_stream import CHUNK, add_normals, fill_words, key_words
+from zdp_bench.privacy.normal_stream import CHUNK, Stream, add_normals, fill_words, hashed
 
-KEY = key_words((7, "noise", 3, "w"))
+
+def key_words(key: tuple[int | str, ...]) -> np.ndarray:
+    """A stream's key as the cipher takes it."""
+    return np.frombuffer(hashed(key), "<u4")
+
+
+NAME = (7, "noise", 3, "w")
+KEY = key_words(NAME)
 EDGES = [0, 1, 2, 2**23, 2**24 - 1, 2**29 - 1, 2**29, 2**30, 2**31 - 1, 2**31, 2**31 + 2**29, 3 * 2**29, 3 * 2**30, 2**32 - 1]
 
 
@@ -58,8 +66,8 @@ def test_the_words_are_those_of_eight_rounds(key: tuple[int | str, ...], first: 
 
 
 def test_parts_of_a_key_are_told_apart() -> None:
-    keys = [(1, "a"), ("1", "b"), (1, "a", ""), (11, "a"), (1, "a, b"), (1, "a", "b"), ()]
-    assert len({key_words(key).tobytes() for key in keys}) == len(keys)
+    keys: list[tuple[int | str, ...]] = [(1, "a"), ("1", "b"), (1, "a", ""), (11, "a"), (1, "a, b"), (1, "a", "b"), ()]
+    assert len({hashed(key) for key in keys}) == len(keys)
 
 
 @njit
@@ -104,9 +112,9 @@ def test_cosine_and_sine_are_those_of_float64_for_words_all_over() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 1023, 1024, 1025, 5001])
 def test_pair_i_is_entries_i_and_half_the_length_further(n: int) -> None:
     """By float64 from the cipher's own words; and whatever was there stays, with the noise on top."""
-    out = np.full(n, 10, np.float32)
-    half = -(-n // 2)
-    add_normals(KEY, out, 0.5, 0, half)
+    numbers = torch.full((n,), 10.0)
+    add_normals(Stream(hashed(NAME), numbers, 0.5))
+    out, half = numbers.numpy(), -(-n // 2)
     expected = np.empty(2 * half)
     for pair in range(half):
         chunk, place = divmod(pair, CHUNK)
@@ -126,9 +134,20 @@ def test_pair_i_is_entries_i_and_half_the_length_further(n: int) -> None:
 @pytest.mark.parametrize("cut", [CHUNK, 2 * CHUNK, 5 * CHUNK])
 def test_a_stream_cut_at_chunks_is_the_stream(cut: int) -> None:
     n = 7 * CHUNK + 11
-    whole, pieces = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    whole, pieces = torch.zeros(n), torch.zeros(n)
     half = -(-n // 2)
-    add_normals(KEY, whole, 1.0, 0, half)
-    for start in range(0, half, cut):
-        add_normals(KEY, pieces, 1.0, start, min(start + cut, half))
-    assert np.array_equal(whole, pieces)
+    add_normals(Stream(hashed(NAME), whole, 1.0))
+    add_normals(*(Stream(hashed(NAME), pieces, 1.0, start, min(start + cut, half)) for start in range(0, half, cut)))
+    assert torch.equal(whole, pieces)
+
+
+def test_complex_numbers_are_twice_as_many_real_ones() -> None:
+    numbers, pairs = torch.zeros(1000), torch.zeros(20, 25, dtype=torch.complex64)
+    add_normals(Stream(hashed(NAME), numbers, 2.0), Stream(hashed(NAME), pairs, 2.0))
+    assert torch.equal(torch.view_as_real(pairs).flatten(), numbers)
+
+
+@pytest.mark.parametrize("numbers", [torch.zeros(4, dtype=torch.float64), torch.zeros(4, 4).T, torch.zeros(8)[::2]])
+def test_noise_is_not_laid_over_other_memory(numbers: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="32 bits that lie side by side"):
+        add_normals(Stream(hashed(NAME), numbers[:, 1:] if numbers.dim() == 2 else numbers, 1.0))

@@ -43,7 +43,8 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, clipped_sum
-from zdp_bench.gradients.clipping import clip_factors, held, layers, norms_of, trainable
+from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
+from zdp_bench.gradients.norms import all_finite, squared_norms_of
 from zdp_bench.gradients.rules import contract, weigh
 from zdp_bench.gradients.rules.linear import matrix_sum
 from zdp_bench.privacy.mechanism import Mechanism
@@ -207,13 +208,13 @@ class DPDFA:
         activations = [seen.arrived[name].detach() for name in names]
         if {rows.dtype for rows in (*deltas, *activations)} & {torch.float16, torch.bfloat16}:  # whose sums round upwards
             deltas, activations = ([rows.float() for rows in each] for each in (deltas, activations))
-        norms, finite = norms_of([*deltas, *activations])  # [2L, B], in float64
+        norms = torch.stack(squared_norms_of([*deltas, *activations])).sqrt_()  # [2L, B], in float64
         factors = clip_factors(norms, self.limits.to(norms.device))
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]
         of_deltas = torch.minimum(of_deltas, of_error)  # δ is clipped where clipping the error did not do
         of_both = held(of_deltas * of_activations)
-        if not finite:  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
+        if not all_finite(norms):  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
             deltas, activations = ([torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations))
         sums = {}

@@ -12,7 +12,6 @@ Which, is a matter of time and memory alone: no number depends on it but by roun
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import SHORT, Batch, ClippedSum, Loss, clip_factors, groups, no_records, norms_of, squared_norms
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, no_records
+from zdp_bench.gradients.norms import all_finite, squared_norms, squared_norms_of
 from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
@@ -32,6 +32,8 @@ from zdp_bench.gradients.tape import Call, Layer, layers_of, record
 KEEP_BYTES = 64 * 2**20
 # Gradients that are formed for their norm only take at most this many bytes at a time.
 FORM_BYTES = 64 * 2**20
+# Gradients of so few entries are measured all parameters' together, longer ones as they come, while they are in the cache.
+SHORT = 2048
 
 
 @dataclass
@@ -94,9 +96,11 @@ def clipped_sum(
                     sums[name] = torch.zeros_like(parameter, requires_grad=False)
                 else:
                     total = weighted_sum(factors if scale[name] == 1 else factors * scale[name])
-                    sums[name] = total.resolve_conj().to(parameter.dtype).view_as(parameter)
+                    if total.is_conj() or total.dtype != parameter.dtype or total.shape != parameter.shape:
+                        total = total.resolve_conj().to(parameter.dtype).view_as(parameter)
+                    sums[name] = total
         every_norm = torch.stack(norms, dim=1)  # [B, groups]
-    if not math.isfinite(every_norm.max()):  # of one NaN it is NaN. 0 · NaN is NaN: leave such records out and sum again
+    if not all_finite(every_norm):  # 0 · NaN is NaN: leave such records out and sum again
         whole = torch.isfinite(every_norm).all(dim=1)  # [B]
         rest = (part[whole] for part in batch)
         sums = clipped_sum(model, loss, tuple(rest), bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules).sums  # type: ignore[arg-type]
@@ -137,7 +141,7 @@ def _differentiate(
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal allowance
-        with torch.no_grad(), _full_precision(g.device):
+        with _full_precision(g.device):  # backward records no graph of its own
             own = call.layer.own
             x, g = _promoted(call, g, next(iter(own.values())))
             replaced = _bytes(x) + _bytes(g)
@@ -175,7 +179,7 @@ def _settle(of: _Parameter, parameter: nn.Parameter, records: int, replaced: int
     total = size * records * len(shares)
     if total <= max(replaced, allowance):
         rows = _rows(shares)(0, records)
-        if parameter.numel() <= SHORT:  # else sooner, while they are in the cache
+        if parameter.numel() <= SHORT:
             of.product = (rows,)
         else:
             of.squared_norms = squared_norms(rows)
@@ -191,7 +195,7 @@ def _measure(found: Iterable[_Parameter]) -> None:
     waiting = [of for of in found if of.product]
     if waiting:
         parts = {id(part): part for of in waiting for part in of.product}
-        squares = dict(zip(parts, norms_of(list(parts.values()))[0].square_().unbind(), strict=True))
+        squares = dict(zip(parts, squared_norms_of([*parts.values()]), strict=True))
         for of in waiting:
             of.squared_norms = reduce(torch.mul, (squares[id(part)] for part in of.product))
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, squared_norms, trainable
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, trainable
+from zdp_bench.gradients.norms import squared_norms
 
 # Per-sample gradients of one chunk take at most this many bytes.
 CHUNK_BYTES = 512 * 2**20

@@ -57,8 +57,8 @@ Consumer = Callable[[Call, Tensor], None]
 class Tape:
     """The calls of one forward pass, and the loss they led to."""
 
-    token: Tensor
     calls: list[Call] = field(default_factory=list)
+    starts: list[Tensor] = field(default_factory=list)  # outputs of layers that nothing which needs a gradient goes into
     losses: Tensor | None = None
     consume: Consumer | None = None
 
@@ -76,10 +76,10 @@ class Tape:
         if not losses.requires_grad:
             return  # the loss does not depend on any layer: every gradient is zero
         try:
-            *elsewhere, _ = torch.autograd.grad(losses.sum(), [*parameters, self.token], allow_unused=True)
+            found = torch.autograd.grad(losses.sum(), [*parameters, *self.starts], allow_unused=True)
         finally:
-            self.calls, self.consume = [], None
-        if any(gradient is not None for gradient in elsewhere):
+            self.calls, self.starts, self.consume = [], [], None
+        if any(gradient is not None for gradient in found[: len(parameters)]):
             raise NoRule("a parameter that is used outside of its own layer's call")
 
 
@@ -90,7 +90,7 @@ def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> T
         NoRule: a layer is called with anything but one tensor [B, ...] that leads to one tensor [B, ...].
     """
     inputs, targets = batch
-    tape = Tape(torch.zeros((), device=inputs.device, requires_grad=True))
+    tape = Tape()
     theirs = [vars(layer.module).get("forward") for layer in layers]
     try:
         for layer in layers:  # in the place of hooks, which take twice the time of a small layer
@@ -111,6 +111,9 @@ def _require_gradients(layer: Layer, required: bool) -> None:
         parameter.requires_grad_(required)
 
 
+_not_a_view = torch.ops.aten._unsafe_view.default  # the very memory, but a node of its own
+
+
 def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: int) -> Callable[..., Any]:
     def recorded(*args: Any, **kwargs: Any) -> Any:
         _require_gradients(layer, False)
@@ -124,7 +127,8 @@ def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: in
         if args[0].shape[0] != records or output.shape[0] != records:
             raise NoRule(f"layer '{layer.name}', whose input does not have one row a record")
         if not output.requires_grad:
-            output = _Start.apply(output.data, tape.token)
+            tape.starts.append(output.detach().requires_grad_())
+            output = _not_a_view(tape.starts[-1], output.shape)  # so that a layer behind may work in place, as on any output
         call = Call(layer, args[0].detach(), args[0]._version)
         tape.calls.append(call)
         output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr))
@@ -144,16 +148,3 @@ def _arrive(tape: Tape, call: Call, which: int) -> Callable[[tuple[Tensor | None
         tape.consume(call, g)
 
     return prehook
-
-
-class _Start(torch.autograd.Function):
-    """The identity, as a node: where autograd would see nothing to do, because neither input nor parameters need a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, token: Tensor) -> Tensor:
-        ctx.mark_dirty(output)  # the very tensor, so that a layer behind may still work in place
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
-        return None, torch.zeros((), device=g.device)

@@ -15,7 +15,6 @@ import math
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from zdp_bench.compiled import side_by_side
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.normal_stream import CHUNK, add_normals, key_words
+from zdp_bench.privacy.normal_stream import Stream, add_normals, hashed
 
 
 def stream(seed: int, *key: int | str) -> np.random.SeedSequence:
@@ -39,16 +38,21 @@ def _word(part: int | str) -> int:
 
 
 class White(NamedTuple):
-    """White noise that is to be added: `out` += std·N(0, 1), independently in every entry.
+    """White noise that is to be added: `out` += std·N(0, 1), independently in every real number.
 
     Attributes:
-        out: real, contiguous, [n]; a view of what the noise is laid over.
+        out: contiguous, of any shape; a complex entry is two real numbers.
         key: names the stream that the numbers come from.
     """
 
     out: Tensor
     std: float
     key: tuple[int | str, ...]
+
+    @property
+    def reals(self) -> Tensor:
+        """`out` as real numbers in one row, [n]: a view."""
+        return (torch.view_as_real(self.out) if self.out.is_complex() else self.out).view(-1)
 
 
 class NoiseSource(Protocol):
@@ -76,12 +80,12 @@ class SeededNoise:
     repeatable = True
 
     def add_white(self, *asked: White) -> None:
-        streams: list[_Stream] = []
+        streams: list[Stream] = []
         for white in asked:
-            out, std = white.out, white.std
-            if out.dtype == torch.float32 and out.device.type == "cpu":
-                streams.append((key_words((self.seed, "noise", *white.key)), out.numpy(), std))
+            if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
+                streams.append(Stream(hashed((self.seed, "noise", *white.key)), white.out, white.std))
                 continue
+            out, std = white.reals, white.std
             seeds = stream(self.seed, "noise", *white.key)
             if out.device.type != "cpu":
                 generator = torch.Generator(device=out.device)
@@ -90,7 +94,7 @@ class SeededNoise:
             else:
                 out.add_(torch.from_numpy(np.random.Generator(np.random.PCG64DXSM(seeds)).standard_normal(len(out))), alpha=std)
         if streams:
-            _add_streams(streams)
+            add_normals(*streams)
 
 
 def drawn_on(device: torch.device) -> str:
@@ -98,24 +102,6 @@ def drawn_on(device: torch.device) -> str:
     return f"{device.type}: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
 
 
-_Stream = tuple[np.ndarray, np.ndarray, float]  # a key, float32 numbers [n] that its noise is added to, and std
-
-
-def _add_streams(streams: list[_Stream]) -> None:
-    """The streams one behind the other, each from the start of a chunk on, cut among the threads."""
-    pairs = [-(-out.size // 2) for _, out, _ in streams]
-    begins = [0, *accumulate(-(-count // CHUNK) * CHUNK for count in pairs)]
-
-    def work(start: int, stop: int) -> None:
-        for (key, out, std), begin, count in zip(streams, begins[:-1], pairs, strict=True):
-            first, last = max(start - begin, 0), min(stop - begin, count)
-            if first < last:
-                add_normals(key, out, std, first, last)
-
-    side_by_side(work, begins[-1], CHUNK, alone=_ALONE)
-
-
-_ALONE = 2**18  # pairs that one thread makes alone
 _PIECE = 2**16  # numbers that secure noise makes at once
 
 
@@ -155,7 +141,7 @@ class SecureNoise:
 
     def add_white(self, *asked: White) -> None:
         for white in asked:
-            side_by_side(partial(_add_secure, white.out, white.std), len(white.out), _PIECE, alone=8 * _PIECE)
+            side_by_side(partial(_add_secure, white.reals, white.std), len(white.reals), _PIECE, alone=8 * _PIECE)
 
 
 def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
@@ -252,8 +238,7 @@ def add_noise(
     for block in mechanism.blocks:
         sum_ = total[block.name]
         if block.noise in ("real", "circular") and sum_.is_contiguous() and not sum_.is_conj():
-            parts = torch.view_as_real(sum_) if sum_.is_complex() else sum_
-            laid_over.append(White(parts.view(-1), block.std * share, _key(block, step, rank, ranks)))
+            laid_over.append(White(sum_, block.std * share, _key(block, step, rank, ranks)))
         elif block.noise != "none":
             in_its_precision = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
             sum_.add_(draw(in_its_precision, source, step, sum_.device, rank, ranks))

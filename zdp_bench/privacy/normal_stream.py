@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+import struct
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import float32, int32, uint32, uint64
+import torch
+from numba import carray, float32, int32, njit, uint32, uint64
 
-from zdp_bench.compiled import compiled, fused, inlined, plus, rotated, wide_vectors
+from zdp_bench.compiled import Loop, begin, compiled, float32_at, fused, inlined, next_share, plus, rotated, task_of, wide_vectors
 
 CHUNK = 512  # pairs that are made at once, from 64 blocks of ChaCha: a stream is cut at multiples of it
+SHARE = 32 * CHUNK  # pairs that a thread takes at a time: some 20 microseconds' work
 _LANES = 64  # blocks side by side, each 16 words
 _PAIRS_A_BLOCK = CHUNK // _LANES
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts: the first times an exponent is exact
 _SQRT_HALF = 0x3F3504F3  # the bits of √½ as a float32
 
 
-def key_words(key: tuple[int | str, ...]) -> np.ndarray:
-    """ChaCha's 256 bits for a key of any parts, uint32 [8]: a hash, so two streams never meet."""
-    return np.frombuffer(hashlib.sha256(repr([str(part) for part in key]).encode()).digest(), "<u4")
+def hashed(key: tuple[int | str, ...]) -> bytes:
+    """ChaCha's 256 bits for a key of any parts: a hash, so two streams never meet."""
+    return hashlib.sha256(repr([str(part) for part in key]).encode()).digest()
 
 
 @inlined
@@ -132,10 +134,10 @@ def _cosine_and_sine(word: Any) -> Any:
     return -along if int32(odd * int32(2)) != back else along, -across if back != 0 else across
 
 
+@njit(error_model="numpy")
 def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
-    """See `add_normals`."""
+    """Pairs `start` to `stop`."""
     wide_vectors()
-    std = float32(std)
     words = np.empty(2 * CHUNK, np.uint32)
     half = (len(out) + 1) // 2
     for first in range(start, stop, CHUNK):
@@ -152,27 +154,67 @@ def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
             here[i] = fused(_cosine_and_sine(turns[i])[0], _radius(radii[i]) * std, here[i])
 
 
+class Stream(NamedTuple):
+    """Numbers to which a stream is added.
+
+    Attributes:
+        key: see `hashed`.
+        out: float32 or complex64, contiguous: n real numbers. Pair i of the stream is numbers i and ⌈n/2⌉ + i.
+        start: the first pair that is added, a multiple of `CHUNK`.
+        stop: behind the last; None for all.
+    """
+
+    key: bytes
+    out: torch.Tensor
+    std: float
+    start: int = 0
+    stop: int | None = None
+
+
+def _add_streams(task: Any) -> None:
+    """See `add_normals`; an item's words: key (4), place and length of `out`, std, start and stop."""
+    wide_vectors()
+    key, notes = np.empty(8, np.uint32), begin(task)
+    while True:
+        at, share = next_share(task, notes)
+        if at < 0:
+            break
+        for i in range(4):
+            key[2 * i], key[2 * i + 1] = uint32(task[at + i]), uint32(task[at + i] >> 32)
+        out = carray(float32_at(task[at + 4]), (task[at + 5],))
+        std = np.uint32(task[at + 6]).view(np.float32)
+        start = task[at + 7] + share * SHARE
+        _add_normals(key, out, std, start, min(start + SHARE, task[at + 8]))
+
+
 # SHA-256 of 1,501 numbers of one stream: all lanes, a chunk cut short, an odd end.
 _KNOWN = "a9c7cddb8520c7bd811964ce9c195cff17de7d112c1291ae29bdc1a5ed9ef831"
 
 
-def _right(add: Callable[..., None]) -> bool:
+def _right(loop: Loop) -> bool:
     """Whether a loop draws what every version with this ledger format draws."""
-    out = np.zeros(1501, np.float32)
-    add(key_words(("known",)), out, 1.0, 0, 751)
-    return hashlib.sha256(out.astype("<f4").tobytes()).hexdigest() == _KNOWN
+    out = torch.zeros(1501)
+    loop.run(_task((Stream(hashed(("known",)), out, 1.0),)))
+    return hashlib.sha256(out.numpy().astype("<f4").tobytes()).hexdigest() == _KNOWN
 
 
 @cache
-def _adder() -> Callable[..., None]:
-    return compiled(_add_normals, _right)
+def _adder() -> Loop:
+    return compiled(_add_streams, _right)
 
 
-def add_normals(key: np.ndarray, out: np.ndarray, std: float, start: int, stop: int) -> None:
-    """Pairs `start` to `stop` of a stream, times `std`, added to `out`, float32 [n]. Pair i is entries i and ⌈n/2⌉ + i.
+def add_normals(*streams: Stream) -> None:
+    """`out` += std·N(0, 1) for every stream, cut among torch's threads."""
+    _adder().run(_task(streams))
 
-    Args:
-        key: see `key_words`.
-        start: a multiple of `CHUNK`.
-    """
-    _adder()(key, out, std, start, stop)
+
+def _task(streams: tuple[Stream, ...]) -> np.ndarray:
+    items = []
+    for key, out, std, start, stop in streams:
+        if out.dtype not in (torch.float32, torch.complex64) or not out.is_contiguous():
+            raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
+        numbers = 2 * out.numel() if out.is_complex() else out.numel()
+        stop = (numbers + 1) // 2 if stop is None else stop
+        (std_bits,) = struct.unpack("<i", struct.pack("<f", std))
+        items.append((-(-(stop - start) // SHARE), [*struct.unpack("<4q", key), out.data_ptr(), numbers, std_bits, start, stop]))
+    return task_of(items)

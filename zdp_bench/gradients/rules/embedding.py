@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import squared_norms
+from zdp_bench.gradients.norms import squared_norms
 from zdp_bench.gradients.rules import NoRule, Share, rule, weigh
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -12,12 +14,14 @@ from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """One position: ‖gᵢ xᵢᴴ‖² = ‖gᵢ‖²‖xᵢ‖², free. Several: `outer_products`."""
     if x.dim() == 2:
+        weighed = cache(lambda factors: weigh(g, factors))  # once for weight and bias
         weight = Share(
             rows=lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
-            weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
+            weighted_sum=lambda factors: matrix_sum(weighed(factors), x),
             product=lambda: (g, x),
         )
-        return {"weight": weight, "bias": kept(g)}
+        bias = Share(lambda start, stop: g[start:stop], lambda factors: weighed(factors).sum(dim=0), product=lambda: (g,))
+        return {"weight": weight, "bias": bias}
     g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
     return {"weight": outer_products(g, x), "bias": kept(g.sum(dim=1))}
 

@@ -1,0 +1,88 @@
+"""Norms of rows: right in any size, layout and dtype."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from zdp_bench.gradients.norms import BLOCK, all_finite, squared_norms, squared_norms_of
+
+
+def exact(rows: Tensor) -> Tensor:
+    wide = rows.to(torch.complex128)
+    return (wide.real.square() + wide.imag.square()).flatten(1).sum(dim=1)
+
+
+@pytest.mark.parametrize("length", [1, 7, 1023, BLOCK - 1, BLOCK, BLOCK + 1, 3_000_001])
+def test_long_rows_are_not_too_small(length: int) -> None:
+    rows = torch.full((2, length), 0.1)
+    expected = length * float(rows[0, 0].double()) ** 2
+    torch.testing.assert_close(squared_norms(rows), torch.full((2,), expected, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("value", [1e30, 1e-30, 1e-44])
+def test_nothing_overflows_or_is_lost(value: float) -> None:
+    rows = torch.full((2, 2000), value)
+    torch.testing.assert_close(squared_norms(rows), 2000 * rows[:, 0].double().square(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda x: x,
+        lambda x: x[::2],
+        lambda x: x[:, :, 1:],
+        lambda x: x.transpose(1, 3),
+        lambda x: x.permute(3, 0, 1, 2),
+        lambda x: x.flatten(1)[:, ::3],
+        lambda x: x.flatten(1).T,
+        lambda x: x[:1].expand(4, -1, -1, -1),
+        lambda x: x.conj(),
+        lambda x: x[:0],
+        lambda x: x[:, :0],
+        lambda x: x.flatten(),
+    ],
+)
+def test_rows_in_any_layout(rows: object, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    given = rows(torch.randn(6, 5, 4, 7, dtype=dtype))  # type: ignore[operator]
+    given = given.unsqueeze(1) if given.dim() == 1 else given
+    torch.testing.assert_close(squared_norms(given), exact(given), rtol=1e-12, atol=0)
+
+
+def test_several_are_measured_as_each_alone() -> None:
+    torch.manual_seed(0)
+    several = [torch.randn(5, 3), torch.randn(2, 2 * BLOCK + 3), torch.randn(0, 4), torch.randn(300, 700), torch.randn(1, 1)]
+    for several_ in (several, [several[0], several[1].double(), several[3].to(torch.complex64)]):
+        for together, rows in zip(squared_norms_of(several_), several_, strict=True):
+            torch.testing.assert_close(together, exact(rows), rtol=1e-12, atol=0)
+    assert squared_norms_of([]) == []
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_any_number_of_threads_finds_the_same(threads: int) -> None:
+    torch.manual_seed(0)
+    several = [torch.randn(70, 3000), torch.randn(3, 10 * BLOCK + 1)]
+    alone = squared_norms_of(several)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        shared = squared_norms_of(several)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(alone, shared, strict=True))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_told(value: float) -> None:
+    rows = torch.ones(3, BLOCK + 5)
+    rows[1, -1] = value
+    squares = squared_norms(rows)
+    assert torch.isfinite(squares).tolist() == [True, False, True]
+    assert not all_finite(squares)
+    assert all_finite(squares[::2])
+    assert all_finite(squares[:0])
