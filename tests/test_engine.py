@@ -78,6 +78,7 @@ def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: 
         before = model[0].weight.detach().clone()
         private_step(training, 0, iter([]), 2.0)
         assert torch.equal(model[0].weight, before) != trains
+    ledger.close()
 
 
 def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None:

@@ -49,6 +49,8 @@ class Ranks:
         """Σ over ranks of each block, in place and the same bits on every rank: one message for each precision there is."""
         if self.size == 1:
             return total
+        for name, value in total.items():
+            total[name] = value.resolve_conj()
         flat = {name: torch.view_as_real(value) if value.is_complex() else value for name, value in total.items()}
         for dtype in sorted({value.dtype for value in flat.values()}, key=str):
             of = {name: value for name, value in flat.items() if value.dtype == dtype}

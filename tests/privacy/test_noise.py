@@ -222,6 +222,21 @@ def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> 
         assert torch.equal(together.out, alone.out)
 
 
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (300, 701)])
+@pytest.mark.parametrize("kind", ["circular", "correlated", "none"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_lazily_conjugated_sum_gets_the_noise_of_a_resolved_one(kind: NoiseKind, shape: tuple[int, ...], wide: bool) -> None:
+    of = block(kind, shape, std=0.0 if kind == "none" else 2.5, wide=wide, **({"rho": 0.5} if kind == "correlated" else {}))
+    mechanism = Mechanism((of,), Sampling("poisson", 0.1, 2, 20))
+    torch.manual_seed(0)
+    conjugate = torch.randn(shape, dtype=getattr(torch, of.dtype))
+    lazy, resolved = conjugate.clone().conj(), conjugate.conj().resolve_conj()
+    assert lazy.is_conj()
+    noisy = add_noise({of.name: lazy}, mechanism, SeededNoise(1), 3)[of.name]
+    assert not noisy.is_conj()
+    assert torch.equal(noisy, add_noise({of.name: resolved}, mechanism, SeededNoise(1), 3)[of.name])
+
+
 def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
     """None is left out, none comes twice, however the stream is cut: 3 threads over more than one piece each."""
     before = torch.get_num_threads()

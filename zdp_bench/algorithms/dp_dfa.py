@@ -221,7 +221,7 @@ class DPDFA:
         of_weights, of_biases = (factors.to(deltas[-1].real.dtype).unbind() for factors in (of_both, of_deltas))
         for i, (name, layer) in enumerate(self.connected.items()):
             of_weight = matrix_sum(weigh(deltas[i], of_weights[i]), activations[i])
-            sums[f"{name}.weight"] = of_weight.resolve_conj().to(layer.weight.dtype)
+            sums[f"{name}.weight"] = of_weight.to(layer.weight.dtype)
             if layer.bias is not None:
                 sums[f"{name}.bias"] = contract(deltas[i], of_biases[i]).to(layer.bias.dtype)
         own_sums = {name: value for name, value in sums.items() if name in self.parameters}

@@ -76,6 +76,7 @@ class ZetaDPSGD:
             self.max_grad_norm,
             complex_scale=self.complex_scale,
             engine=self.gradients,
+            resolved=False,
         )
         add_up(total, clipped.sums)
 

@@ -35,7 +35,7 @@ class Coordinates:
     def _of_block(self, block: Block, value: Tensor) -> Tensor:
         if block.noise == "hermitian":
             return torch.fft.ifftn(value, dim=block.fft_dims, norm="ortho").real.flatten()
-        return (torch.view_as_real(value) if value.is_complex() else value).flatten()
+        return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).flatten()
 
     def add(self, vector: Tensor, to: dict[str, Tensor]) -> None:
         """[size] -> added to the blocks' tensors."""

@@ -44,6 +44,7 @@ def clipped_sum(
     complex_scale: float = 1.0,
     engine: Engine = "auto",
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
+    resolved: bool = True,
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ) over the records of a batch, and the norms before clipping.
 
@@ -57,6 +58,8 @@ def clipped_sum(
             Wirtinger derivative ∂L/∂θ̄.
         engine: auto takes fast, checked on two records against plain autograd when it meets a model; for a model that fast
             cannot serve it takes the reference, and the log says so once.
+        resolved: False lets complex sums be lazy conjugates of their memory (torch's `is_conj`), which `privacy.noise.add_noise`
+            resolves in passing.
         rules: layers whose share is another one than their gradient (`spectra.padded_domain`): only fast can serve them.
 
     Formal guarantees:
@@ -80,7 +83,9 @@ def clipped_sum(
             if engine == "auto" and not cross_check.agrees(model, loss, batch):
                 raise NoRule("a model in which a record's gradient depends on the records beside it, or on where it stands")
             _met.add(model)  # after the check: one that memory cut short is made again
-        return fast.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules)
+        return fast.clipped_sum(
+            model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules, resolved=resolved
+        )
     except NoRule as error:
         if engine == "fast":
             raise UserError(f"algorithm.gradients=fast: book-keeping cannot serve {error}. Use auto or reference.") from None

@@ -63,7 +63,7 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """
     if isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
-    return held((bound * SAFETY / norms).clamp_(max=1.0).nan_to_num_(nan=0.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    return held(norms.reciprocal().mul_(bound * SAFETY).clamp_(max=1.0).nan_to_num_(nan=0.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
 
 
 def flushed(weighed: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ def clipped_sum(
     per_layer: bool = False,
     complex_scale: float = 1.0,
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
+    resolved: bool = True,
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ); see `gradients.clipped_sum`.
 
@@ -96,15 +97,17 @@ def clipped_sum(
                     sums[name] = torch.zeros_like(parameter, requires_grad=False)
                 else:
                     total = weighted_sum(factors if scale[name] == 1 else factors * scale[name])
-                    if total.is_conj() or total.dtype != parameter.dtype or total.shape != parameter.shape:
-                        total = total.resolve_conj().to(parameter.dtype).view_as(parameter)
-                    sums[name] = total
-        every_norm = torch.stack(norms, dim=1)  # [B, groups]
+                    if total.dtype != parameter.dtype or total.shape != parameter.shape:
+                        total = total.to(parameter.dtype).view_as(parameter)
+                    sums[name] = total.resolve_conj() if resolved else total
+        every_norm = torch.stack(norms, dim=1) if per_layer else norms[0]  # [B, groups], or [B]
     if not all_finite(every_norm):  # 0 · NaN is NaN: leave such records out and sum again
-        whole = torch.isfinite(every_norm).all(dim=1)  # [B]
-        rest = (part[whole] for part in batch)
-        sums = clipped_sum(model, loss, tuple(rest), bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules).sums  # type: ignore[arg-type]
-    return ClippedSum(sums, every_norm if per_layer else every_norm[:, 0])
+        whole = torch.isfinite(every_norm.view(len(inputs), -1)).all(dim=1)  # [B]
+        rest = batch[0][whole], batch[1][whole]
+        sums = clipped_sum(
+            model, loss, rest, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules, resolved=resolved
+        ).sums
+    return ClippedSum(sums, every_norm)
 
 
 def without_rule(model: nn.Module) -> list[str]:
@@ -242,7 +245,10 @@ _WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off. Entering and leaving its context takes as long as a small network's norm."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
 
 
 def _promoted(call: Call, g: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,10 +38,9 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 def squared_norms_of(several: list[Tensor]) -> list[Tensor]:
     """‖row‖₂² of several [B, ...], [B] each, in float64: a small network's cost more to ask for one by one than to sum."""
-    rows = [flat(each) for each in several]
-    if all(each.dtype is torch.float32 and each.is_cpu for each in rows):
-        return _summed(rows, _squarer())
-    return [torch.linalg.vector_norm(each, dim=1, dtype=torch.float64).square_() for each in rows]
+    if all(each.dtype in (torch.float32, torch.complex64) and each.is_cpu for each in several):
+        return _summed(several, _squarer())
+    return [torch.linalg.vector_norm(flat(each), dim=1, dtype=torch.float64).square_() for each in several]
 
 
 def all_finite(norms: Tensor) -> bool:
@@ -61,26 +60,25 @@ def _sum_of_squares(numbers: Any) -> Any:
 
 
 def _square_blocks(task: Any) -> None:
-    """Σ x² of every block of every row; an item's words: places of rows and sums, blocks in all, a row's, a share's, a row's
-    entries, and those from one row to the next."""
+    """Σ x² of every block of every row; an item's words: places of rows and sums, blocks in all, a row's, a share's, and a row's
+    entries."""
     wide_vectors()
     notes = begin(task)
     while True:
         at, share = next_share(task, notes)
         if at < 0:
             break
-        blocks, a_row, a_share, length, stride = task[at + 2], task[at + 3], task[at + 4], task[at + 5], task[at + 6]
+        blocks, a_row, a_share, length = task[at + 2], task[at + 3], task[at + 4], task[at + 5]
         sums = carray(float64_at(task[at + 1]), (blocks,))
         for i in range(share * a_share, min((share + 1) * a_share, blocks)):
             row, block = i // a_row, i % a_row
-            numbers = carray(float32_at(task[at] + 4 * (row * stride + block * BLOCK)), (min(BLOCK, length - block * BLOCK),))
+            numbers = carray(float32_at(task[at] + 4 * (row * length + block * BLOCK)), (min(BLOCK, length - block * BLOCK),))
             sums[i] = _sum_of_squares(numbers)
 
 
 def _right(loop: Loop) -> bool:
     """Whether a loop sums all blocks of all rows, once, and nothing beside them."""
-    wide = torch.arange(3 * (2 * BLOCK + 9), dtype=torch.float32).view(3, -1)
-    rows = [wide[:, : 2 * BLOCK + 5], torch.full((1, 1), 1e30)]
+    rows = [torch.arange(3 * (2 * BLOCK + 9), dtype=torch.float32).view(3, -1), torch.full((1, 1), 1e30)]
     expected = [each.double().square().sum(dim=1) for each in rows]
     return all(torch.allclose(ours, theirs, rtol=1e-12) for ours, theirs in zip(_summed(rows, loop), expected, strict=True))
 
@@ -91,18 +89,19 @@ def _squarer() -> Loop:
 
 
 def _summed(several: list[Tensor], loop: Loop) -> list[Tensor]:
-    """Σ x² of each row of float32 [B, n]; [B] each, in float64, for any number of threads alike."""
-    sides = [rows if rows.stride(1) == 1 else rows.contiguous() for rows in several]
-    shapes = [(count, -(-length // BLOCK)) for count, length in (rows.shape for rows in sides)]  # rows, blocks a row
-    sums = torch.empty(sum(count * blocks for count, blocks in shapes), dtype=torch.float64)
-    place, items = sums.data_ptr(), []
-    for rows, (count, blocks) in zip(sides, shapes, strict=True):
-        length, cells = rows.shape[1], count * blocks
-        a_share = BLOCK // length or 1 if length else 1
-        items.append((-(-cells // a_share), [rows.data_ptr(), place, cells, blocks, a_share, length, rows.stride(0)]))
-        place += 8 * cells
+    """Σ |x|² of each row of float32 or complex64 [B, ...]; [B] each, in float64, for any number of threads alike."""
+    sides = [rows if rows.is_contiguous() else flat(rows).contiguous() for rows in several]
+    items, shapes, cells = [], [], 0
+    for rows in sides:
+        count, numbers = len(rows), rows.numel() * (2 if rows.is_complex() else 1)
+        length = numbers // count if count else 0
+        blocks, a_share = -(-length // BLOCK), BLOCK // length or 1 if length else 1
+        items.append((-(-count * blocks // a_share), [rows.data_ptr(), cells, count * blocks, blocks, a_share, length]))
+        shapes.append((count, blocks))
+        cells += count * blocks
+    sums = torch.empty(cells, dtype=torch.float64)
+    for _, words in items:
+        words[1] = sums.data_ptr() + 8 * words[1]
     loop.run(task_of(items))
-    parts = sums.split([count * blocks for count, blocks in shapes])
-    return [
-        part if blocks == 1 else part.view(count, blocks).sum(dim=1) for part, (count, blocks) in zip(parts, shapes, strict=True)
-    ]
+    parts = zip(sums.split([count * blocks for count, blocks in shapes]), shapes, strict=True)
+    return [part if blocks == 1 else part.view(count, blocks).sum(dim=1) for part, (count, blocks) in parts]

@@ -102,7 +102,6 @@ def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> T
             vars(layer.module).pop("forward", None)
             if own is not None:
                 vars(layer.module)["forward"] = own
-            _require_gradients(layer, True)
     return tape
 
 
@@ -117,8 +116,10 @@ _not_a_view = torch.ops.aten._unsafe_view.default  # the very memory, but a node
 def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: int) -> Callable[..., Any]:
     def recorded(*args: Any, **kwargs: Any) -> Any:
         _require_gradients(layer, False)
-        output = forward(*args, **kwargs)
-        _require_gradients(layer, True)
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            _require_gradients(layer, True)
         if not torch.is_grad_enabled():
             return output  # it is cut off from the loss
         one_tensor = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)

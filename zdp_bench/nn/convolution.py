@@ -35,14 +35,16 @@ class Geometry:
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
-    """Complex [O, C, *k] -> real [2O, 2C, *k], whose convolution of interleaved channels is the complex convolution.
+    """Complex [O, C, *k] -> real [2O, 2C, *k], channels-last in memory, whose convolution of interleaved channels is the complex
+    convolution.
 
-    A transposed convolution's weight is [in, out, *k], and its blocks are transposed with it.
+    A row of real numbers (Wr, −Wi) is W̄ as a complex number, and the row below it, (Wi, Wr), is i·W̄. A transposed convolution's
+    weight is [in, out, *k], and its blocks are transposed with it: W, and i·W.
     """
-    real, imaginary = weight.real, weight.imag
-    off = (imaginary, -imaginary) if transposed else (-imaginary, imaginary)
-    rows = torch.stack([torch.stack([real, off[0]], dim=2), torch.stack([off[1], real], dim=2)], dim=1)  # [O, 2, C, 2, *k]
-    return rows.flatten(2, 3).flatten(0, 1)
+    rows = weight.new_empty(weight.shape[0], 2, *weight.shape[2:], weight.shape[1])  # [O, 2, *k, C]
+    rows[:, 0] = (weight if transposed else weight.conj()).movedim(1, -1)
+    rows[:, 1] = rows[:, 0] * 1j
+    return torch.view_as_real(rows).flatten(-2).flatten(0, 1).movedim(-1, 1)
 
 
 def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
@@ -68,7 +70,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
-        real_weight = channels_last(interleaved_weight(weight, geometry.transposed))
+        real_weight = interleaved_weight(weight, geometry.transposed)
         y = torch.convolution(as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers())
         return as_complex_channels(y.to(real_weight.dtype))  # under autocast y is half precision; complex numbers stay whole
 
@@ -86,7 +88,7 @@ class _Convolve(torch.autograd.Function):
         of_input = of_weight = None
         if to_input or to_weight:
             x, g_real = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
-            real_weight = channels_last(interleaved_weight(weight, geometry.transposed))
+            real_weight = interleaved_weight(weight, geometry.transposed)
             if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
                 x, g_real, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g_real, real_weight))
             wanted = [to_input, to_weight, False]

@@ -43,15 +43,18 @@ class White(NamedTuple):
     Attributes:
         out: contiguous, of any shape; a complex entry is two real numbers.
         key: names the stream that the numbers come from.
+        conjugate: `out` is conjugated before.
     """
 
     out: Tensor
     std: float
     key: tuple[int | str, ...]
+    conjugate: bool = False
 
-    @property
-    def reals(self) -> Tensor:
-        """`out` as real numbers in one row, [n]: a view."""
+    def prepared(self) -> Tensor:
+        """Conjugates `out` if it is to be, and returns it as real numbers in one row, [n]: a view."""
+        if self.conjugate:
+            self.out.imag.neg_()
         return (torch.view_as_real(self.out) if self.out.is_complex() else self.out).view(-1)
 
 
@@ -83,9 +86,9 @@ class SeededNoise:
         streams: list[Stream] = []
         for white in asked:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
-                streams.append(Stream(hashed((self.seed, "noise", *white.key)), white.out, white.std))
+                streams.append(Stream(hashed((self.seed, "noise", *white.key)), white.out, white.std, conjugate=white.conjugate))
                 continue
-            out, std = white.reals, white.std
+            out, std = white.prepared(), white.std
             seeds = stream(self.seed, "noise", *white.key)
             if out.device.type != "cpu":
                 generator = torch.Generator(device=out.device)
@@ -141,7 +144,8 @@ class SecureNoise:
 
     def add_white(self, *asked: White) -> None:
         for white in asked:
-            side_by_side(partial(_add_secure, white.reals, white.std), len(white.reals), _PIECE, alone=8 * _PIECE)
+            reals = white.prepared()
+            side_by_side(partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE)
 
 
 def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
@@ -226,7 +230,8 @@ def rounded(release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSourc
 def add_noise(
     total: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource, step: int, rank: int = 0, ranks: int = 1
 ) -> dict[str, Tensor]:
-    """`total + ξ`, block by block, in the precision that `total` has; `total` is overwritten.
+    """`total + ξ`, block by block, in the precision that `total` has; `total` is overwritten, and nothing in it is
+    lazily conjugated any more.
 
     Where several ranks hold a part of the sum each, there are two right ways. After the sums are reduced, every rank adds the
     same ξ (a seeded source draws the same on all of them). Or, before they are reduced, each adds its share
@@ -236,10 +241,13 @@ def add_noise(
     share = 1 / math.sqrt(ranks)
     laid_over: list[White] = []  # white noise needs no tensor of its own
     for block in mechanism.blocks:
-        sum_ = total[block.name]
-        if block.noise in ("real", "circular") and sum_.is_contiguous() and not sum_.is_conj():
-            laid_over.append(White(sum_, block.std * share, _key(block, step, rank, ranks)))
-        elif block.noise != "none":
+        conjugate, sum_ = total[block.name].is_conj(), total[block.name]
+        if block.noise in ("real", "circular") and sum_.is_contiguous():
+            total[block.name] = memory = sum_.conj() if conjugate else sum_
+            laid_over.append(White(memory, block.std * share, _key(block, step, rank, ranks), conjugate))
+            continue
+        total[block.name] = sum_ = sum_.resolve_conj()
+        if block.noise != "none":
             in_its_precision = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
             sum_.add_(draw(in_its_precision, source, step, sum_.device, rank, ranks))
     source.add_white(*laid_over)

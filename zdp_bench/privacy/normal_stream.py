@@ -135,7 +135,7 @@ def _cosine_and_sine(word: Any) -> Any:
 
 
 @njit(error_model="numpy")
-def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
+def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any, conjugate: Any) -> None:
     """Pairs `start` to `stop`."""
     wide_vectors()
     words = np.empty(2 * CHUNK, np.uint32)
@@ -145,6 +145,11 @@ def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any) -> None:
         fill_words(key, uint64(first // _PAIRS_A_BLOCK), words)
         radii, turns = words[:CHUNK], words[CHUNK:]
         here, there = out[first:last], out[half + first : half + last]  # the last pair of an odd n is one number only
+        if conjugate:  # `first` is even
+            for i in range(len(here)):
+                here[i] = -here[i] if i & 1 else here[i]
+            for i in range(len(there)):
+                there[i] = -there[i] if (half + i) & 1 else there[i]
         for i in range(len(there)):
             radius = _radius(radii[i]) * std
             cosine, sine = _cosine_and_sine(turns[i])
@@ -162,6 +167,7 @@ class Stream(NamedTuple):
         out: float32 or complex64, contiguous: n real numbers. Pair i of the stream is numbers i and ⌈n/2⌉ + i.
         start: the first pair that is added, a multiple of `CHUNK`.
         stop: behind the last; None for all.
+        conjugate: every second number, an imaginary part, is negated before. Only of a whole stream.
     """
 
     key: bytes
@@ -169,10 +175,11 @@ class Stream(NamedTuple):
     std: float
     start: int = 0
     stop: int | None = None
+    conjugate: bool = False
 
 
 def _add_streams(task: Any) -> None:
-    """See `add_normals`; an item's words: key (4), place and length of `out`, std, start and stop."""
+    """See `add_normals`; an item's words: key (4), place and length of `out`, std, start, stop and whether to conjugate."""
     wide_vectors()
     key, notes = np.empty(8, np.uint32), begin(task)
     while True:
@@ -184,7 +191,7 @@ def _add_streams(task: Any) -> None:
         out = carray(float32_at(task[at + 4]), (task[at + 5],))
         std = np.uint32(task[at + 6]).view(np.float32)
         start = task[at + 7] + share * SHARE
-        _add_normals(key, out, std, start, min(start + SHARE, task[at + 8]))
+        _add_normals(key, out, std, start, min(start + SHARE, task[at + 8]), task[at + 9] == 1)
 
 
 # SHA-256 of 1,501 numbers of one stream: all lanes, a chunk cut short, an odd end.
@@ -210,11 +217,12 @@ def add_normals(*streams: Stream) -> None:
 
 def _task(streams: tuple[Stream, ...]) -> np.ndarray:
     items = []
-    for key, out, std, start, stop in streams:
-        if out.dtype not in (torch.float32, torch.complex64) or not out.is_contiguous():
+    for key, out, std, start, stop, conjugate in streams:
+        if out.dtype not in (torch.float32, torch.complex64) or not out.is_contiguous() or out.is_conj():
             raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
         numbers = 2 * out.numel() if out.is_complex() else out.numel()
         stop = (numbers + 1) // 2 if stop is None else stop
         (std_bits,) = struct.unpack("<i", struct.pack("<f", std))
-        items.append((-(-(stop - start) // SHARE), [*struct.unpack("<4q", key), out.data_ptr(), numbers, std_bits, start, stop]))
+        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, std_bits, start, stop, int(conjugate)]
+        items.append((-(-(stop - start) // SHARE), words))
     return task_of(items)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import torch
@@ -58,9 +59,15 @@ def rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 def rule_of(layer: nn.Module) -> Rule | None:
     """The rule entered for exactly this type of layer."""
+    return _all_rules().get(type(layer))
+
+
+@cache
+def _all_rules() -> dict[type[nn.Module], Rule]:
+    """With those of every file beside this one. Even an import that has been made takes longer than a look."""
     from zdp_bench.gradients.rules import activation, circulant, convolution, embedding, linear, normalisation  # noqa: F401
 
-    return _rules.get(type(layer))
+    return _rules
 
 
 def kept(rows: Tensor) -> Share:

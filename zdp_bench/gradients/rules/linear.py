@@ -47,7 +47,5 @@ def gram_norms(g: Tensor, x: Tensor) -> Tensor:
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
-    """Σ_n g_n x_nᴴ, for g [N, O] and x [N, D]. BLAS conjugates nothing untransposed, so one of gᵀx̄ and (gᴴx)‾ copies the less."""
-    if not g.is_complex():
-        return g.T @ x
-    return g.T @ x.conj() if len(x) < g.shape[1] else (g.mH @ x).conj()
+    """Σ_n g_n x_nᴴ, for g [N, O] and x [N, D]. BLAS conjugates nothing untransposed: (gᴴx)‾, a bar that waits."""
+    return (g.mH @ x).conj()
