@@ -40,8 +40,10 @@ def _for_real(builder: object) -> bool | None:
 
 
 def on_parts(function: object, z: Tensor) -> Tensor:
-    """A real function of the real and of the imaginary part, apart."""
-    return torch.view_as_complex(function(torch.view_as_real(z.contiguous())))  # type: ignore[operator]
+    """A real function of the real and of the imaginary part, apart; in the layout that z has (see `layout`)."""
+    if z.dim() > 2 and not z.is_contiguous():
+        return on_parts(function, z.movedim(1, -1).contiguous()).movedim(-1, 1)
+    return torch.view_as_complex(function(torch.view_as_real(z)))  # type: ignore[operator]
 
 
 def modulus_and_inverse(z: Tensor) -> tuple[Tensor, Tensor]:
