@@ -238,6 +238,25 @@ def test_patches_of_one_record_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(ours.sums, reference.sums)
 
 
+def test_a_layer_keeps_the_forward_of_its_own() -> None:
+    """As another library may have put it there."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    own = lambda x: nn.functional.linear(x, model[0].weight, model[0].bias)  # noqa: E731
+    model[0].forward = own  # type: ignore[method-assign]
+    ours, reference_ = (clipped_sum(model, loss, (INPUTS, TARGETS), 1.0, engine=e).sums for e in ("fast", "reference"))  # type: ignore[arg-type]
+    torch.testing.assert_close(ours, reference_)
+    assert vars(model[0])["forward"] is own
+    assert "forward" not in vars(model[1])
+
+
+def test_parameters_train_again_after_a_layer_failed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any("forward" in vars(layer) for layer in model)
+
+
 def test_ordinary_gradients_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)

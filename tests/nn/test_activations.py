@@ -87,6 +87,31 @@ def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str, dtype: 
         assert torch.isfinite(parameter.grad).all()
 
 
+@pytest.mark.parametrize("name", COMPLEX)
+def test_maps_keep_their_layout_forward_and_backward(name: str) -> None:
+    """A channels-last map that comes out channels-first is copied by the next convolution, and its gradient by the one before."""
+    torch.manual_seed(0)
+    layer = activation(name, 3)
+    z = torch.randn(2, 3, 4, 5, dtype=torch.complex128)
+    g = torch.randn_like(z)
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        put = z.clone(memory_format=layout).requires_grad_()
+        out = layer(put)
+        (gradient,) = torch.autograd.grad(out, put, g.clone(memory_format=layout))
+        assert out.is_contiguous(memory_format=layout)
+        assert gradient.is_contiguous(memory_format=layout)
+        results.append((out.detach(), gradient))
+    torch.testing.assert_close(*results)
+
+
+def test_parts_of_a_map_are_taken_in_any_layout() -> None:
+    z = torch.randn(4, 6, 5, 7, dtype=torch.complex64)
+    layer = activation("crelu", 6)
+    for cut in (z[:, ::2], z[..., 1:], z.transpose(0, 1), z[:1].expand(4, -1, -1, -1), z.permute(0, 3, 1, 2)):
+        torch.testing.assert_close(layer(cut), torch.complex(cut.real.relu(), cut.imag.relu()))
+
+
 def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:
     assert [sum(p.numel() for p in activation(n, 6).parameters()) for n in ("cardioid_trained", "cardioid_per_feature")] == [1, 6]
     layer = activation("cardioid_per_feature", 2).to(torch.float64)

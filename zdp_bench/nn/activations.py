@@ -194,5 +194,8 @@ class ConjMish(nn.Module):
     """
 
     def forward(self, z: Tensor) -> Tensor:
-        real, imaginary = F.mish(z.real), F.mish(z.imag)
-        return torch.complex(real - imaginary, real + imaginary)
+        def mixed(parts: Tensor) -> Tensor:  # [..., 2]
+            real, imaginary = F.mish(parts).unbind(-1)
+            return torch.stack([real - imaginary, real + imaginary], dim=-1)
+
+        return on_parts(mixed, z)
