@@ -135,6 +135,40 @@ def test_shares_are_done_where_only_one_thread_comes(doubling: Loop) -> None:
     assert (numbers == 2).all()
 
 
+def stumble(task: Any) -> None:
+    """Raises inside its fourth share, as a loop does that finds no memory."""
+    notes = begin(task)
+    while True:
+        at, share = next_share(task, notes)
+        if at < 0:
+            break
+        if share == 3:
+            raise ValueError
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_share_that_was_not_done_is_told(threads: int) -> None:
+    """numba prints what is raised in a loop, and goes on: noise would be missing, and nobody the wiser."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(MemoryError, match="of 7 shares of a compiled loop were not done"):
+            Loop(cfunc(room._TASK)(stumble)).run(task_of([(7, [0])]))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_code_of_another_version_does_nothing(monkeypatch: pytest.MonkeyPatch, doubling: Loop) -> None:
+    """It was kept while this file changed: a word further on it would take a count for an address."""
+    numbers = torch.ones(7)
+    with monkeypatch.context() as other:
+        other.setattr(room, "_VERSION", room._VERSION + 1)
+        with pytest.raises(MemoryError):
+            double_all(doubling, numbers)
+    assert (numbers == 1).all()
+
+
 def test_a_forked_process_has_no_team() -> None:
     """A fork takes no threads along: whoever waits for them waits for ever."""
     assert room._team(os.getpid() + 1) is None
@@ -186,4 +220,5 @@ def test_kept_code_is_looked_at_before_it_is_used(
 ) -> None:
     monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
     assert right(compiled(loop, right))
-    assert not right(Loop(cfunc(room._TASK)(wrong)))
+    with pytest.raises(MemoryError):
+        right(Loop(cfunc(room._TASK)(wrong)))

@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numba
 import numpy as np
@@ -38,6 +40,9 @@ class Loop:
 
         The threads are torch's own, where they answer: those wait for work a while before they sleep, and keep others from
         their processors as long. It lets go of the interpreter's lock meanwhile.
+
+        Raises:
+            MemoryError: a thread ended inside a share (numba only prints what is raised there): what was asked is done in part.
         """
         where, threads = task.__array_interface__["data"][0], int(task[_THREADS])
         if threads == 1:
@@ -49,14 +54,16 @@ class Loop:
             self.call(where)
             for other in others:
                 other.result()
+        if task[_DONE] != task[_SHARES]:
+            raise MemoryError(f"{task[_SHARES] - task[_DONE]} of {task[_SHARES]} shares of a compiled loop were not done")
 
 
 def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop:
     """The machine code of a loop over a task's shares: what an earlier process kept on disk where that is `right`, else made
     anew, in seconds.
 
-    numba tells by one file's date whether kept code is today's, and may keep it under the wrong date when a disk is full: so
-    `right` calls the code and looks at what it does.
+    numba tells by one file's date whether kept code is today's, which knows nothing of the pieces from this file, and may keep it
+    under the wrong date when a disk is full: so `right` calls the code and looks at what it does.
 
     Its arithmetic is IEEE's, operation by operation: the same bits on every processor, but where a loop calls what gives sums
     free order. (Processors without fused products, older than 2013, take ten times as long.)
@@ -72,6 +79,8 @@ def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop
             if right(kept):
                 return kept
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # no folder, a full disk, a file cut short
+            pass
+        except MemoryError:  # another version's code, which does nothing
             pass
         fresh = Loop(cfunc(_TASK, **options)(loop))
         if not right(fresh):
@@ -133,7 +142,7 @@ def task_of(items: list[tuple[int, list[int]]]) -> np.ndarray:
     shares = sum(its_shares for its_shares, _ in items)
     threads = max(1, min(torch.get_num_threads(), shares))
     width = 1 + len(items[0][1]) if items else 0
-    words = [0, shares, threads, width, _TAKEN + threads + len(items) * width] + [0] * threads
+    words = [_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(items) * width] + [0] * threads
     first = 0
     for its_shares, own in items:
         words += [first, *own]
@@ -141,25 +150,30 @@ def task_of(items: list[tuple[int, list[int]]]) -> np.ndarray:
     return np.array(words, np.int64)
 
 
-_COME, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(6)  # words in front of the items; shares taken: one count a thread
+# Words in front of the items: this file's version, threads that came, shares that are done, all shares, threads, words an item,
+# words in all, and shares taken of each thread's stretch.
+_KIND, _COME, _DONE, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(8)
+_VERSION = crc32(Path(__file__).read_bytes())
 
 
 @_intrinsic
-def _counted(context: Any, task: Any, at: Any) -> Any:
-    """Counts a word of the task up by one; what it was, which no other thread is told."""
+def _counted(context: Any, task: Any, at: Any, by: Any) -> Any:
+    """Counts a word of the task up; what it was, which no other thread is told."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = builder.gep(arguments[0], [arguments[1]])
-        return builder.atomic_rmw("add", word, word.type.pointee(1), "monotonic")
+        return builder.atomic_rmw("add", word, arguments[2], "monotonic")
 
-    return types.int64(types.CPointer(types.int64), types.int64), code
+    return types.int64(types.CPointer(types.int64), types.int64, types.int64), code
 
 
 @inlined
 def begin(task: Any) -> Any:
-    """A thread's own notes on a task: whose stretch it begins with, and how many stretches it has seen the end of."""
-    notes = np.zeros(2, np.int64)
-    notes[0] = _counted(task, _COME)
+    """A thread's own notes on a task: whose stretch it begins with, how many stretches it has seen the end of, and how many
+    shares it has taken. Code that was kept of another version of this file does nothing: it would misread the words."""
+    notes = np.zeros(3, np.int64)
+    notes[0] = _counted(task, _COME, 1)
+    notes[1] = 0 if task[_KIND] == _VERSION else task[_THREADS]
     return notes
 
 
@@ -170,7 +184,7 @@ def next_share(task: Any, notes: Any) -> Any:
     at, share = -1, 0
     while at < 0 and notes[1] < threads:
         whose = (notes[0] + notes[1]) % threads
-        share = shares * whose // threads + _counted(task, _TAKEN + whose)
+        share = shares * whose // threads + _counted(task, _TAKEN + whose, 1)
         if share < shares * (whose + 1) // threads:
             at = _TAKEN + threads
         else:
@@ -180,6 +194,9 @@ def next_share(task: Any, notes: Any) -> Any:
             at += width
         share -= task[at]
         at += 1
+        notes[2] += 1
+    else:  # whoever comes to ask for more has done what it took
+        _counted(task, _DONE, notes[2])
     return at, share
 
 
