@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Engine, clipped_sum, fast, reference
+from zdp_bench.gradients import Engine, clipped_sum, fast, reference, tape
 from zdp_bench.gradients.rules import NoRule, contract, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.layout import channels_last
@@ -247,6 +247,13 @@ def test_a_layer_keeps_the_forward_of_its_own() -> None:
     torch.testing.assert_close(ours, reference_)
     assert vars(model[0])["forward"] is own
     assert "forward" not in vars(model[1])
+
+
+def test_the_tape_holds_no_output_of_a_first_layer() -> None:
+    """A network's largest map, as a rule: seen, 7 % of a U-Net's memory."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    recorded = tape.record(model, tape.layers_of(model), loss, (INPUTS, TARGETS))
+    assert [start.untyped_storage().nbytes() for start in recorded.starts] == [0]
 
 
 def test_parameters_train_again_after_a_layer_failed() -> None:

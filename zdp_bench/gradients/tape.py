@@ -58,7 +58,7 @@ class Tape:
     """The calls of one forward pass, and the loss they led to."""
 
     calls: list[Call] = field(default_factory=list)
-    starts: list[Tensor] = field(default_factory=list)  # outputs of layers that nothing which needs a gradient goes into
+    starts: list[Tensor] = field(default_factory=list)  # behind layers that nothing which needs a gradient goes into
     losses: Tensor | None = None
     consume: Consumer | None = None
 
@@ -128,8 +128,10 @@ def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: in
         if args[0].shape[0] != records or output.shape[0] != records:
             raise NoRule(f"layer '{layer.name}', whose input does not have one row a record")
         if not output.requires_grad:
-            tape.starts.append(output.detach().requires_grad_())
-            output = _not_a_view(tape.starts[-1], output.shape)  # so that a layer behind may work in place, as on any output
+            start = output.detach().requires_grad_()
+            tape.starts.append(start)
+            output = _not_a_view(start, output.shape)  # so that a layer behind may work in place, as on any output
+            start.data = start.new_empty(0)  # a place for gradients to go to: what it held is the output's, and goes with that
         call = Call(layer, args[0].detach(), args[0]._version)
         tape.calls.append(call)
         output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr))

@@ -13,6 +13,7 @@ and where records are large from oneDNN's or cuDNN's own weight gradient, record
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -111,7 +112,8 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
 
     def rows(start: int, stop: int) -> Tensor:
         if 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
-            return folded(_rows_one_by_one(interleaved, *(part[start:stop] for part in reals())))
+            real_x, real_g = reals()
+            return _rows_one_by_one(interleaved, real_x[start:stop], real_g[start:stop], folded)
         wide, narrow = _wide_and_narrow(geometry, x, g)
         if _patches_are_cheaper(geometry, 2 * wide.shape[1], wide, narrow):
             wide, narrow = _wide_and_narrow(geometry, *reals())
@@ -189,20 +191,22 @@ def _layout(geometry: Geometry, x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
 
 
-def _rows_one_by_one(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
-    """[b, *shape], each in the layout that the backend gives it: another one costs a slow copy of every record's.
+def _rows_one_by_one(
+    geometry: Geometry, x: Tensor, g: Tensor, finished: Callable[[Tensor], Tensor] = lambda gradient: gradient
+) -> Tensor:
+    """[b, *shape], each `finished`, and in the layout that the backend gives it: another one costs a slow copy of every record's.
 
     Where a weight is larger than a record's maps the maps are put channels first, so that the weight comes so without a copy.
     """
     if prod(geometry.shape) > x[:1].numel() + g[:1].numel():
         x, g = x.contiguous(), g.contiguous()
-    first = weight_gradient(geometry, x[:1], g[:1])
+    first = finished(weight_gradient(geometry, x[:1], g[:1]))
     if len(x) == 1:
         return first.unsqueeze(0)
     rows = torch.empty_strided((len(x), *first.shape), (first.numel(), *first.stride()), dtype=first.dtype, device=first.device)
     rows[0] = first
     for i in range(1, len(x)):
-        rows[i] = weight_gradient(geometry, x[i : i + 1], g[i : i + 1])
+        rows[i] = finished(weight_gradient(geometry, x[i : i + 1], g[i : i + 1]))
     return rows
 
 
