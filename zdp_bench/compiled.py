@@ -212,7 +212,8 @@ def _place_of(kind: Any) -> Callable[..., Any]:
     return _intrinsic(place)
 
 
-float32_at, float64_at = _place_of(types.float32), _place_of(types.float64)  # a word of a task as the place of such numbers
+# A word of a task as the place of such numbers.
+float32_at, float64_at, int64_at = _place_of(types.float32), _place_of(types.float64), _place_of(types.int64)
 
 
 @cache

@@ -199,6 +199,18 @@ LAYERS: list[Case] = [
         (15, 9, 1),
         "complex",
     ),
+    Case(
+        "complex Conv2d of few channels",
+        lambda: nn.Sequential(ComplexConv2d(1, 8, 3, padding=1), Cardioid(), ComplexConv2d(8, 2, 2)),
+        (1, 6, 15),
+        "complex",
+    ),
+    Case(
+        "complex Conv2d of few channels, strided",
+        lambda: nn.Sequential(Cardioid(), ComplexConv2d(3, 24, (5, 3), stride=2, padding=2, dilation=(1, 2))),
+        (3, 9, 25),
+        "complex",
+    ),
     Case("complex Conv1d of one position", lambda: ComplexConv1d(2, 14, 2, padding=1, groups=2), (2, 1), "complex"),
     Case("Conv2d by ghost norm", lambda: nn.Conv2d(64, 64, 3), (64, 3, 4)),
     Case("Conv2d of large records", lambda: nn.Conv2d(16, 64, 3, padding=1), (16, 44, 44)),

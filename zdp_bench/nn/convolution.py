@@ -1,8 +1,9 @@
 """Complex convolutions that cost about as much as real ones.
 
 Outside: modules with complex `weight` and `bias`, in torch's own shapes. Inside: ONE real convolution over interleaved real and
-imaginary channels (`layout.py`), its weight expanded to [[Wr, −Wi], [Wi, Wr]]. PyTorch's native complex convolution makes
-three or four real ones and several copies: 6 to 8 times its real twin where this is 1 to 3.
+imaginary channels (`layout.py`), its weight expanded to [[Wr, −Wi], [Wi, Wr]]; or, of few channels, loops of our own
+(`few_channels.py`). PyTorch's native complex convolution makes three or four real ones and several copies: 6 to 8 times its real
+twin where this is 1 to 3.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.nn import few_channels
 from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last
 
 Size = int | tuple[int, ...]
@@ -32,6 +34,10 @@ class Geometry:
 
     def numbers(self) -> tuple[Any, ...]:
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+
+    def of_few_channels(self, weight: Tensor) -> few_channels.Shape | None:
+        """What the loops for few channels are called with, where it is one of theirs."""
+        return few_channels.shape_of(tuple(weight.shape), self.stride, self.padding, self.dilation, self.transposed, self.groups)
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
@@ -69,6 +75,9 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        few = geometry.of_few_channels(weight)
+        if few is not None and few.serves(x, weight):
+            return few_channels.convolved(few, x, weight, bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
         real_weight = interleaved_weight(weight, geometry.transposed)
         y = torch.convolution(as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers())
@@ -86,6 +95,12 @@ class _Convolve(torch.autograd.Function):
         geometry: Geometry = ctx.geometry
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
         of_input = of_weight = None
+        few = geometry.of_few_channels(weight)
+        if few is not None and few.serves(x, g, weight) and not (to_input and few.stride != (1, 1)):
+            if to_input:
+                of_input = few_channels.input_gradient(few, g, weight, x.shape[2:])
+            of_weight, of_bias = few_channels.gradient(few, x, g) if to_weight or to_bias else (None, None)
+            return of_input, of_weight, of_bias if ctx.has_bias else None, None
         if to_input or to_weight:
             x, g_real = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
             real_weight = interleaved_weight(weight, geometry.transposed)

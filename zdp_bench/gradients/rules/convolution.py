@@ -5,6 +5,7 @@ A complex convolution is a real one over interleaved channels (`nn/layout.py`), 
 
 Per-sample gradients come, where records are small, from one product a record of what each position meets and its output gradient:
 
+    loops      of our own, complex, of few channels (`nn/few_channels.py`)
     patches    [O, T] · [T, k·D], real, of many channels that lie side by side
     columns    [D·k, T] · [T, O], of few channels; complex numbers as they are
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.rules import Share, contract, ghost_is_cheaper, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
+from zdp_bench.nn import few_channels
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
 from zdp_bench.nn.layout import as_real_channels, channels_last
 
@@ -105,12 +107,19 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
     """The share of a complex convolution's weight: small records by patches or columns, all else as reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
+    sizes = geometry.shape, geometry.stride, geometry.padding, geometry.dilation
+    few = few_channels.shape_of(*sizes, geometry.transposed, geometry.groups)
     reals = cache(lambda: [as_real_channels(channels_last(part)) for part in (x, g)])  # as oneDNN takes them without a copy
 
     def folded(real: Tensor) -> Tensor:
         return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
 
     def rows(start: int, stop: int) -> Tensor:
+        if few is not None and few.serves(x, g):
+            of_weight, of_bias = few_channels.gradient_rows(few, x[start:stop], g[start:stop])
+            if beside is not None and len(of_bias) == len(x):
+                beside.take(of_bias)
+            return of_weight
         if 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
             real_x, real_g = reals()
             return _rows_one_by_one(interleaved, real_x[start:stop], real_g[start:stop], folded)

@@ -1,0 +1,176 @@
+"""Loops for few channels: torch's own complex convolution, in value and every gradient, and silent where they are not for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench.nn import few_channels, tiles
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.layout import channels_last
+
+needs_wide_vectors = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the loops are for processors with AVX-512"
+)
+# Outputs, channels, kernel, stride, padding, dilation, and sizes of maps: every tile, rows that end in the middle of one, maps of
+# more rows than a share, taps far apart, entries that are no multiple of a tile's.
+SHAPES = [
+    ((8, 1, 3, 3), (1, 1), (0, 0), (1, 1), (3, 14)),
+    ((16, 3, 3, 3), (1, 1), (1, 1), (1, 1), (40, 13)),
+    ((32, 2, 3, 3), (1, 1), (2, 1), (2, 3), (9, 21)),
+    ((56, 4, 5, 3), (1, 1), (0, 3), (1, 1), (67, 12)),
+    ((24, 3, 1, 2), (1, 1), (0, 0), (1, 1), (1, 17)),
+    ((16, 2, 7, 7), (2, 3), (3, 3), (1, 1), (70, 40)),
+    ((8, 1, 5, 1), (3, 1), (4, 0), (2, 1), (8, 12)),
+]
+
+
+def _problem(
+    weight: tuple[int, ...], stride, padding, dilation, size
+) -> tuple[few_channels.Shape, Tensor, Tensor, Tensor, Tensor]:
+    """The loops' shape, and x, weight, bias and output gradient in complex64."""
+    shape = few_channels.shape_of(weight, stride, padding, dilation, False, 1)
+    assert shape is not None
+    torch.manual_seed(sum(weight))
+    x, w = torch.randn(3, weight[1], *size, dtype=torch.complex64), torch.randn(weight, dtype=torch.complex64)
+    bias, g = (torch.randn(n, dtype=torch.complex64) for n in (weight[0], (3, weight[0], *shape.size(*size))))
+    return shape, channels_last(x), w, bias, channels_last(g)
+
+
+def _expected(shape: few_channels.Shape, x: Tensor, w: Tensor, bias: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """By torch's complex convolution in complex128: y, ∂x, and ∂w and ∂bias of every record."""
+    x, w, bias = (each.detach().to(torch.complex128).requires_grad_() for each in (x, w, bias))
+    y = F.conv2d(x, w, bias, shape.stride, shape.padding, shape.dilation)
+    of_x = torch.autograd.grad(y, x, g.to(y.dtype), retain_graph=True)[0]
+    rows = [torch.autograd.grad(y[i], [w, bias], g[i].to(y.dtype), retain_graph=True) for i in range(len(x))]
+    return y, of_x, torch.stack([of_w for of_w, _ in rows]), torch.stack([of_bias for _, of_bias in rows])
+
+
+def _close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+@needs_wide_vectors
+@pytest.mark.parametrize("numbers", SHAPES, ids=str)
+def test_equal_torchs_complex_convolution(numbers) -> None:
+    shape, x, w, bias, g = _problem(*numbers)
+    y, of_x, of_w, of_bias = _expected(shape, x, w, bias, g)
+    _close(few_channels.convolved(shape, x, w, bias), y)
+    _close(few_channels.convolved(shape, x, w, None), y - bias.view(-1, 1, 1))
+    for found, expected in zip(few_channels.gradient_rows(shape, x, g), (of_w, of_bias), strict=True):
+        _close(found, expected)
+    for found, expected in zip(few_channels.gradient(shape, x, g), (of_w.sum(0), of_bias.sum(0)), strict=True):
+        _close(found, expected)
+    if shape.stride == (1, 1):
+        _close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
+
+
+@needs_wide_vectors
+@pytest.mark.parametrize("layout", ["channels first", "conjugated", "every second column"])
+def test_any_layout_is_read_rightly(layout: str) -> None:
+    shape, x, w, bias, g = _problem(*SHAPES[1])
+    if layout == "channels first":
+        x, g = x.contiguous(), g.contiguous()
+    elif layout == "conjugated":
+        x, g, w, bias = x.conj(), g.conj(), w.conj(), bias.conj()
+    else:
+        x = torch.stack([x, 1e9 * x], dim=-1).flatten(-2)[..., ::2]
+    y, of_x, of_w, _ = _expected(shape, *(each.resolve_conj() for each in (x, w, bias, g)))
+    _close(few_channels.convolved(shape, x, w, bias), y)
+    _close(few_channels.gradient_rows(shape, x, g)[0], of_w)
+    _close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
+
+
+@needs_wide_vectors
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    shape, x, w, bias, g = _problem(*SHAPES[1])
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            of_x = few_channels.input_gradient(shape, g, w, x.shape[2:])
+            found.append([few_channels.convolved(shape, x, w, bias), of_x, *few_channels.gradient_rows(shape, x, g)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@needs_wide_vectors
+def test_no_record_sees_another() -> None:
+    """A record that is not finite leaves the others' outputs and gradients as they are."""
+    shape, x, w, bias, g = _problem(*SHAPES[1])
+    spoilt, spoilt_g = x.clone(), g.clone()
+    spoilt[1], spoilt_g[1] = float("nan"), float("inf")
+    kept = [0, 2]
+    found = []
+    for its_x, its_g in ((x, g), (spoilt, spoilt_g)):
+        of_x = few_channels.input_gradient(shape, its_g, w, x.shape[2:])
+        found.append([few_channels.convolved(shape, its_x, w, bias), of_x, *few_channels.gradient_rows(shape, its_x, its_g)])
+    for clean, other in zip(*found, strict=True):
+        assert torch.equal(clean[kept], other[kept])
+        assert not other[1].isfinite().all()
+
+
+@needs_wide_vectors
+def test_a_layer_takes_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    for name in ("convolved", "gradient", "input_gradient"):
+        its = getattr(few_channels, name)
+        monkeypatch.setattr(few_channels, name, lambda *given, name=name, its=its: called.append(name) or its(*given))
+    layer = ComplexConv2d(2, 8, 3)
+    x = torch.randn(2, 2, 9, 15, dtype=torch.complex64)
+    layer(x).abs().sum().backward()
+    assert called == ["convolved", "gradient"]  # a network's first layer has no use for its input's gradient
+    layer(x.requires_grad_()).abs().sum().backward()
+    assert called[2:] == ["convolved", "input_gradient", "gradient"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "more"),
+    [
+        ((8, few_channels.FEW + 1, 3, 3), (False, 1)),
+        ((12, 2, 3, 3), (False, 1)),
+        ((8, 2, 1, 1), (False, 1)),
+        ((8, 2, 9), (False, 1)),
+        ((8, 2, 3, 3), (True, 1)),
+        ((8, 2, 3, 3), (False, 2)),
+    ],
+)
+def test_other_convolutions_are_not_theirs(weight: tuple[int, ...], more: tuple[bool, int]) -> None:
+    one, none = (1,) * (len(weight) - 2), (0,) * (len(weight) - 2)
+    assert few_channels.shape_of(weight, one, none, one, *more) is None
+
+
+@needs_wide_vectors
+def test_other_tensors_are_not_theirs() -> None:
+    shape, x, w, *_ = _problem(*SHAPES[1])
+    with torch.no_grad():
+        assert shape.serves(x, w)
+        assert not shape.serves(x.to(torch.complex128), w)
+        assert not shape.serves(x[:0], w)
+        assert not shape.serves(x[..., : max(tiles.POSITIONS.values()) - 3], w)  # narrower than a tile
+        assert not shape.serves(x.to("meta"), w)
+        assert torch.func.vmap(lambda z: torch.tensor(shape.serves(z[None], w)))(x).logical_not().all()
+        with torch.autocast("cpu"):
+            assert not shape.serves(x, w)
+    with torch.enable_grad():
+        assert not shape.serves(x, w)  # a gradient of theirs has none
+
+
+@needs_wide_vectors
+def test_a_gradient_of_a_gradient_is_torchs() -> None:
+    torch.manual_seed(0)
+    layer = ComplexConv2d(1, 8, 3)
+    native = nn.Conv2d(1, 8, 3, dtype=torch.complex64)
+    native.load_state_dict(layer.state_dict())
+    found = []
+    for each in (layer, native):
+        x = torch.randn(2, 1, 5, 15, dtype=torch.complex64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        (of_x,) = torch.autograd.grad(each(x).abs().square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(of_x.abs().square().sum(), each.weight)[0])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
