@@ -94,28 +94,31 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
-        of_input = of_weight = None
         few = geometry.of_few_channels(weight)
         if few is not None and few.serves(x, g, weight) and not (to_input and few.stride != (1, 1)):
-            if to_input:
-                of_input = few_channels.input_gradient(few, g, weight, x.shape[2:])
+            of_input = few_channels.input_gradient(few, g, weight, x.shape[2:]) if to_input else None
             of_weight, of_bias = few_channels.gradient(few, x, g) if to_weight or to_bias else (None, None)
             return of_input, of_weight, of_bias if ctx.has_bias else None, None
-        if to_input or to_weight:
-            x, g_real = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
-            real_weight = interleaved_weight(weight, geometry.transposed)
-            if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
-                x, g_real, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g_real, real_weight))
-            wanted = [to_input, to_weight, False]
-            of_input, of_weight, _ = torch.ops.aten.convolution_backward(
-                g_real, x, real_weight, None, *geometry.numbers(), wanted
-            )
-        return (
-            as_complex_channels(of_input) if of_input is not None else None,
-            folded_gradient(of_weight.flatten(2), geometry.transposed).view_as(weight) if of_weight is not None else None,
-            g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None,
-            None,
-        )
+        of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), geometry)
+        return of_input, of_weight, g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None, None
+
+
+def _interleaved_gradients(
+    x: Tensor, g: Tensor, weight: Tensor, wanted: tuple[bool, bool], geometry: Geometry
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of input and weight, those `wanted`, by the gradients of the real convolution."""
+    if not any(wanted):
+        return None, None
+    x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
+    real_weight = interleaved_weight(weight, geometry.transposed)
+    if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
+        x, g, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight))
+    given = g, x, real_weight, None, *geometry.numbers(), [*wanted, False]
+    of_input, of_weight, _ = torch.ops.aten.convolution_backward(*given)
+    return (
+        as_complex_channels(of_input) if of_input is not None else None,
+        folded_gradient(of_weight.flatten(2), geometry.transposed).view_as(weight) if of_weight is not None else None,
+    )
 
 
 class _Convolution(nn.Module):
