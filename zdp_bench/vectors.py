@@ -47,6 +47,18 @@ def load(builder: Any, place: Any) -> Any:
     return builder.load(builder.bitcast(place, _VECTOR.as_pointer()), align=4)
 
 
+def load_first(builder: Any, place: Any, count: Any) -> Any:
+    """So many numbers, or 16 where there are more, and zeros behind them: nothing there is read."""
+    lanes = ir.VectorType(ir.IntType(32), LANES)
+    wanted = builder.insert_element(ir.Constant(lanes, ir.Undefined), builder.trunc(count, ir.IntType(32)), ir.IntType(32)(0))
+    mask = builder.icmp_signed("<", ir.Constant(lanes, list(range(LANES))), _picked(builder, wanted, wanted, [0] * LANES))
+    masked = cgutils.get_or_insert_function(builder.module, _MASKED, "llvm.masked.load.v16f32.p0")
+    return builder.call(masked, (builder.bitcast(place, _VECTOR.as_pointer()), ir.IntType(32)(4), mask, ZEROS))
+
+
+_MASKED = ir.FunctionType(_VECTOR, [_VECTOR.as_pointer(), ir.IntType(32), ir.VectorType(ir.IntType(1), LANES), _VECTOR])
+
+
 def store(builder: Any, vector: Any, place: Any) -> None:
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 

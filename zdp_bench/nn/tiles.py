@@ -1,10 +1,14 @@
-"""Compiled loops of convolutions in which a vector of outputs meets one number of the input at a time (`few_channels.py`).
+"""Compiled loops of convolutions, in which a vector of outputs meets one number of the input at a time.
 
 Maps are real: a position's numbers side by side. An entry is one number that an output position meets: so many of every tap.
 
     convolve     y[q, :] = bias + Σ_entries x[q, entry]·w[entry, :]
     correlate    m[entry, :] = Σ_q x[q, entry]·g[q, :], of every record by itself, and behind the entries Σ_q g[q, :]
     distribute   x[p, c] = Σ_taps Σ g[p − tap, :]·w[tap, c, :]
+
+One more is for maps whose channels are planes, where a vector is 16 positions of one of them:
+
+    correlate_planes   m[o, entry] = Σ_q x[q, entry]·g[o, q], of every record by itself, and Σ_q g[o, q]
 
 A tile is what registers hold at once: up to 24 sums and what they are made of. `correlate` begins its sums anew in each row of an
 image, so that long ones lose no digits.
@@ -30,6 +34,7 @@ from zdp_bench.vectors import (
     further,
     fused,
     load,
+    load_first,
     repeated,
     store,
     sums,
@@ -40,6 +45,7 @@ ROWS = 32  # of an image that are a thread's share, and summed by themselves
 HELD = 12  # rows of an output gradient, likewise, that a thread holds with zeros around
 POSITIONS = {1: 12, 2: 8, 4: 5}  # of a tile of `convolve`, of so many vectors of outputs
 INPUTS = {2: 12, 4: 6, 6: 4, 8: 3}  # of a tile of `distribute`, of so many numbers of the input
+MET = 4, 5  # outputs and entries of a tile of `correlate_planes`
 ENTRIES = 9  # of a tile of `correlate`: a 3×3 kernel has a multiple of it
 
 
@@ -106,6 +112,47 @@ def _distributing(reals: int) -> Callable[..., None]:
             store(b, sums(b, done[first : first + LANES]), at(b, x, first))
 
     return tile([FLOATS, WORDS, types.int64, FLOATS, types.int64, FLOATS], code)
+
+
+def _meeting(b: Any, x: Any, entries: Any, vectors: Any, g: Any, plane: Any, m: Any, count: Any) -> None:
+    """m[o, s] = Σ_q x[entries[s] + q]·g[o·plane + q] over so many vectors of positions q, of `MET` outputs o and entries s."""
+    outputs, inputs = MET
+    sources = [at(b, x, b.load(at(b, entries, s))) for s in range(inputs)]
+    targets = _steps(b, g, plane, outputs)
+
+    def add_vector(i: Any, m: list[Any]) -> list[Any]:
+        q = b.mul(i, i.type(LANES))
+        gradients = [load(b, at(b, target, q)) for target in targets]
+        met = [load(b, at(b, source, q)) for source in sources]
+        return [fused(b, met[n % inputs], gradients[n // inputs], m[n]) for n in range(outputs * inputs)]
+
+    done = repeated(b, vectors, [ZEROS] * (outputs * inputs), add_vector)
+    for o, target in enumerate(_steps(b, m, count, outputs)):
+        store(b, sums(b, done[o * inputs : (o + 1) * inputs]), target)
+
+
+_meet = tile([FLOATS, WORDS, types.int64, FLOATS, types.int64, FLOATS, types.int64], _meeting)
+
+
+def _spreading(b: Any, g: Any, rows: Any, width: Any, y: Any, line: Any, total: Any) -> None:
+    """y[row·line + q] = g[row·width + q], and zeros behind each row to the end of a vector, where the next row may begin; and the
+    sum of g."""
+
+    def lay_row(row: Any, sum_: list[Any]) -> list[Any]:
+        source, target = at(b, g, b.mul(row, width)), at(b, y, b.mul(row, line))
+
+        def lay_vector(i: Any, sum_: list[Any]) -> list[Any]:
+            q = b.mul(i, i.type(LANES))
+            vector = load_first(b, at(b, source, q), b.sub(width, q))
+            store(b, vector, at(b, target, q))
+            return [b.fadd(sum_[0], vector)]
+
+        return repeated(b, b.sdiv(b.add(width, width.type(LANES - 1)), width.type(LANES)), sum_, lay_vector)
+
+    store(b, sums(b, repeated(b, rows, [ZEROS], lay_row)), total)
+
+
+_spread = tile([FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS], _spreading)
 
 
 def _steps(builder: Any, place: Any, step: Any, count: int) -> list[Any]:
@@ -262,3 +309,43 @@ def distribute(task: Any) -> None:
                 _distribute_6(source, taps, count, w, lanes, target, width)
             else:
                 _distribute_8(source, taps, count, w, lanes, target, width)
+
+
+def correlate_planes(task: Any) -> None:
+    """m of every record, [record, output, entry], where a map's channels are planes; and Σ_q g[q, :], [record, output].
+
+    An output's gradients are laid out in rows as long as the input's, zeros behind: then what an entry meets are the input's
+    numbers one after the other, over all rows. Tiles end with what there is: the last takes some outputs and entries again.
+    """
+    wide_vectors()
+    notes = begin(task)
+    own, laid = np.zeros(0, np.float32), np.zeros(0, np.float32)
+    while True:
+        at, share = next_share(task, notes)
+        if at < 0:
+            break
+        x, g, m, total, entries = task[at], task[at + 1], task[at + 2], task[at + 3], int64_at(task[at + 4])
+        count, outputs, height, width, record, line = (
+            task[at + 5],
+            task[at + 6],
+            task[at + 7],
+            task[at + 8],
+            task[at + 9],
+            task[at + 10],
+        )
+        vectors = (height * line + LANES - 1) // LANES
+        plane = vectors * LANES
+        if len(own) == 0:
+            own, laid = np.zeros(record + plane, np.float32), np.zeros(outputs * plane + 2 * LANES, np.float32)
+        inputs = float32_at(own.ctypes.data)  # with zeros behind
+        gradients = further(float32_at(laid.ctypes.data), -(laid.ctypes.data // 4) % LANES)  # no vector across two lines of cache
+        copied(inputs, further(float32_at(x), share * record), record)
+        for o in range(outputs):
+            source = further(float32_at(g), (share * outputs + o) * height * width)
+            _spread(source, height, width, further(gradients, o * plane), line, further(float32_at(total), share * outputs + o))
+        for first in range(0, outputs, MET[0]):
+            o = min(first, outputs - MET[0])
+            for entry in range(0, count, MET[1]):
+                s = min(entry, count - MET[1])
+                target = further(float32_at(m), (share * outputs + o) * count + s)
+                _meet(inputs, further(entries, s), vectors, further(gradients, o * plane), plane, target, count)

@@ -5,7 +5,7 @@ A complex convolution is a real one over interleaved channels (`nn/layout.py`), 
 
 Per-sample gradients come, where records are small, from one product a record of what each position meets and its output gradient:
 
-    loops      of our own, complex, of few channels (`nn/few_channels.py`)
+    loops      of our own: complex, of few channels (`nn/few_channels.py`); real, of few entries, channels first (`planes.py`)
     patches    [O, T] · [T, k·D], real, of many channels that lie side by side
     columns    [D·k, T] · [T, O], of few channels; complex numbers as they are
 
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zdp_bench.gradients import planes
 from zdp_bench.gradients.rules import Share, contract, ghost_is_cheaper, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
 from zdp_bench.nn import few_channels
@@ -146,6 +147,12 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None)
     def rows(start: int, stop: int) -> Tensor:
         if _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
             return _rows_one_by_one(geometry, x[start:stop], g[start:stop])
+        if not geometry.transposed and geometry.groups == 1 and planes.serve(x, g, geometry.kernel, geometry.stride):
+            numbers = geometry.kernel, geometry.padding, geometry.dilation
+            of_weight, of_bias = planes.gradient_rows(x[start:stop], g[start:stop], *numbers)
+            if beside is not None and len(of_bias) == len(x):
+                beside.take(of_bias)
+            return of_weight
         if wide.movedim(1, -1).is_contiguous() and _patches_are_cheaper(geometry, wide.shape[1], wide, narrow):
             return _rows_by_patches(geometry, wide[start:stop], narrow[start:stop])
         return _rows_by_columns(geometry, wide[start:stop], narrow[start:stop], beside)
