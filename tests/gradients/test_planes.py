@@ -87,4 +87,5 @@ def test_other_maps_are_not_its() -> None:
     assert not planes.serve(x, g[:, :3].contiguous(), (3, 3), (1, 1))
     assert not planes.serve(x[:, :1].contiguous(), g, (2, 2), (1, 1))  # fewer entries than a tile's
     assert not planes.serve(torch.randn(2, 32, 8, 8), g, (3, 3), (1, 1))  # more than pay
+    assert not planes.serve(torch.randn(2, 3, 96, 96), g, (3, 3), (1, 1))  # long sums would lose digits
     assert not planes.serve(x[:0], g[:0], (3, 3), (1, 1))

@@ -18,12 +18,15 @@ from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles
 
 ENTRIES = 160  # that an output position meets, at most
+POSITIONS = 2**13  # of a map at most: a sum of so many numbers, in 16 parts, keeps its digits
 
 
 def serve(x: Tensor, g: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the loop is for input [B, C, *] and output gradient [B, O, *] of a convolution in one group: float32 maps of one or
     two dimensions, channels first, on a processor with AVX-512."""
     if len(kernel) > 2 or any(step != 1 for step in stride) or g.shape[1] < tiles.MET[0] or g.numel() == 0:
+        return False
+    if math.prod(x.shape[2:]) > POSITIONS:
         return False
     if not tiles.MET[1] <= x.shape[1] * math.prod(kernel) <= ENTRIES or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
