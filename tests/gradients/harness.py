@@ -201,13 +201,13 @@ LAYERS: list[Case] = [
     ),
     Case(
         "complex Conv2d of few channels",
-        lambda: nn.Sequential(ComplexConv2d(1, 8, 3, padding=1), Cardioid(), ComplexConv2d(8, 2, 2)),
+        lambda: nn.Sequential(ComplexConv2d(1, 16, 3, padding=1), Cardioid(), ComplexConv2d(16, 8, 2)),
         (1, 6, 15),
         "complex",
     ),
     Case(
         "complex Conv2d of few channels, strided",
-        lambda: nn.Sequential(Cardioid(), ComplexConv2d(3, 24, (5, 3), stride=2, padding=2, dilation=(1, 2))),
+        lambda: nn.Sequential(Cardioid(), ComplexConv2d(3, 32, (5, 3), stride=2, padding=2, dilation=(1, 2))),
         (3, 9, 25),
         "complex",
     ),

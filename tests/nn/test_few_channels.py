@@ -24,6 +24,7 @@ SHAPES = [
     ((24, 3, 1, 2), (1, 1), (0, 0), (1, 1), (1, 17)),
     ((16, 2, 7, 7), (2, 3), (3, 3), (1, 1), (70, 40)),
     ((8, 1, 5, 1), (3, 1), (4, 0), (2, 1), (8, 12)),
+    ((8, 9, 3, 3), (2, 2), (1, 1), (1, 1), (7, 5)),
 ]
 
 
@@ -58,8 +59,9 @@ def _close(found: Tensor, expected: Tensor) -> None:
 def test_equal_torchs_complex_convolution(numbers) -> None:
     shape, x, w, bias, g = _problem(*numbers)
     y, of_x, of_w, of_bias = _expected(shape, x, w, bias, g)
-    _close(few_channels.convolved(shape, x, w, bias), y)
-    _close(few_channels.convolved(shape, x, w, None), y - bias.view(-1, 1, 1))
+    if shape.channels <= few_channels.FEW:
+        _close(few_channels.convolved(shape, x, w, bias), y)
+        _close(few_channels.convolved(shape, x, w, None), y - bias.view(-1, 1, 1))
     for found, expected in zip(few_channels.gradient_rows(shape, x, g), (of_w, of_bias), strict=True):
         _close(found, expected)
     for found, expected in zip(few_channels.gradient(shape, x, g), (of_w.sum(0), of_bias.sum(0)), strict=True):
@@ -122,7 +124,7 @@ def test_a_layer_takes_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch
     for name in ("convolved", "gradient", "input_gradient"):
         its = getattr(few_channels, name)
         monkeypatch.setattr(few_channels, name, lambda *given, name=name, its=its: called.append(name) or its(*given))
-    layer = ComplexConv2d(2, 8, 3)
+    layer = ComplexConv2d(2, 16, 3)
     x = torch.randn(2, 2, 9, 15, dtype=torch.complex64)
     layer(x).abs().sum().backward()
     assert called == ["convolved", "gradient"]  # a network's first layer has no use for its input's gradient
@@ -133,7 +135,6 @@ def test_a_layer_takes_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("weight", "more"),
     [
-        ((8, few_channels.FEW + 1, 3, 3), (False, 1)),
         ((12, 2, 3, 3), (False, 1)),
         ((8, 2, 1, 1), (False, 1)),
         ((8, 2, 9), (False, 1)),
@@ -153,6 +154,8 @@ def test_other_tensors_are_not_theirs() -> None:
         assert shape.serves(x, w)
         assert not shape.serves(x.to(torch.complex128), w)
         assert not shape.serves(x[:0], w)
+        assert not few_channels.Shape(16, few_channels.FEW + 1, (3, 3), (1, 1), (1, 1), (1, 1)).serves(x, w)
+        assert not few_channels.Shape(8, 3, (3, 3), (1, 1), (1, 1), (1, 1)).serves(x, w)
         assert not shape.serves(x[..., : max(tiles.POSITIONS.values()) - 3], w)  # narrower than a tile
         assert not shape.serves(x.to("meta"), w)
         assert torch.func.vmap(lambda z: torch.tensor(shape.serves(z[None], w)))(x).logical_not().all()
@@ -165,8 +168,8 @@ def test_other_tensors_are_not_theirs() -> None:
 @needs_wide_vectors
 def test_a_gradient_of_a_gradient_is_torchs() -> None:
     torch.manual_seed(0)
-    layer = ComplexConv2d(1, 8, 3)
-    native = nn.Conv2d(1, 8, 3, dtype=torch.complex64)
+    layer = ComplexConv2d(1, 16, 3)
+    native = nn.Conv2d(1, 16, 3, dtype=torch.complex64)
     native.load_state_dict(layer.state_dict())
     found = []
     for each in (layer, native):

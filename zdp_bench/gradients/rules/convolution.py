@@ -5,7 +5,7 @@ A complex convolution is a real one over interleaved channels (`nn/layout.py`), 
 
 Per-sample gradients come, where records are small, from one product a record of what each position meets and its output gradient:
 
-    loops      of our own: complex, of few channels (`nn/few_channels.py`); real, of few entries, channels first (`planes.py`)
+    loops      of our own: complex, of whole vectors (`nn/few_channels.py`); real, of few entries, channels first (`planes.py`)
     patches    [O, T] · [T, k·D], real, of many channels that lie side by side
     columns    [D·k, T] · [T, O], of few channels; complex numbers as they are
 
@@ -116,12 +116,13 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
         return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
 
     def rows(start: int, stop: int) -> Tensor:
-        if few is not None and few.serves(x, g):
+        large = 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
+        if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
             of_weight, of_bias = few_channels.gradient_rows(few, x[start:stop], g[start:stop])
             if beside is not None and len(of_bias) == len(x):
                 beside.take(of_bias)
             return of_weight
-        if 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
+        if large:
             real_x, real_g = reals()
             return _rows_one_by_one(interleaved, real_x[start:stop], real_g[start:stop], folded)
         wide, narrow = _wide_and_narrow(geometry, x, g)
