@@ -36,7 +36,9 @@ class Geometry:
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
     def of_few_channels(self, weight: Tensor) -> few_channels.Shape | None:
-        """What the loops for few channels are called with, where it may be one of theirs."""
+        """What the loops for few channels are called with, where it may be one of theirs and torch compiles nothing."""
+        if torch.compiler.is_compiling():
+            return None
         return few_channels.shape_of(tuple(weight.shape), self.stride, self.padding, self.dilation, self.transposed, self.groups)
 
 

@@ -80,9 +80,9 @@ def shape_of(
 
 
 def _lie_plainly(*tensors: Tensor) -> bool:
-    """Whether they are complex64 numbers in a CPU's memory, outside of torch's transforms, compiler and autocast, and where no
-    gradient of a gradient is wanted."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    """Whether they are complex64 numbers in a CPU's memory, outside of torch's transforms and autocast, and no gradient of a
+    gradient is wanted."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return all(
         type(x) in (Tensor, nn.Parameter)
