@@ -81,6 +81,19 @@ def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.Monk
     assert not isinstance(Stopped(signal.SIGTERM), Exception)  # so that no sweep takes it for a failed job and goes on
 
 
+def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise AttributeError("in a clean-up")
+
+    monkeypatch.setitem(cli.VERBS, "list", broken)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["list"])
+    assert left.value.code == 75
+
+
 def test_a_checkpoint_every_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
     class PowerCut(BaseException): ...
 

@@ -17,6 +17,7 @@ from zdp_bench.config import compose
 from zdp_bench.config.store import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiment import only_one_process
+from zdp_bench.survival import Stopped
 from zdp_bench.sweep import sweep
 
 TINY = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5", "model.hidden=[4]", "accountant=gdp_clt", "threads=1"]
@@ -111,6 +112,29 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
     assert [(words[1], reason) for words, reason in failed] == [("seed=4", "four is not to be had.")]
     with only_one_process(tmp_path / "5"), pytest.raises(Busy, match="another process"), only_one_process(tmp_path / "5", False):
         pass
+
+
+@pytest.mark.parametrize("covering", [AttributeError("a hole"), UserError("seed: a hole")])
+def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, covering: Exception
+) -> None:
+    """SIGTERM came while OmegaConf filled a list, whose clean-up then failed: the sweep went on as after a bug."""
+    done: list[int] = []
+
+    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True) -> None:
+        done.append(config.seed)
+        try:
+            try:
+                raise Stopped(signal.SIGTERM)
+            finally:
+                raise AttributeError("in a clean-up")
+        except AttributeError:
+            raise covering from None
+
+    monkeypatch.setattr("zdp_bench.sweep._carry_out", carry_out)
+    with hydra_session() as driver, pytest.raises(Stopped):
+        sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path / 'results'}"])
+    assert done == [1]
 
 
 def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(

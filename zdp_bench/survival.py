@@ -44,6 +44,15 @@ class Stopped(BaseException):
         return f"stopped by {signal.Signals(self.by).name}; all is saved, and the same command goes on from here"
 
 
+def covered_stop(error: BaseException) -> Stopped | None:
+    """The stop that an error came of. A signal in the middle of a library's work may leave that in pieces (of OmegaConf, a list
+    with a hole in it), and what the library then raises covers it."""
+    under: BaseException | None = error
+    while under is not None and not isinstance(under, Stopped):
+        under = under.__context__
+    return under
+
+
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
     """Within, SIGTERM and the first ctrl-C only raise a flag; yields what reads it: the signal's number, or 0.
@@ -79,6 +88,10 @@ def between_runs() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
+    except Exception as error:
+        if (stop := covered_stop(error)) is None:
+            raise
+        raise stop from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

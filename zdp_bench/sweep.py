@@ -22,7 +22,7 @@ from zdp_bench.config.words import typed_keys
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.faceoff import RECIPE, FaceOff
 from zdp_bench.report.tables import Filling, check_claims, recipes_of, reference
-from zdp_bench.survival import refused
+from zdp_bench.survival import covered_stop, refused
 
 if TYPE_CHECKING:
     from zdp_bench.experiment import Carrying
@@ -42,9 +42,11 @@ class Job:
     def __call__(self, config: DictConfig) -> UserError | None:
         try:
             _carry_out(config, _overrides(), hydra_files=True, wait=self.wait)
-        except UserError as error:
-            return error
         except Exception as error:
+            if stop := covered_stop(error):
+                raise stop from None
+            if isinstance(error, UserError):
+                return error
             if isinstance(error, OSError) and (words := refused(error)):
                 return words
             if not self.sweep:

@@ -60,7 +60,7 @@ def _places(record: torch.Size, kernel: tuple[int, ...], dilation: tuple[int, ..
     apart = [math.prod(record[dim + 1 :]) for dim in range(len(record))]
     steps = [apart[0], *(by * step for by, step in zip(apart[1:], dilation, strict=True))]
     indices = itertools.product(*(range(size) for size in (record[0], *kernel)))
-    return torch.tensor([sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices])
+    return torch.tensor([sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices], device="cpu")
 
 
 @cache

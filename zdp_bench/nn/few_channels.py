@@ -131,7 +131,7 @@ def _places(shape: Shape, line: int, position: int, numbers: int, apart: int, mu
     every = [
         i * down * line + j * across * position + n * apart for i in range(rows) for j in range(columns) for n in range(numbers)
     ]
-    return torch.tensor(every + every[-1:] * (-len(every) % multiple))
+    return torch.tensor(every + every[-1:] * (-len(every) % multiple), device="cpu")
 
 
 def _columns(weight: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
     return m
 
 
-_ONE = torch.ones(1)
+_ONE = torch.ones(1, device="cpu")
 
 
 def _folded(shape: Shape, m: Tensor) -> tuple[Tensor, Tensor]:
