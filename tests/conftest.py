@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before numpy and torch are loaded: several workers with a thread a core each would slow one another down twentyfold.
@@ -27,6 +28,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="slow: add --slow"))
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads torch uses, until the test is over."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,9 @@ def test_words_have_32_bits() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("count", "unit"), [(0, 5), (1, 5), (99, 10), (100, 10), (101, 1)])
-def test_parts_cover_everything_once_and_begin_at_multiples(threads: int, count: int, unit: int) -> None:
+def test_parts_cover_everything_once_and_begin_at_multiples(
+    threads: int, count: int, unit: int, set_threads: Callable[[int], None]
+) -> None:
     done = np.zeros(count, dtype=int)
     starts = []
 
@@ -48,29 +50,21 @@ def test_parts_cover_everything_once_and_begin_at_multiples(threads: int, count:
         starts.append(start)
         done[start:stop] += 1
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        side_by_side(work, count, unit, alone=20)
-    finally:
-        torch.set_num_threads(before)
+    set_threads(threads)
+    side_by_side(work, count, unit, alone=20)
     assert (done == 1).all()
     assert all(start % unit == 0 for start in starts)
     assert len(starts) == (threads if count > 20 else 1)
 
 
-def test_what_fails_on_another_thread_is_raised_here() -> None:
+def test_what_fails_on_another_thread_is_raised_here(set_threads: Callable[[int], None]) -> None:
     def work(start: int, stop: int) -> None:
         if start:
             raise ZeroDivisionError
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ZeroDivisionError):
-            side_by_side(work, 100, 1, alone=0)
-    finally:
-        torch.set_num_threads(before)
+    set_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(work, 100, 1, alone=0)
 
 
 def double(task: Any) -> None:
@@ -103,18 +97,14 @@ def doubling() -> Loop:
 @pytest.mark.parametrize("team", [True, False], ids=["torch's threads", "threads of our own"])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_every_share_of_every_item_is_done_once(
-    monkeypatch: pytest.MonkeyPatch, doubling: Loop, threads: int, team: bool
+    monkeypatch: pytest.MonkeyPatch, doubling: Loop, threads: int, team: bool, set_threads: Callable[[int], None]
 ) -> None:
     if not team:
         monkeypatch.setattr(room, "_team", lambda process: None)
     several = [torch.ones(n) for n in (0, 1, 5, 6, 100_003, 0, 40, 2)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for _ in range(3):
-            double_all(doubling, *several)
-    finally:
-        torch.set_num_threads(before)
+    set_threads(threads)
+    for _ in range(3):
+        double_all(doubling, *several)
     assert all((numbers == 8).all() for numbers in several)
 
 
@@ -122,15 +112,11 @@ def test_a_task_without_items_is_done(doubling: Loop) -> None:
     double_all(doubling)
 
 
-def test_shares_are_done_where_only_one_thread_comes(doubling: Loop) -> None:
+def test_shares_are_done_where_only_one_thread_comes(doubling: Loop, set_threads: Callable[[int], None]) -> None:
     """OpenMP may grant fewer threads than were asked for."""
     numbers = torch.ones(1001)
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        task = task_of([(201, [numbers.data_ptr(), 1001])])
-    finally:
-        torch.set_num_threads(before)
+    set_threads(4)
+    task = task_of([(201, [numbers.data_ptr(), 1001])])
     doubling.call(task.ctypes.data)
     assert (numbers == 2).all()
 
@@ -148,15 +134,11 @@ def stumble(task: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_share_that_was_not_done_is_told(threads: int) -> None:
+def test_a_share_that_was_not_done_is_told(threads: int, set_threads: Callable[[int], None]) -> None:
     """numba prints what is raised in a loop, and goes on: noise would be missing, and nobody the wiser."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with pytest.raises(MemoryError, match="of 7 shares of a compiled loop were not done"):
-            Loop(cfunc(room._TASK)(stumble)).run(task_of([(7, [0])]))
-    finally:
-        torch.set_num_threads(before)
+    set_threads(threads)
+    with pytest.raises(MemoryError, match="of 7 shares of a compiled loop were not done"):
+        Loop(cfunc(room._TASK)(stumble)).run(task_of([(7, [0])]))
 
 
 def test_code_of_another_version_does_nothing(monkeypatch: pytest.MonkeyPatch, doubling: Loop) -> None:

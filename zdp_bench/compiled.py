@@ -62,8 +62,8 @@ def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop
     """The machine code of a loop over a task's shares: what an earlier process kept on disk where that is `right`, else made
     anew, in seconds.
 
-    numba tells by one file's date whether kept code is today's, which knows nothing of the pieces from this file, and may keep it
-    under the wrong date when a disk is full: so `right` calls the code and looks at what it does.
+    numba tells by one file's date whether kept code is today's, which knows nothing of the pieces from this file and others, and
+    may keep it under the wrong date when a disk is full: so `right` calls the code and looks at what it does.
 
     Its arithmetic is IEEE's, operation by operation: the same bits on every processor, but where a loop calls what gives sums
     free order. (Processors without fused products, older than 2013, take ten times as long.)
@@ -150,10 +150,10 @@ def task_of(items: list[tuple[int, list[int]]]) -> np.ndarray:
     return np.array(words, np.int64)
 
 
-# Words in front of the items: this file's version, threads that came, shares that are done, all shares, threads, words an item,
-# words in all, and shares taken of each thread's stretch.
+# Words in front of the items: the version of the pieces that loops are made of, threads that came, shares that are done, all
+# shares, threads, words an item, words in all, and shares taken of each thread's stretch.
 _KIND, _COME, _DONE, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(8)
-_VERSION = crc32(Path(__file__).read_bytes())
+_VERSION = crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("compiled.py", "vectors.py")))
 
 
 @_intrinsic
@@ -170,7 +170,7 @@ def _counted(context: Any, task: Any, at: Any, by: Any) -> Any:
 @inlined
 def begin(task: Any) -> Any:
     """A thread's own notes on a task: whose stretch it begins with, how many stretches it has seen the end of, and how many
-    shares it has taken. Code that was kept of another version of this file does nothing: it would misread the words."""
+    shares it has taken. Code that was kept of another version of its pieces does nothing: it might misread the words."""
     notes = np.zeros(3, np.int64)
     notes[0] = _counted(task, _COME, 1)
     notes[1] = 0 if task[_KIND] == _VERSION else task[_THREADS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -64,16 +65,12 @@ def test_several_are_measured_as_each_alone() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_any_number_of_threads_finds_the_same(threads: int) -> None:
+def test_any_number_of_threads_finds_the_same(threads: int, set_threads: Callable[[int], None]) -> None:
     torch.manual_seed(0)
     several = [torch.randn(70, 3000), torch.randn(3, 10 * BLOCK + 1)]
     alone = squared_norms_of(several)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        shared = squared_norms_of(several)
-    finally:
-        torch.set_num_threads(before)
+    set_threads(threads)
+    shared = squared_norms_of(several)
     assert all(torch.equal(one, other) for one, other in zip(alone, shared, strict=True))
 
 

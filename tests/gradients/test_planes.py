@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,16 +66,12 @@ def test_no_record_sees_another(spoilt: float) -> None:
     assert not found[0][4].isfinite().all()
 
 
-def test_any_number_of_threads_gives_the_same_bits() -> None:
+def test_any_number_of_threads_gives_the_same_bits(set_threads: Callable[[int], None]) -> None:
     x, g, given = _problem(*SHAPES[1])
-    before = torch.get_num_threads()
     found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(planes.gradient_rows(x, g, *given))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        found.append(planes.gradient_rows(x, g, *given))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -87,17 +89,13 @@ def test_any_layout_is_read_rightly(layout: str) -> None:
 
 
 @needs_wide_vectors
-def test_any_number_of_threads_gives_the_same_bits() -> None:
+def test_any_number_of_threads_gives_the_same_bits(set_threads: Callable[[int], None]) -> None:
     shape, x, w, bias, g = _problem(*SHAPES[1])
-    before = torch.get_num_threads()
     found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            of_x = few_channels.input_gradient(shape, g, w, x.shape[2:])
-            found.append([few_channels.convolved(shape, x, w, bias), of_x, *few_channels.gradient_rows(shape, x, g)])
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        set_threads(threads)
+        of_x = few_channels.input_gradient(shape, g, w, x.shape[2:])
+        found.append([few_channels.convolved(shape, x, w, bias), of_x, *few_channels.gradient_rows(shape, x, g)])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 

@@ -6,9 +6,8 @@ the input is read where it lies (seen: a quarter to four fifths of the time for 
 
 from __future__ import annotations
 
-import itertools
 import math
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +25,9 @@ def serve(x: Tensor, g: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]
     two dimensions, channels first, on a processor with AVX-512."""
     if len(kernel) > 2 or any(step != 1 for step in stride) or g.shape[1] < tiles.MET[0] or g.numel() == 0:
         return False
-    if math.prod(x.shape[2:]) > POSITIONS:
+    if not tiles.MET[1] <= x.shape[1] * math.prod(kernel) <= ENTRIES or math.prod(x.shape[2:]) > POSITIONS:
         return False
-    if not tiles.MET[1] <= x.shape[1] * math.prod(kernel) <= ENTRIES or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not tiles.have_their_registers():
         return False
     return all(each.dtype == torch.float32 and each.is_cpu and each.is_contiguous() for each in (x, g))
 
@@ -46,21 +45,13 @@ def _gradient_rows(
     if any(padding):
         x = F.pad(x, [p for size in reversed(padding) for p in (size, size)])
     records, outputs, *rows, width = g.shape
-    places = _places(x.shape[1:], kernel, dilation)
+    channel, *steps = x.stride()[1:]
+    places = tiles.places((x.shape[1], *kernel), (channel, *(by * step for by, step in zip(dilation, steps, strict=True))))
     m, total = x.new_empty(records, outputs, *x.shape[1:2], *kernel), x.new_empty(records, outputs)
     words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), total.data_ptr(), places.data_ptr(), len(places), outputs]
     words += [math.prod(rows), width, math.prod(x.shape[1:]), x.shape[-1]]
     loop.run(task_of([(records, words)]))
     return m, total
-
-
-@lru_cache(maxsize=64)
-def _places(record: torch.Size, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    """Where in a record [C, *] lies what the first output position meets, of every channel and tap."""
-    apart = [math.prod(record[dim + 1 :]) for dim in range(len(record))]
-    steps = [apart[0], *(by * step for by, step in zip(apart[1:], dilation, strict=True))]
-    indices = itertools.product(*(range(size) for size in (record[0], *kernel)))
-    return torch.tensor([sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices], device="cpu")
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +74,7 @@ def shape_of(
     convolutions, of whole vectors of outputs, on a processor with AVX-512."""
     if len(weight) != 4 or transposed or groups != 1 or weight[0] % (LANES // 2):
         return None
-    if 2 * math.prod(weight[1:]) < tiles.ENTRIES or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if 2 * math.prod(weight[1:]) < tiles.ENTRIES or not tiles.have_their_registers():
         return None
     return Shape(weight[0], weight[1], weight[2:], stride, padding, dilation)
 
@@ -123,15 +123,10 @@ def _padded(shape: Shape, x: Tensor) -> Tensor:
     return F.pad(reals, (0, 0, across, across, down, down)) if down or across else reals
 
 
-@lru_cache(maxsize=64)
-def _places(shape: Shape, line: int, position: int, numbers: int, apart: int, multiple: int = 1) -> Tensor:
-    """What a position meets, as places from its first tap on: of every tap so many numbers, `apart`; the last once more, until
-    they are a multiple."""
-    (down, across), (rows, columns) = shape.dilation, shape.kernel
-    every = [
-        i * down * line + j * across * position + n * apart for i in range(rows) for j in range(columns) for n in range(numbers)
-    ]
-    return torch.tensor(every + every[-1:] * (-len(every) % multiple), device="cpu")
+def _entries(shape: Shape, padded: Tensor, multiple: int = 1) -> Tensor:
+    """Where in a map [B, H, W, 2C] lies what an output position meets."""
+    _, line, step, _ = padded.stride()
+    return tiles.places((*shape.kernel, 2 * shape.channels), (shape.dilation[0] * line, shape.dilation[1] * step, 1), multiple)
 
 
 def _columns(weight: Tensor) -> Tensor:
@@ -146,11 +141,9 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
     lanes = 2 * shape.outputs
     start = x.new_zeros(lanes) if bias is None else torch.view_as_real(bias.resolve_conj()).flatten()
     y = x.new_empty(len(x), height, width, lanes)
-    step, line = x.stride(2), x.stride(1)
-    entries = _places(shape, line, step, 2 * shape.channels, 1)
-    rows = len(x) * height
+    entries, rows = _entries(shape, x), len(x) * height
     words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), entries.data_ptr(), len(entries), lanes, rows, height]
-    words += [width, x.stride(0), shape.stride[0] * line, shape.stride[1] * step]
+    words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(-(-rows // tiles.ROWS), words)]))
     return as_complex_channels(y.movedim(-1, 1))
 
@@ -159,12 +152,11 @@ def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
     """Real [B, parts, entries and 1, 2O]: what each entry and a one meet in each part of a record's rows."""
     x, g = _padded(shape, x), _reals(g)
     count, height, width, lanes = g.shape
-    step, line = x.stride(2), x.stride(1)
-    entries = _places(shape, line, step, 2 * shape.channels, 1, tiles.ENTRIES)
+    entries = _entries(shape, x, tiles.ENTRIES)
     parts = -(-height // tiles.ROWS)
     m = x.new_zeros(count, parts, len(entries) + 1, lanes)
     words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), _ONE.data_ptr(), entries.data_ptr(), len(entries), lanes, parts, height]
-    words += [width, x.stride(0), shape.stride[0] * line, shape.stride[1] * step]
+    words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(count * parts, words)]))
     return m
 
@@ -185,24 +177,12 @@ def _input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ..
     (down, across), reals, lanes = shape.reach, 2 * shape.channels, 2 * shape.outputs
     count, height, width = len(g), g.shape[1] + down, g.shape[2] + across
     w = _columns(weight).flip(0, 1).unflatten(-1, (-1, LANES)).movedim(-2, 2).contiguous()  # [*k, L/16, 2C, 16]
-    line = (width + across) * lanes
-    taps = _places(shape, line, lanes, lanes // LANES, LANES)
+    apart = shape.dilation[0] * (width + across) * lanes, shape.dilation[1] * lanes, LANES
+    taps = tiles.places((*shape.kernel, lanes // LANES), apart)
     x = g.new_empty(count, height, width, reals)
     parts = -(-height // tiles.HELD)
-    words = [
-        g.data_ptr(),
-        w.data_ptr(),
-        x.data_ptr(),
-        taps.data_ptr(),
-        len(taps),
-        lanes,
-        reals,
-        parts,
-        height,
-        width,
-        down,
-        across,
-    ]
+    words = [g.data_ptr(), w.data_ptr(), x.data_ptr(), taps.data_ptr(), len(taps), lanes, reals, parts]
+    words += [height, width, down, across]
     loop.run(task_of([(count * parts, words)]))
     own = x[:, shape.padding[0] :, shape.padding[1] :][:, : size[0], : size[1]]  # what was padded has a gradient, too
     return as_complex_channels(own.movedim(-1, 1))

@@ -16,11 +16,15 @@ image, so that long ones lose no digits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit, types
+from torch import Tensor
 
 from zdp_bench.compiled import begin, float32_at, int64_at, next_share, wide_vectors
 from zdp_bench.vectors import (
@@ -47,6 +51,21 @@ POSITIONS = {1: 12, 2: 8, 4: 5}  # of a tile of `convolve`, of so many vectors o
 INPUTS = {2: 12, 4: 6, 6: 4, 8: 3}  # of a tile of `distribute`, of so many numbers of the input
 MET = 4, 5  # outputs and entries of a tile of `correlate_planes`
 ENTRIES = 9  # of a tile of `correlate`: a 3×3 kernel has a multiple of it
+
+
+@cache
+def have_their_registers() -> bool:
+    """Whether this processor has AVX-512: 32 registers of 16 numbers. On others a tile does not fit."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@lru_cache(maxsize=256)
+def places(sizes: tuple[int, ...], steps: tuple[int, ...], multiple: int = 1) -> Tensor:
+    """How far from the first number lies every other that a position meets, of `sizes` taps and channels that are `steps` apart,
+    the last dimension first; the last once more, until they are a multiple."""
+    indices = itertools.product(*(range(size) for size in sizes))
+    every = [sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
+    return torch.tensor(every + every[-1:] * (-len(every) % multiple), device="cpu")
 
 
 # ------------------------------------------------------------------------------------------------------------- in registers
@@ -277,15 +296,8 @@ def distribute(task: Any) -> None:
         if at < 0:
             break
         g, w, x, taps = task[at], float32_at(task[at + 1]), task[at + 2], int64_at(task[at + 3])
-        count, lanes, reals, parts, height, width = (
-            task[at + 4],
-            task[at + 5],
-            task[at + 6],
-            task[at + 7],
-            task[at + 8],
-            task[at + 9],
-        )
-        down, across = task[at + 10], task[at + 11]
+        count, lanes, reals, parts = task[at + 4], task[at + 5], task[at + 6], task[at + 7]
+        height, width, down, across = task[at + 8], task[at + 9], task[at + 10], task[at + 11]
         line = (width + across) * lanes
         if len(held) == 0:
             held = np.zeros((HELD + down) * line, np.float32)
@@ -325,14 +337,8 @@ def correlate_planes(task: Any) -> None:
         if at < 0:
             break
         x, g, m, total, entries = task[at], task[at + 1], task[at + 2], task[at + 3], int64_at(task[at + 4])
-        count, outputs, height, width, record, line = (
-            task[at + 5],
-            task[at + 6],
-            task[at + 7],
-            task[at + 8],
-            task[at + 9],
-            task[at + 10],
-        )
+        count, outputs, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8]
+        record, line = task[at + 9], task[at + 10]
         vectors = (height * line + LANES - 1) // LANES
         plane = vectors * LANES
         if len(own) == 0:

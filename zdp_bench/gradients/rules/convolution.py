@@ -88,6 +88,10 @@ class _Bias:
         self.g: Tensor | None = g  # [B, O, *], until it is summed
         self.formed: Tensor | None = None
 
+    def awaits(self, records: int) -> bool:
+        """Whether gradients of so many records, the whole batch, would spare a sum."""
+        return self.g is not None and len(self.g) == records
+
     def take(self, formed: Tensor) -> None:
         self.g, self.formed = None, formed
 
@@ -104,8 +108,15 @@ class _Bias:
         )
 
 
+def _weights_of(beside: _Bias | None, of_weight: Tensor, of_bias: Tensor) -> Tensor:
+    """The first of the two, which a loop gives together."""
+    if beside is not None and beside.awaits(len(of_bias)):
+        beside.take(of_bias)
+    return of_weight
+
+
 def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None) -> Share:
-    """The share of a complex convolution's weight: small records by patches or columns, all else as reals."""
+    """The share of a complex convolution's weight: small records by loops, patches or columns, all else as reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
     sizes = geometry.shape, geometry.stride, geometry.padding, geometry.dilation
@@ -118,10 +129,7 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
     def rows(start: int, stop: int) -> Tensor:
         large = 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
         if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
-            of_weight, of_bias = few_channels.gradient_rows(few, x[start:stop], g[start:stop])
-            if beside is not None and len(of_bias) == len(x):
-                beside.take(of_bias)
-            return of_weight
+            return _weights_of(beside, *few_channels.gradient_rows(few, x[start:stop], g[start:stop]))
         if large:
             real_x, real_g = reals()
             return _rows_one_by_one(interleaved, real_x[start:stop], real_g[start:stop], folded)
@@ -150,10 +158,7 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None)
             return _rows_one_by_one(geometry, x[start:stop], g[start:stop])
         if not geometry.transposed and geometry.groups == 1 and planes.serve(x, g, geometry.kernel, geometry.stride):
             numbers = geometry.kernel, geometry.padding, geometry.dilation
-            of_weight, of_bias = planes.gradient_rows(x[start:stop], g[start:stop], *numbers)
-            if beside is not None and len(of_bias) == len(x):
-                beside.take(of_bias)
-            return of_weight
+            return _weights_of(beside, *planes.gradient_rows(x[start:stop], g[start:stop], *numbers))
         if wide.movedim(1, -1).is_contiguous() and _patches_are_cheaper(geometry, wide.shape[1], wide, narrow):
             return _rows_by_patches(geometry, wide[start:stop], narrow[start:stop])
         return _rows_by_columns(geometry, wide[start:stop], narrow[start:stop], beside)
@@ -255,7 +260,7 @@ def _rows_by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor, beside: _
     `beside`: the same product, and no pass over the output gradient of their own."""
     a_record = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:]) * wide.element_size()
     few = max(1, COLUMN_BYTES // a_record)
-    ones = beside is not None and beside.g is not None and len(beside.g) == len(wide)  # the whole batch is asked for
+    ones = beside is not None and beside.awaits(len(wide))
     products = (_product(geometry, w, n, ones) for w, n in zip(wide.split(few), narrow.split(few), strict=True))
     product = next(products) if few >= len(wide) else torch.cat([*products])  # [b, groups, C·k (and 1), O/groups]
     if ones and beside is not None:
