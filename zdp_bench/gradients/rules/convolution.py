@@ -109,7 +109,7 @@ class _Bias:
 
 
 def _weights_of(beside: _Bias | None, of_weight: Tensor, of_bias: Tensor) -> Tensor:
-    """The first of the two, which a loop gives together."""
+    """The weight's gradients, of the two that a loop gives together; the bias's wait for the bias."""
     if beside is not None and beside.awaits(len(of_bias)):
         beside.take(of_bias)
     return of_weight
