@@ -117,7 +117,7 @@ def test_shares_are_done_where_only_one_thread_comes(doubling: Loop, set_threads
     numbers = torch.ones(1001)
     set_threads(4)
     task = task_of([(201, [numbers.data_ptr(), 1001])])
-    doubling.call(task.ctypes.data)
+    doubling.call(task.buffer_info()[0])
     assert (numbers == 2).all()
 
 

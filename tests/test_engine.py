@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import nn
 from zdp_bench import engine
 from zdp_bench.algorithms import Problem, add_up, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Total, Training, private_step
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
 
 CPU = torch.device("cpu")
@@ -37,9 +39,9 @@ def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.M
         def append(self, step: int, of: str = "") -> None:
             order.append("ledger")
 
-    def draw(total: dict[str, torch.Tensor], mechanism: Mechanism, source: SeededNoise, step: int) -> dict[str, torch.Tensor]:
+    def draw(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
         order.append("noise")
-        return add_noise(total, mechanism, source, step)
+        return add_noise(*arguments, **options)
 
     monkeypatch.setattr(engine, "add_noise", draw)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -48,6 +50,53 @@ def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.M
     private_step(training, 0, iter([]), 2.0)
     assert order == ["ledger", "noise"]
     assert not torch.equal(model[0].weight, before)  # an empty batch is a step like any other
+
+
+class _Ranks(Ranks):
+    """The first of several, the others of which have nothing: what is summed over ranks is divided afterwards."""
+
+    def all_reduce(self, total: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return total
+
+
+def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Path) -> None:
+    batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
+    moved = []
+    for ranks in (ALONE, _Ranks(size=2)):
+        torch.manual_seed(0)
+        model, algorithm = problem()
+        ledger = Ledger(tmp_path / f"{len(moved)}.jsonl", algorithm.mechanism(), repeatable=True)
+        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger, None, ranks)
+        private_step(training, 0, iter([batch]), 7.0)
+        ledger.close()
+        moved.append([parameter.detach() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
+
+
+def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_path: Path) -> None:
+    model, _ = problem()
+
+    class Negated(ZetaDPSGD):
+        def postprocess(self, noisy: dict[str, torch.Tensor], expected_batch_size: float) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {name: -value for name, value in mean(noisy, expected_batch_size).items()}
+
+    moved = []
+    for kind in (ZetaDPSGD, Negated):
+        torch.manual_seed(0)
+        model, _ = problem()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        algorithm = kind(
+            Problem(model, lambda o, t: o.abs().sum(dim=1), Sampling("poisson", 0.1, 2, 20)),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", algorithm.mechanism(), repeatable=True)
+        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger)
+        private_step(training, 0, iter([]), 7.0)
+        ledger.close()
+        moved.append([p.detach() - old for p, old in zip(model.parameters(), before, strict=True)])
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path) -> None:

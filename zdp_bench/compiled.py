@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import warnings
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -35,7 +36,7 @@ class Loop:
         self.code, self.address = code, code.address  # one holds the other
         self.call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
 
-    def run(self, task: np.ndarray) -> None:
+    def run(self, task: array[int]) -> None:
         """Work on all shares of a task.
 
         The threads are torch's own, where they answer: those wait for work a while before they sleep, and keep others from
@@ -44,7 +45,7 @@ class Loop:
         Raises:
             MemoryError: a thread ended inside a share (numba only prints what is raised there): what was asked is done in part.
         """
-        where, threads = task.__array_interface__["data"][0], int(task[_THREADS])
+        where, threads = task.buffer_info()[0], task[_THREADS]
         if threads == 1:
             self.call(where)
         elif (team := _team(os.getpid())) is not None:
@@ -133,21 +134,21 @@ def rotated(context: Any, word: Any, bits: Any) -> Any:
     return types.uint32(types.uint32, types.uint32), code
 
 
-def task_of(items: list[tuple[int, list[int]]]) -> np.ndarray:
+def task_of(items: list[tuple[int, list[int]]]) -> array[int]:
     """A task of items, each so many shares and words of its own, as many as any other's; for as many threads as torch uses.
 
     Each thread begins with a stretch of its own, the same as torch's loops give it, whose numbers lie in its cache; and then
     helps the others.
     """
-    shares = sum(its_shares for its_shares, _ in items)
+    shares, of_items = 0, array("q")
+    for its_shares, own in items:
+        of_items.append(shares)
+        of_items.fromlist(own)
+        shares += its_shares
     threads = max(1, min(torch.get_num_threads(), shares))
     width = 1 + len(items[0][1]) if items else 0
-    words = [_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(items) * width] + [0] * threads
-    first = 0
-    for its_shares, own in items:
-        words += [first, *own]
-        first += its_shares
-    return np.array(words, np.int64)
+    words = array("q", (_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(of_items), *[0] * threads))
+    return words + of_items
 
 
 # Words in front of the items: the version of the pieces that loops are made of, threads that came, shares that are done, all

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm
+from zdp_bench.algorithms import Algorithm, mean
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
@@ -79,10 +79,13 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     device = next(iter(training.parameters.values())).device
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
     total = widened(summed(algorithm, mechanism, micro_batches, device), training.noise)  # this rank's share of S
+    # The same numbers in one pass, where the noisy sum is only divided, and not sent or rounded before.
+    at_once = algorithm.postprocess is mean and ranks.size == 1 and training.noise.repeatable
     if ranks.first:
-        total = add_noise(total, mechanism, training.noise, step)
+        total = add_noise(total, mechanism, training.noise, step, times=1 / expected_batch_size if at_once else 1.0)
     release = rounded(ranks.all_reduce(total), mechanism, training.noise)
-    descend(training.parameters, training.optimizer, algorithm.postprocess(release, expected_batch_size))
+    gradients = release if at_once else algorithm.postprocess(release, expected_batch_size)
+    descend(training.parameters, training.optimizer, gradients)
 
 
 def summed(algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device) -> dict[str, Tensor]:

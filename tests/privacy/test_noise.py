@@ -237,6 +237,29 @@ def test_a_lazily_conjugated_sum_gets_the_noise_of_a_resolved_one(kind: NoiseKin
     assert torch.equal(noisy, add_noise({of.name: resolved}, mechanism, SeededNoise(1), 3)[of.name])
 
 
+@pytest.mark.parametrize("kind", ["circular", "hermitian", "none", "real"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_sum_may_be_multiplied_as_noise_is_laid_over_it(kind: NoiseKind, lazy: bool, wide: bool, source: NoiseSource) -> None:
+    shape, fft = (30, 7), {"fft_dims": (0, 1)} if kind == "hermitian" else {}
+    of = block(kind, shape, std=0.0 if kind == "none" else 2.5, wide=wide, **fft)
+    mechanism = Mechanism((of,), Sampling("poisson", 0.1, 2, 20))
+    torch.manual_seed(0)
+    sum_ = torch.randn(shape, dtype=getattr(torch, of.dtype))
+    if lazy and sum_.is_complex():
+        sum_ = sum_.conj()
+    found = add_noise({of.name: sum_.clone()}, mechanism, source, 3, times=0.3)[of.name]
+    if source.repeatable:
+        expected = add_noise({of.name: sum_.clone()}, mechanism, source, 3)[of.name]
+        reals = torch.view_as_real(expected) if expected.is_complex() else expected
+        reals.mul_(0.3)
+        assert torch.equal(found, expected)
+    else:  # other noise each time: of its size
+        assert (found - 0.3 * sum_).abs().square().mean().sqrt() == pytest.approx(
+            0.3 * (of.std * (2**0.5 if kind == "circular" else 1)), rel=0.2
+        )
+
+
 def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
     """None is left out, none comes twice, however the stream is cut: 3 threads over more than one piece each."""
     before = torch.get_num_threads()

@@ -63,5 +63,4 @@ class DPSGD:
         gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
         return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, self.per_layer))[0]
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
-        return mean(noisy, expected_batch_size)
+    postprocess = staticmethod(mean)

@@ -12,20 +12,20 @@ Which, is a matter of time and memory alone: no number depends on it but by roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, no_records
-from zdp_bench.gradients.norms import all_finite, squared_norms, squared_norms_of
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, groups, no_records
+from zdp_bench.gradients.norms import squared_norms
 from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
+from zdp_bench.gradients.weighing import Clipping, Term, clipping
 
 # Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, up to half
 # of what the layers' inputs take (by then backward has let go of as much), or up to what the parameters take, in all.
@@ -36,15 +36,34 @@ FORM_BYTES = 64 * 2**20
 SHORT = 2048
 
 
-@dataclass
+@dataclass(slots=True)
 class _Parameter:
     """What is known of one parameter's per-sample gradients as backward goes on."""
 
-    calls: int  # that are still to come
+    itself: nn.Parameter
+    calls: int = 0  # that are still to come
     shares: list[Share] = field(default_factory=list)
     squared_norms: Tensor | None = None  # [B] float64
     product: tuple[Tensor, ...] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
     weighted_sum: Callable[[Tensor], Tensor] | None = None
+    of_weighed: Callable[[Tensor], Tensor] | None = None
+
+    def scale(self, complex_scale: float) -> float:
+        return complex_scale if complex_scale != 1 and self.itself.is_complex() else 1.0
+
+    def term(self, complex_scale: float) -> Term:
+        """What it adds to the norms."""
+        scale = self.scale(complex_scale)
+        return Term(self.product, self.squared_norms, scale, weigh=self.of_weighed is not None and scale == 1)
+
+    def total(self, clipped: Clipping, complex_scale: float) -> Tensor | None:
+        """Σᵢ cᵢ gᵢ; None where no record influences the loss through it."""
+        if self.of_weighed is not None and (weighed := clipped.weighed.get(id(self.product[0]))) is not None:
+            return self.of_weighed(weighed)
+        if self.weighted_sum is None:
+            return None
+        scale = self.scale(complex_scale)
+        return self.weighted_sum(clipped.factors if scale == 1 else clipped.factors * scale)
 
 
 def clipped_sum(
@@ -69,39 +88,33 @@ def clipped_sum(
     """
     inputs, _ = batch
     layers = layers_of(model)
-    parameters = _parameters(layers)
     elsewhere = {id(p) for layer in rules for p in (getattr(layer, "weight", None),) if p is not None}
     if len(inputs) == 0:
-        none = no_records(model, bound, per_layer, inputs.device)
-        return replace(none, sums={name: value for name, value in none.sums.items() if id(parameters[name]) not in elsewhere})
-    found = _differentiate(model, loss, batch, layers, parameters, rules)
+        none, found = no_records(model, bound, per_layer, inputs.device), _parameters(layers)
+        return replace(none, sums={name: value for name, value in none.sums.items() if id(found[name].itself) not in elsewhere})
+    found = _differentiate(model, loss, batch, layers, rules)
 
     with torch.no_grad(), _full_precision(inputs.device):
-        _measure(found.values())
-        scale = {name: complex_scale if p.is_complex() else 1.0 for name, p in parameters.items()}
-        zero = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
         sums: dict[str, Tensor] = {}
-        norms = []
-        together = groups(model, bound, per_layer) if per_layer else [(list(parameters), bound)]
-        for names, group_bound in together:
-            own = ((found[name].squared_norms, scale[name] ** 2) for name in names)
-            squares = [square if by == 1 else square * by for square, by in own if square is not None]
-            norms.append(torch.stack(squares).sum(dim=0).sqrt_() if squares else zero)  # [B], float64
-            factors = clip_factors(norms[-1], group_bound)
+        norms, finite = [], True
+        for names, group_bound in groups(model, bound, per_layer) if per_layer else [(list(found), bound)]:
+            terms = [found[name].term(complex_scale) for name in names if found[name].weighted_sum is not None]
+            clipped = clipping(terms or [_nothing(inputs)], group_bound)
+            norms.append(clipped.norms)
+            finite = finite and clipped.finite
             for name in names:
-                weighted_sum = found.pop(name).weighted_sum
-                parameter = parameters[name]
+                of = found.pop(name)
+                parameter, total = of.itself, of.total(clipped, complex_scale)
                 if id(parameter) in elsewhere:
-                    sums |= {} if weighted_sum is None else {name: weighted_sum(factors)}
-                elif weighted_sum is None:
+                    sums |= {} if total is None else {name: total}
+                elif total is None:
                     sums[name] = torch.zeros_like(parameter, requires_grad=False)
                 else:
-                    total = weighted_sum(factors if scale[name] == 1 else factors * scale[name])
                     if total.dtype != parameter.dtype or total.shape != parameter.shape:
                         total = total.to(parameter.dtype).view_as(parameter)
                     sums[name] = total.resolve_conj() if resolved else total
         every_norm = torch.stack(norms, dim=1) if per_layer else norms[0]  # [B, groups], or [B]
-    if not all_finite(every_norm):  # 0 · NaN is NaN: leave such records out and sum again
+    if not finite:  # 0 · NaN is NaN: leave such records out and sum again
         whole = torch.isfinite(every_norm.view(len(inputs), -1)).all(dim=1)  # [B]
         rest = batch[0][whole], batch[1][whole]
         sums = clipped_sum(
@@ -110,97 +123,96 @@ def clipped_sum(
     return ClippedSum(sums, every_norm)
 
 
+def _nothing(inputs: Tensor) -> Term:
+    """What parameters add to the norms that no record influences the loss through."""
+    return Term((), torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device))
+
+
 def without_rule(model: nn.Module) -> list[str]:
     """Names of the layers that hold trainable parameters but have no rule of their own."""
     return [layer.name for layer in layers_of(model) if rule_of(layer.module) is None]
 
 
-def _parameters(layers: list[Layer]) -> dict[str, nn.Parameter]:
+def _parameters(layers: list[Layer]) -> dict[str, _Parameter]:
     """What `clipping.trainable` finds, under the same names, from the layers that are at hand."""
-    names: dict[nn.Parameter, str] = {}
-    for layer in layers:
-        for own, parameter in layer.own.items():
-            names.setdefault(parameter, f"{layer.name}.{own}" if layer.name else own)
-    return {name: parameter for parameter, name in names.items()}
+    seen: set[int] = set()
+    found = {}
+    for name, _, own in layers:
+        for own_name, parameter in own.items():
+            if id(parameter) not in seen:  # else it is shared, and has its first name
+                seen.add(id(parameter))
+                found[f"{name}.{own_name}" if name else own_name] = _Parameter(parameter)
+    return found
 
 
 def _differentiate(
-    model: nn.Module,
-    loss: Loss,
-    batch: Batch,
-    layers: list[Layer],
-    parameters: dict[str, nn.Parameter],
-    rules: Mapping[nn.Module, Rule],
+    model: nn.Module, loss: Loss, batch: Batch, layers: list[Layer], rules: Mapping[nn.Module, Rule]
 ) -> dict[str, _Parameter]:
     """Forward and backward; every parameter's squared norms, or what they follow from, and how to sum its gradients weighted."""
     tape = record(model, layers, loss, batch)
-    name_of = {parameter: name for name, parameter in parameters.items()}
-    found = {name: _Parameter(0) for name in parameters}
+    found = _parameters(layers)
+    of_parameter = {id(of.itself): of for of in found.values()}
+    of_inputs = 0
     for call in tape.calls:
+        of_inputs += call.input.nbytes
         for parameter in call.layer.own.values():
-            found[name_of[parameter]].calls += 1
-    of_inputs, of_parameters = sum(_bytes(call.input) for call in tape.calls), sum(map(_bytes, parameters.values()))
-    allowance = max(KEEP_BYTES, of_inputs // 2, of_parameters)
+            of_parameter[id(parameter)].calls += 1
+    parameters = [of.itself for of in found.values()]
+    allowance = max(KEEP_BYTES, of_inputs // 2, sum(parameter.nbytes for parameter in parameters))
+    exact = _full_precision(batch[0].device)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal allowance
-        with _full_precision(g.device):  # backward records no graph of its own
+        with exact:  # backward records no graph of its own
             own = call.layer.own
             x, g = _promoted(call, g, next(iter(own.values())))
-            replaced = _bytes(x) + _bytes(g)
             shares = _shares(call.layer, x, g, rules)
             for own_name, parameter in own.items():
                 if own_name not in shares:
                     raise NoRule(f"layer '{call.layer.name}', whose parameter '{own_name}' its rule does not know")
-                of = found[name_of[parameter]]
+                of = of_parameter[id(parameter)]
                 of.shares.append(shares[own_name])
                 of.calls -= 1
                 if of.calls == 0:
-                    allowance -= _settle(of, parameter, len(g), replaced, allowance)
+                    allowance -= _settle(of, len(g), (x, g), allowance)
         del call.input
 
-    tape.play_back(list(parameters.values()), consume)
-    with torch.no_grad(), _full_precision(batch[0].device):
-        for name, of in found.items():
+    tape.play_back(parameters, consume)
+    with torch.no_grad(), exact:
+        for of in found.values():
             if of.shares:  # some other call of this parameter had no influence on the loss
-                _settle(of, parameters[name], len(batch[0]), 0, allowance)
+                _settle(of, len(batch[0]), (), allowance)
     return found
 
 
-def _settle(of: _Parameter, parameter: nn.Parameter, records: int, replaced: int, allowance: int) -> int:
-    """All calls of a parameter are in: take its norms, and say how it will be summed. Returns what of the allowance is spent."""
+def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowance: int) -> int:
+    """All calls of a parameter are in: take its norms, and say how it will be summed. Returns what of the allowance is spent.
+
+    Args:
+        replaced: what need not be kept where the gradients themselves are.
+    """
     shares, of.shares = of.shares, []
     if len(shares) == 1 and shares[0].product is not None:
-        of.product = shares[0].product()
+        of.product, of.of_weighed = shares[0].product(), shares[0].of_weighed
         of.weighted_sum = shares[0].weighted_sum
         return 0
     if len(shares) == 1 and shares[0].ghost is not None:
         of.squared_norms = shares[0].ghost()
         of.weighted_sum = shares[0].weighted_sum
         return 0
-    size = parameter.numel() * parameter.element_size()  # of one record's gradient
-    total = size * records * len(shares)
-    if total <= max(replaced, allowance):
+    size = of.itself.nbytes  # of one record's gradient
+    total, free = size * records * len(shares), sum(tensor.nbytes for tensor in replaced)
+    if total <= max(free, allowance):
         rows = _rows(shares)(0, records)
-        if parameter.numel() <= SHORT:
+        if of.itself.numel() <= SHORT:
             of.product = (rows,)
         else:
             of.squared_norms = squared_norms(rows)
         of.weighted_sum = lambda factors: contract(rows, factors)
-        return 0 if total <= replaced else total
+        return 0 if total <= free else total
     of.squared_norms = _formed_norms(shares, records, FORM_BYTES // size)
     of.weighted_sum = _sum_of(shares)
     return 0
-
-
-def _measure(found: Iterable[_Parameter]) -> None:
-    """Norms of products, those of all parameters together: a small network's are sooner taken than asked for one by one."""
-    waiting = [of for of in found if of.product]
-    if waiting:
-        parts = {id(part): part for of in waiting for part in of.product}
-        squares = dict(zip(parts, squared_norms_of([*parts.values()]), strict=True))
-        for of in waiting:
-            of.squared_norms = reduce(torch.mul, (squares[id(part)] for part in of.product))
 
 
 def _rows(shares: list[Share]) -> Callable[[int, int], Tensor]:
@@ -262,7 +274,3 @@ def _promoted(call: Call, g: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]
 
     numbers = call.input.is_floating_point() or call.input.is_complex()  # and no indices
     return promoted(call.input) if numbers else call.input, promoted(g)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

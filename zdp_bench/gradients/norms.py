@@ -49,7 +49,7 @@ def all_finite(norms: Tensor) -> bool:
 
 
 @njit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def _sum_of_squares(numbers: Any) -> Any:
+def sum_of_squares(numbers: Any) -> Any:
     """Float32 numbers', summed in float64 and in whatever order is fastest."""
     wide_vectors()
     total = 0.0
@@ -73,7 +73,7 @@ def _square_blocks(task: Any) -> None:
         for i in range(share * a_share, min((share + 1) * a_share, blocks)):
             row, block = i // a_row, i % a_row
             numbers = carray(float32_at(task[at] + 4 * (row * length + block * BLOCK)), (min(BLOCK, length - block * BLOCK),))
-            sums[i] = _sum_of_squares(numbers)
+            sums[i] = sum_of_squares(numbers)
 
 
 def _right(loop: Loop) -> bool:

@@ -32,13 +32,22 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """In the model's order. One way through the modules, and not `named_parameters` of each: asked in every step."""
-    found = (Layer(name, module, _trainable_itself(module)) for name, module in model.named_modules())
-    return [layer for layer in found if layer.own]
+    """In the model's order, as `named_modules` goes. Asked in every step, so without its generators."""
+    found: list[Layer] = []
+    seen: set[nn.Module] = set()
 
+    def visit(name: str, module: nn.Module) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        if own := {of: p for of, p in module._parameters.items() if p is not None and p.requires_grad}:
+            found.append(Layer(name, module, own))
+        for of, child in module._modules.items():
+            if child is not None:
+                visit(f"{name}.{of}" if name else of, child)
 
-def _trainable_itself(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    visit("", model)
+    return found
 
 
 @dataclass

@@ -38,7 +38,7 @@ def _word(part: int | str) -> int:
 
 
 class White(NamedTuple):
-    """White noise that is to be added: `out` += std·N(0, 1), independently in every real number.
+    """White noise that is to be added: `out` = (`out` + std·N(0, 1)) · times, independently in every real number.
 
     Attributes:
         out: contiguous, of any shape; a complex entry is two real numbers.
@@ -50,6 +50,7 @@ class White(NamedTuple):
     std: float
     key: tuple[int | str, ...]
     conjugate: bool = False
+    times: float = 1.0
 
     def prepared(self) -> Tensor:
         """Conjugates `out` if it is to be, and returns it as real numbers in one row, [n]: a view."""
@@ -86,7 +87,8 @@ class SeededNoise:
         streams: list[Stream] = []
         for white in asked:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
-                streams.append(Stream(hashed((self.seed, "noise", *white.key)), white.out, white.std, conjugate=white.conjugate))
+                out, std, key, conjugate, times = white
+                streams.append(Stream(hashed((self.seed, "noise", *key)), out, std, 0, None, conjugate, times))
                 continue
             out, std = white.prepared(), white.std
             seeds = stream(self.seed, "noise", *white.key)
@@ -96,6 +98,8 @@ class SeededNoise:
                 out.add_(torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype), alpha=std)
             else:
                 out.add_(torch.from_numpy(np.random.Generator(np.random.PCG64DXSM(seeds)).standard_normal(len(out))), alpha=std)
+            if white.times != 1:
+                out.mul_(white.times)
         if streams:
             add_normals(*streams)
 
@@ -146,6 +150,8 @@ class SecureNoise:
         for white in asked:
             reals = white.prepared()
             side_by_side(partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE)
+            if white.times != 1:
+                reals.mul_(white.times)
 
 
 def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
@@ -228,9 +234,15 @@ def rounded(release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSourc
 
 
 def add_noise(
-    total: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource, step: int, rank: int = 0, ranks: int = 1
+    total: dict[str, Tensor],
+    mechanism: Mechanism,
+    source: NoiseSource,
+    step: int,
+    rank: int = 0,
+    ranks: int = 1,
+    times: float = 1.0,
 ) -> dict[str, Tensor]:
-    """`total + ξ`, block by block, in the precision that `total` has; `total` is overwritten, and nothing in it is
+    """`(total + ξ) · times`, block by block, in the precision that `total` has; `total` is overwritten, and nothing in it is
     lazily conjugated any more.
 
     Where several ranks hold a part of the sum each, there are two right ways. After the sums are reduced, every rank adds the
@@ -241,14 +253,17 @@ def add_noise(
     share = 1 / math.sqrt(ranks)
     laid_over: list[White] = []  # white noise needs no tensor of its own
     for block in mechanism.blocks:
-        conjugate, sum_ = total[block.name].is_conj(), total[block.name]
+        sum_ = total[block.name]
+        conjugate = sum_.is_conj()
         if block.noise in ("real", "circular") and sum_.is_contiguous():
             total[block.name] = memory = sum_.conj() if conjugate else sum_
-            laid_over.append(White(memory, block.std * share, _key(block, step, rank, ranks), conjugate))
+            laid_over.append(White(memory, block.std * share, _key(block, step, rank, ranks), conjugate, times))
             continue
         total[block.name] = sum_ = sum_.resolve_conj()
         if block.noise != "none":
             in_its_precision = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
             sum_.add_(draw(in_its_precision, source, step, sum_.device, rank, ranks))
+        if times != 1:
+            (torch.view_as_real(sum_) if sum_.is_complex() else sum_).mul_(times)
     source.add_white(*laid_over)
     return total

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from functools import cache
+from array import array
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from numba import carray, float32, int32, njit, uint32, uint64
 from zdp_bench.compiled import Loop, begin, compiled, float32_at, fused, inlined, next_share, plus, rotated, task_of, wide_vectors
 
 CHUNK = 512  # pairs that are made at once, from 64 blocks of ChaCha: a stream is cut at multiples of it
-SHARE = 32 * CHUNK  # pairs that a thread takes at a time: some 20 microseconds' work
+SHARE = 8 * CHUNK  # pairs that a thread takes at a time: some 5 microseconds' work
 _LANES = 64  # blocks side by side, each 16 words
 _PAIRS_A_BLOCK = CHUNK // _LANES
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts: the first times an exponent is exact
@@ -134,29 +135,34 @@ def _cosine_and_sine(word: Any) -> Any:
     return -along if int32(odd * int32(2)) != back else along, -across if back != 0 else across
 
 
+@inlined
+def _turned(number: Any, sign: Any) -> Any:
+    """The float32 number, negated where `sign` is a float32's sign bit and not 0."""
+    return np.uint32(uint32(np.float32(number).view(np.uint32) ^ sign)).view(np.float32)
+
+
 @njit(error_model="numpy")
-def _add_normals(key: Any, out: Any, std: Any, start: Any, stop: Any, conjugate: Any) -> None:
+def _add_normals(key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any, conjugate: Any) -> None:
     """Pairs `start` to `stop`."""
     wide_vectors()
     words = np.empty(2 * CHUNK, np.uint32)
     half = (len(out) + 1) // 2
+    # The sign bit of what is conjugated, for numbers at even places and at odd ones; `first` is even.
+    here_even, here_odd = uint32(0), uint32(0x80000000) if conjugate else uint32(0)
+    there_even, there_odd = (here_odd, here_even) if half & 1 else (here_even, here_odd)
     for first in range(start, stop, CHUNK):
         last = min(first + CHUNK, stop)
         fill_words(key, uint64(first // _PAIRS_A_BLOCK), words)
         radii, turns = words[:CHUNK], words[CHUNK:]
         here, there = out[first:last], out[half + first : half + last]  # the last pair of an odd n is one number only
-        if conjugate:  # `first` is even
-            for i in range(len(here)):
-                here[i] = -here[i] if i & 1 else here[i]
-            for i in range(len(there)):
-                there[i] = -there[i] if (half + i) & 1 else there[i]
         for i in range(len(there)):
+            odd = int32(int32(i) & int32(1)) != 0
             radius = _radius(radii[i]) * std
             cosine, sine = _cosine_and_sine(turns[i])
-            here[i] = fused(cosine, radius, here[i])
-            there[i] = fused(sine, radius, there[i])
+            here[i] = fused(cosine, radius, _turned(here[i], here_odd if odd else here_even)) * times
+            there[i] = fused(sine, radius, _turned(there[i], there_odd if odd else there_even)) * times
         for i in range(len(there), len(here)):
-            here[i] = fused(_cosine_and_sine(turns[i])[0], _radius(radii[i]) * std, here[i])
+            here[i] = fused(_cosine_and_sine(turns[i])[0], _radius(radii[i]) * std, here[i]) * times
 
 
 class Stream(NamedTuple):
@@ -168,6 +174,7 @@ class Stream(NamedTuple):
         start: the first pair that is added, a multiple of `CHUNK`.
         stop: behind the last; None for all.
         conjugate: every second number, an imaginary part, is negated before. Only of a whole stream.
+        times: what the sum of number and noise is multiplied with.
     """
 
     key: bytes
@@ -176,10 +183,11 @@ class Stream(NamedTuple):
     start: int = 0
     stop: int | None = None
     conjugate: bool = False
+    times: float = 1.0
 
 
 def _add_streams(task: Any) -> None:
-    """See `add_normals`; an item's words: key (4), place and length of `out`, std, start, stop and whether to conjugate."""
+    """See `add_normals`; an item's words: key (4), place and length of `out`, std, start, stop, whether to conjugate, times."""
     wide_vectors()
     key, notes = np.empty(8, np.uint32), begin(task)
     while True:
@@ -191,7 +199,8 @@ def _add_streams(task: Any) -> None:
         out = carray(float32_at(task[at + 4]), (task[at + 5],))
         std = np.uint32(task[at + 6]).view(np.float32)
         start = task[at + 7] + share * SHARE
-        _add_normals(key, out, std, start, min(start + SHARE, task[at + 8]), task[at + 9] == 1)
+        times = np.uint32(task[at + 10]).view(np.float32)
+        _add_normals(key, out, std, times, start, min(start + SHARE, task[at + 8]), task[at + 9] == 1)
 
 
 # SHA-256 of 1,501 numbers of one stream: all lanes, a chunk cut short, an odd end.
@@ -211,18 +220,31 @@ def _adder() -> Loop:
 
 
 def add_normals(*streams: Stream) -> None:
-    """`out` += std·N(0, 1) for every stream, cut among torch's threads."""
+    """`out` = (`out` + std·N(0, 1)) · times for every stream, cut among torch's threads."""
     _adder().run(_task(streams))
 
 
-def _task(streams: tuple[Stream, ...]) -> np.ndarray:
+def _task(streams: tuple[Stream, ...]) -> array[int]:
     items = []
-    for key, out, std, start, stop, conjugate in streams:
-        if out.dtype not in (torch.float32, torch.complex64) or not out.is_contiguous() or out.is_conj():
-            raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
-        numbers = 2 * out.numel() if out.is_complex() else out.numel()
+    for key, out, std, start, stop, conjugate, times in streams:
+        dtype, numbers = out.dtype, out.numel()
+        if dtype is torch.complex64:
+            numbers *= 2
+        elif dtype is not torch.float32:
+            raise ValueError(_NOT_THERE)
+        if not out.is_contiguous() or out.is_conj():
+            raise ValueError(_NOT_THERE)
         stop = (numbers + 1) // 2 if stop is None else stop
-        (std_bits,) = struct.unpack("<i", struct.pack("<f", std))
-        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, std_bits, start, stop, int(conjugate)]
+        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, _bits(std), start, stop, int(conjugate), _bits(times)]
         items.append((-(-(stop - start) // SHARE), words))
     return task_of(items)
+
+
+_NOT_THERE = "noise is laid over numbers of 32 bits that lie side by side"
+
+
+@lru_cache(maxsize=4096)
+def _bits(number: float) -> int:
+    """A float32's, as an integer."""
+    bits: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return bits

@@ -10,9 +10,9 @@ A layer that has parameters and no rule is taken by `any_layer.py`: the referenc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
     """Book-keeping cannot serve this layer, or this call of it; the sentence says why. The reference engine can."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One call's per-sample gradients of one parameter.
 
     Attributes:
@@ -34,12 +33,14 @@ class Share:
         ghost: squared norms [B] in float64 without forming a gradient; None where forming them is cheaper.
         product: tensors [B, *] the product of whose rows' norms is the gradient's: the gradients themselves where they are
             there, or the two sides of an outer product. Where there are such, nothing else is asked for a norm.
+        of_weighed: what `weighted_sum` gives, from the first of `product` [B, n] where that has been weighed already.
     """
 
     rows: Callable[[int, int], Tensor]
     weighted_sum: Callable[[Tensor], Tensor]
     ghost: Callable[[], Tensor] | None = None
     product: Callable[[], tuple[Tensor, ...]] | None = None
+    of_weighed: Callable[[Tensor], Tensor] | None = None
 
 
 Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Share]]  # (layer, input [B, ...], output gradient [B, ...])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +12,18 @@ from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """One position: ‖gᵢ xᵢᴴ‖² = ‖gᵢ‖²‖xᵢ‖², free. Several: `outer_products`."""
     if x.dim() == 2:
-        weighed = cache(lambda factors: weigh(g, factors))  # once for weight and bias
         weight = Share(
             rows=lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
-            weighted_sum=lambda factors: matrix_sum(weighed(factors), x),
+            weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
             product=lambda: (g, x),
+            of_weighed=lambda weighed: matrix_sum(weighed, x),
         )
-        bias = Share(lambda start, stop: g[start:stop], lambda factors: weighed(factors).sum(dim=0), product=lambda: (g,))
+        bias = Share(
+            rows=lambda start, stop: g[start:stop],
+            weighted_sum=lambda factors: weigh(g, factors).sum(dim=0),
+            product=lambda: (g,),
+            of_weighed=lambda weighed: weighed.sum(dim=0),
+        )
         return {"weight": weight, "bias": bias}
     g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
     return {"weight": outer_products(g, x), "bias": kept(g.sum(dim=1))}

@@ -1,0 +1,210 @@
+"""What clips a batch's records: their norms, the factors that follow, and the output gradients weighed by them.
+
+Float32 numbers on a CPU are dealt with by one compiled loop, record by record: what is measured is weighed while it is in the
+cache. torch takes some forty calls for it, each longer than what a small network's record takes to compute.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache, lru_cache, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import carray, float32
+from torch import Tensor
+
+from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, task_of, wide_vectors
+from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
+from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of, sum_of_squares
+
+A_SHARE = 2**13  # numbers that a thread measures at a time, at least
+
+
+class Term(NamedTuple):
+    """What one parameter adds to the squared norms of the records it is clipped with, [B]: Π ‖rows of a part‖² · scale².
+
+    Attributes:
+        parts: one or two [B, *]; or none, where `squares` are there.
+        squares: [B] float64.
+        weigh: the factors are soon to weigh the first part.
+    """
+
+    parts: tuple[Tensor, ...]
+    squares: Tensor | None = None
+    scale: float = 1.0
+    weigh: bool = False
+
+
+class Clipping(NamedTuple):
+    """Norms and `clip_factors` of B records, [B] float64 each, and what was weighed in passing: by `id` of the part it was."""
+
+    norms: Tensor
+    factors: Tensor
+    finite: bool
+    weighed: dict[int, Tensor]
+
+
+def clipping(terms: list[Term], bound: float) -> Clipping:
+    """Norms √Σ terms, at least one, and factors min(1, bound/norm).
+
+    Args:
+        bound: infinite for no clipping.
+    """
+    return _by_loop(terms, bound, _weigher()) or _by_torch(terms, bound)
+
+
+def _by_torch(terms: list[Term], bound: float) -> Clipping:
+    """On any device, in any precision. Nothing is weighed."""
+    parts = {id(part): part for term in terms for part in term.parts}
+    squares_of = dict(zip(parts, squared_norms_of([*parts.values()]), strict=True))
+    squares = []
+    for term in terms:
+        own = reduce(torch.mul, (squares_of[id(part)] for part in term.parts)) if term.squares is None else term.squares
+        squares.append(own if term.scale == 1 else own * term.scale**2)
+    norms = torch.stack(squares).sum(dim=0).sqrt_()
+    return Clipping(norms, clip_factors(norms, bound), all_finite(norms), {})
+
+
+# Words of a task's one item, in front of those of parts and terms. Where a norm is not finite the loop writes 1 to _BROKEN.
+_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _BROKEN, _FIRST = range(9)
+# Of each part: where it lies, a record's numbers, and where they go when they are weighed, or 0.
+_PLACE, _LENGTH, _WEIGHED, _PART = range(4)
+# Of each term: the numbers of its parts or -1, where its squares lie, and its scale.
+_ONE, _OTHER, _SQUARES, _SCALE, _TERM = range(5)
+_TINY = float(torch.finfo(torch.float32).tiny)
+_SHRUNK = float(SMALLEST)
+
+
+def _weigh_records(task: Any) -> None:
+    """See `Clipping`; a share is some records."""
+    wide_vectors()
+    squares, notes = np.empty(16, np.float64), begin(task)
+    while True:
+        at, share = next_share(task, notes)
+        if at < 0:
+            break
+        records, parts, terms = task[at + _RECORDS], task[at + _PARTS], task[at + _TERMS]
+        limit = np.int64(task[at + _LIMIT]).view(np.float64)
+        norms, factors = carray(float64_at(task[at + _NORMS]), (records,)), carray(float64_at(task[at + _FACTORS]), (records,))
+        first_part, first_term = at + _FIRST, at + _FIRST + parts * _PART
+        if parts > len(squares):
+            squares = np.empty(parts, np.float64)
+        for i in range(share * task[at + _A_SHARE], min((share + 1) * task[at + _A_SHARE], records)):
+            for part in range(parts):
+                words = first_part + part * _PART
+                length = task[words + _LENGTH]
+                squares[part] = sum_of_squares(carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,)))
+            total = 0.0
+            for term in range(terms):
+                words = first_term + term * _TERM
+                if task[words + _ONE] < 0:
+                    square = carray(float64_at(task[words + _SQUARES]), (records,))[i]
+                else:
+                    square = squares[task[words + _ONE]]
+                    if task[words + _OTHER] >= 0:
+                        square *= squares[task[words + _OTHER]]
+                scale = np.int64(task[words + _SCALE]).view(np.float64)
+                total += square * (scale * scale)
+            norm = np.sqrt(total)
+            factor = 1.0
+            if limit < np.inf:
+                ratio = (1.0 / norm) * limit
+                if not ratio > _SHRUNK:  # as where the norm is NaN; see `clipping.held`
+                    ratio = 0.0
+                factor = 1.0 if ratio > 1.0 else ratio
+            norms[i], factors[i] = norm, factor
+            if not norm < np.inf:
+                task[at + _BROKEN] = 1
+            narrow, tiny = float32(factor), float32(_TINY)
+            for part in range(parts):
+                words = first_part + part * _PART
+                if task[words + _WEIGHED] != 0:
+                    length = task[words + _LENGTH]
+                    given = carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,))
+                    weighed = carray(float32_at(task[words + _WEIGHED] + 4 * i * length), (length,))
+                    for j in range(length):
+                        product = given[j] * narrow
+                        weighed[j] = float32(0) if abs(product) <= tiny else product  # see `clipping.flushed`
+
+
+@cache
+def _weigher() -> Loop:
+    return compiled(_weigh_records, _right)
+
+
+def _right(loop: Loop) -> bool:
+    """Whether a loop clips as torch does: two parts, one, and squares; more records than a share has."""
+    g, x = torch.arange(-4000.0, 4000).view(20, 400) / 4000, torch.arange(60_000.0).view(20, 3000) / 60_000
+    terms = [Term((g, x), weigh=True), Term((g,), scale=0.5), Term((), x[:, 7].double())]
+    ours, (norms, factors, *_) = _by_loop(terms, 3.0, loop), _by_torch(terms, 3.0)
+    if ours is None or not ours.finite:
+        return False
+    pairs = (ours.norms, norms), (ours.factors, factors), (ours.weighed[id(g)].double(), g * factors.view(-1, 1))
+    return all(torch.allclose(mine, torchs, rtol=1e-6) for mine, torchs in pairs)
+
+
+def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
+    """None where anything is not of float32 numbers on a CPU."""
+    places: dict[int, int] = {}  # of parts, by id
+    all_rows: list[Tensor] = []
+    held: list[Tensor] = []  # must not go before the loop has read it
+    weighed: dict[int, Tensor] = {}
+    of_parts: list[int] = []
+    of_terms: list[int] = []
+    records, a_record = 0, 1
+    for parts, squares, scale, weigh in terms:
+        pair, at = [-1, -1], 0
+        for which, part in enumerate(parts):
+            own = id(part)
+            if own not in places:
+                rows = _side_by_side(part)
+                if rows is None:
+                    return None
+                places[own] = len(places)
+                all_rows.append(rows)
+                records = len(part)
+                length = rows.nbytes // (4 * records) if records else 0
+                a_record += length
+                of_parts += (rows.data_ptr(), length, 0)
+            pair[which] = place = places[own]
+            if weigh and which == 0 and own not in weighed:
+                weighed[own] = out = torch.empty_like(all_rows[place])
+                of_parts[_PART * place + _WEIGHED] = out.data_ptr()
+        if squares is not None:
+            if not squares.is_cpu:
+                return None
+            records, squares = len(squares), squares.contiguous()
+            held.append(squares)
+            at = squares.data_ptr()
+        of_terms += (*pair, at, _bits(scale))
+    norms, factors = torch.empty(records, dtype=torch.float64), torch.empty(records, dtype=torch.float64)
+    a_share = max(1, A_SHARE // a_record)
+    limit = bound if math.isinf(bound) else bound * SAFETY
+    words = [records, a_share, len(places), len(terms), _bits(limit), norms.data_ptr(), factors.data_ptr(), 0]
+    task = task_of([(-(-records // a_share), words + of_parts + of_terms)])
+    loop.run(task)
+    return Clipping(norms, factors, task[len(task) - len(of_terms) - len(of_parts) - 1] == 0, weighed)
+
+
+_NARROW = (torch.float32, torch.complex64)
+
+
+def _side_by_side(part: Tensor) -> Tensor | None:
+    """A part's numbers as they lie in memory, row after row: itself, or a copy where there are gaps, or a bar or sign that waits.
+    None where they are not float32's."""
+    if part.dtype not in _NARROW or not part.is_cpu:
+        return None
+    if part.is_conj() or part.is_neg():
+        part = part.resolve_conj().resolve_neg()
+    if part.is_contiguous():
+        return part
+    return part.contiguous() if part.dim() == 2 else flat(part).contiguous()
+
+
+@lru_cache(maxsize=4096)
+def _bits(number: float) -> int:
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits
