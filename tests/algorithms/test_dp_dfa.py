@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import SAFETY
 from zdp_bench.nn.activations import SeparableSigmoid
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.privacy.accounting import Claim, dp_dfa_2020, pld_uniform, tight_epsilon
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
@@ -153,6 +155,21 @@ def test_the_sum_is_algorithm_1_record_by_record(network: str, kind: str, bound:
     rows = algorithm.contributions((inputs, targets))
     for name, value in rows.items():
         torch.testing.assert_close(value, torch.stack([share[name] for share in shares]), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
+def test_a_first_layer_on_maps_learns_as_one_behind_flatten(convolutions: str) -> None:
+    flat = chain("complex")
+    on_maps = deepcopy(flat)
+    first = on_maps.connected[0]
+    on_maps.front = on_maps.front[:-1]
+    on_maps.connected[0] = MapLinear(first.in_features, first.out_features, dtype=first.weight.dtype)
+    on_maps.connected[0].load_state_dict(first.state_dict())
+    inputs, targets = batch(7, "complex", scale=20.0)
+    expected, found = (summed(dfa(model, convolutions=convolutions), inputs, targets) for model in (flat, on_maps))
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_without_clipping_the_output_layer_learns_its_own_gradient() -> None:

@@ -23,6 +23,7 @@ from torchvision.models import resnet18
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
 from zdp_bench.registry import lookup, names
@@ -180,6 +181,13 @@ LAYERS: list[Case] = [
     Case("complex Linear", lambda: nn.Sequential(_c(nn.Linear, 4, 5), Cardioid(), _c(nn.Linear, 5, 3)), (4,), "complex"),
     Case("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (6, 4), "complex"),
     Case("complex Linear by ghost norm", lambda: _c(nn.Linear, 96, 80), (2, 96), "complex"),
+    Case("MapLinear", lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), MapLinear(36, 3)), (2, 4, 5)),
+    Case(
+        "complex MapLinear on channels-last maps",
+        lambda: nn.Sequential(ComplexConv2d(2, 3, 2), Cardioid(), _c(MapLinear, 36, 3)),
+        (2, 4, 5),
+        "complex",
+    ),
     *_convolutions(),
     Case("CirculantLinear", lambda: nn.Sequential(CirculantLinear(12, 8, 4), nn.Tanh(), CirculantLinear(8, 4, 4)), (12,)),
     Case("CirculantLinear of widths its block does not divide", lambda: CirculantLinear(10, 7, 5, bias=False), (10,)),

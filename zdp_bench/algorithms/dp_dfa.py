@@ -290,7 +290,7 @@ def _arrive(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...])
         return None
     if name in seen.arrived:
         raise UserError(f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers.")
-    seen.arrived[name] = arguments[0]
+    seen.arrived[name] = arguments[0].flatten(1) if isinstance(layer, nn.Linear) else arguments[0]  # of a whole map
     return (arguments[0].detach(),)
 
 

@@ -11,6 +11,7 @@ from zdp_bench.errors import require
 from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
 
@@ -33,12 +34,13 @@ class CNN(nn.Module):
         self.stages = nn.Sequential(*stages)
         for _ in widths:
             height, width = height // 2, width // 2
-        self.head = nn.Linear(widths[-1] * height * width, outputs, dtype=dtype)
+        linear = MapLinear if dtype.is_complex else nn.Linear  # the real one is as Opacus knows it
+        self.head = linear(widths[-1] * height * width, outputs, dtype=dtype)
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.head(self.stages(x.to(self.dtype)).flatten(1))
-        return y.abs() if y.is_complex() else y
+        y = self.stages(x.to(self.dtype))
+        return self.head(y).abs() if y.is_complex() else self.head(y.flatten(1))
 
 
 @register("model", "complex_cnn")

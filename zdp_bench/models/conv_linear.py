@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from zdp_bench.models.shape import at_least_one, image_shape
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.registry import register
 
 
@@ -20,12 +21,13 @@ class ConvLinear(nn.Module):
         at_least_one("model.channels", channels)
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         self.conv = conv(images, channels, 3, dtype=dtype)
-        self.linear = nn.Linear(channels * (height - 2) * (width - 2), outputs, dtype=dtype)
+        linear = MapLinear if dtype.is_complex else nn.Linear  # the real one is as Opacus knows it
+        self.linear = linear(channels * (height - 2) * (width - 2), outputs, dtype=dtype)
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(self.conv(x.to(self.dtype)).flatten(1))
-        return y.abs() if y.is_complex() else y
+        y = self.conv(x.to(self.dtype))
+        return self.linear(y).abs() if y.is_complex() else self.linear(y.flatten(1))
 
 
 @register("model", "complex_conv_linear")

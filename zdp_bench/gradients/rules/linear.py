@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
+from zdp_bench.nn.map_linear import MapLinear, in_memory_order, in_own_order
 
 
 @rule(nn.Linear)
@@ -27,6 +28,21 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
         return {"weight": weight, "bias": bias}
     g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
     return {"weight": outer_products(g, x), "bias": kept(g.sum(dim=1))}
+
+
+@rule(MapLinear)
+def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+    """x [B, *map]: measured and multiplied as it lies in memory."""
+    shares = linear(layer, in_memory_order(x), g)
+    weight = shares["weight"]
+    return shares | {
+        "weight": Share(
+            rows=lambda start, stop: in_own_order(weight.rows(start, stop), x),
+            weighted_sum=lambda factors: in_own_order(weight.weighted_sum(factors), x),
+            product=weight.product,
+            of_weighed=lambda weighed: in_own_order(matrix_sum(weighed, in_memory_order(x)), x),
+        )
+    }
 
 
 def outer_products(g: Tensor, x: Tensor) -> Share:
