@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "survival": BASE,
     "distributed": BASE,
     "devices": BASE,
-    "engine": BASE | {"algorithms", "gradients", "memory", "privacy", "distributed"},
+    "engine": BASE | {"algorithms", "gradients", "memory", "nn", "privacy", "distributed"},
     "data": BASE,
     "tasks": BASE,
     "records": BASE,

@@ -14,6 +14,9 @@ from zdp_bench.algorithms import Problem, add_up, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Total, Training, private_step
+from zdp_bench.nn import convolution
+from zdp_bench.nn.activations import CReLU
+from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
@@ -148,6 +151,31 @@ def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None
         (whole[block.name].shape, str(whole[block.name].dtype)) == (block.shape, f"torch.{block.dtype}")
         for block in mechanism.blocks
     )
+
+
+def test_pieces_behind_the_first_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(ComplexConv2d(6, 5, 3), CReLU(), ComplexConv2d(5, 3, 3))
+    loss = lambda outputs, targets: outputs.abs().square().flatten(1).sum(dim=1)  # noqa: E731
+    algorithm = ZetaDPSGD(Problem(model, loss, Sampling("poisson", 0.1, 2, 20)), noise_multiplier=1.0, max_grad_norm=1.0)
+    inputs, targets = torch.randn(12, 6, 8, 7, dtype=torch.complex64), torch.zeros(12)
+    made: list[torch.Tensor] = []
+    real = convolution.interleaved_weight
+    monkeypatch.setattr(convolution, "interleaved_weight", lambda weight, turned: made.append(weight) or real(weight, turned))
+
+    def total(pieces: int, of: nn.Module | None = model) -> tuple[int, dict[str, torch.Tensor]]:
+        made.clear()
+        batches = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
+        found = engine.summed(algorithm, algorithm.mechanism(), batches, CPU, of)
+        return len(made), found
+
+    total(1)  # with its check on two records
+    counts, sums = zip(*(total(pieces) for pieces in (1, 2, 6)), strict=True)
+    assert counts[2] == counts[1] == counts[0] + 2  # one a layer, more
+    assert total(6, None)[0] == 6 * counts[0]
+    for found in sums[1:]:
+        for name, value in found.items():
+            torch.testing.assert_close(value, sums[0][name])
 
 
 def test_the_mean_of_complex_and_conjugated_sums() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.memory import MicroBatches, let_go, ran_out
+from zdp_bench.nn.convolution import weights_kept
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, rounded, widened
@@ -78,7 +80,7 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     algorithm, mechanism, ranks = training.algorithm, training.mechanism(), training.ranks
     device = next(iter(training.parameters.values())).device
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
-    total = widened(summed(algorithm, mechanism, micro_batches, device), training.noise)  # this rank's share of S
+    total = widened(summed(algorithm, mechanism, micro_batches, device, training.model), training.noise)  # this rank's share of S
     # The same numbers in one pass, where the noisy sum is only divided, and not sent or rounded before.
     at_once = algorithm.postprocess is mean and ranks.size == 1 and training.noise.repeatable
     if ranks.first:
@@ -88,8 +90,14 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     descend(training.parameters, training.optimizer, gradients)
 
 
-def summed(algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device) -> dict[str, Tensor]:
-    """S: every record's share, added up over micro-batches.
+def summed(
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    micro_batches: Iterable[Batch],
+    device: torch.device,
+    model: torch.nn.Module | None = None,
+) -> dict[str, Tensor]:
+    """S: every record's share, added up over micro-batches; the `model`'s weights, where it is told, are prepared for them once.
 
     Where memory runs out the sum starts again from zero, over smaller pieces: a record already in it must not count twice.
 
@@ -99,8 +107,11 @@ def summed(algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[B
     while True:
         total = Total(mechanism, device)  # S, one tensor a block
         try:
-            for batch in micro_batches:
-                algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+            with ExitStack() as from_the_second_on:
+                for number, batch in enumerate(micro_batches):
+                    if number == 1 and model is not None:
+                        from_the_second_on.enter_context(weights_kept(model))
+                    algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
             return total.whole()
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error) or not isinstance(micro_batches, MicroBatches):

@@ -42,7 +42,8 @@ class Algorithm(Protocol):
         """What a step releases, fixed before the first record is read."""
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        """total += Σᵢ uᵢ with ‖uᵢ‖₂ ≤ bound; micro-batches and ranks just add up. An empty batch adds nothing."""
+        """total += Σᵢ uᵢ with ‖uᵢ‖₂ ≤ bound; micro-batches and ranks just add up. An empty batch adds nothing. The model's
+        parameters stay as they are."""
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         """The uᵢ themselves, block name -> [B, *shape]: for tests and audits only."""

@@ -9,6 +9,8 @@ twin where this is 1 to 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +69,37 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
     return torch.complex(first.select(-2, 0) + second.select(-2, 1), sign * (second.select(-2, 0) - first.select(-2, 1)))
 
 
+_kept: dict[int, tuple[tuple[Any, ...], Tensor] | None] = {}  # by where a weight lies: what it was, and what it became
+
+
+@contextmanager
+def weights_kept(model: nn.Module) -> Iterator[None]:
+    """Inside, an interleaved weight of the model is made once, and held until torch counts a change of it: for a batch that comes
+    in pieces. It takes twice the weights' memory."""
+    own = [p.data_ptr() for p in model.parameters() if p.is_complex() and p.dim() > 2]
+    try:
+        for place in own:
+            _kept[place] = None
+        yield
+    finally:
+        for place in own:
+            _kept.pop(place, None)
+
+
+def _interleaved(weight: Tensor, transposed: bool) -> Tensor:
+    """`interleaved_weight`, or what is `weights_kept` of it."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(weight):
+        return interleaved_weight(weight, transposed)  # its own gradient may be asked for
+    place = weight.data_ptr()
+    if place not in _kept:
+        return interleaved_weight(weight, transposed)
+    today = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), transposed
+    kept = _kept[place]
+    if kept is None or kept[0] != today:
+        _kept[place] = kept = today, interleaved_weight(weight, transposed)
+    return kept[1]
+
+
 class _Convolve(torch.autograd.Function):
     """Complex convolution by a real one, with a backward of its own.
 
@@ -81,7 +114,7 @@ class _Convolve(torch.autograd.Function):
         if few is not None and few.serves(x, weight):
             return few_channels.convolved(few, x, weight, bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
-        real_weight = interleaved_weight(weight, geometry.transposed)
+        real_weight = _interleaved(weight, geometry.transposed)
         y = torch.convolution(as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers())
         return as_complex_channels(y.to(real_weight.dtype))  # under autocast y is half precision; complex numbers stay whole
 
@@ -112,7 +145,7 @@ def _interleaved_gradients(
     if not any(wanted):
         return None, None
     x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
-    real_weight = interleaved_weight(weight, geometry.transposed)
+    real_weight = _interleaved(weight, geometry.transposed)
     if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
         x, g, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight))
     given = g, x, real_weight, None, *geometry.numbers(), [*wanted, False]
