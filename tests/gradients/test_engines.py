@@ -249,6 +249,35 @@ def test_a_layer_keeps_the_forward_of_its_own() -> None:
     assert "forward" not in vars(model[1])
 
 
+class Skips(nn.Module):
+    """Two convolutions side by side, whose gradients arrive as parts of one map."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.second, self.last = kind(2, 5, 3, padding=1), kind(5, 4, 3, padding=1), kind(9, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.first(x)
+        return self.last(torch.cat([before, self.second(before)], dim=1))
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, ComplexConv2d])
+def test_gradients_arrive_in_the_order_in_which_the_output_lies(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = Skips(kind)
+    x = torch.randn(3, 2, 6, 5, dtype=torch.complex64 if kind is ComplexConv2d else torch.float32)
+    recorded = tape.record(model, tape.layers_of(model), lambda outputs, _: outputs.abs().square().flatten(1).sum(1), (x, x))
+    found: dict[str, Tensor] = {}
+    recorded.play_back(list(model.parameters()), lambda call, g: found.setdefault(call.layer.name, g))
+    assert found.keys() == {"first", "second", "last"}
+    for g in found.values():
+        assert (g.movedim(1, -1) if kind is ComplexConv2d else g).is_contiguous()
+    layer_output = model.first(x)
+    both = torch.cat([layer_output, model.second(layer_output)], dim=1).detach().requires_grad_()
+    model.last(both).abs().square().sum().backward()
+    torch.testing.assert_close(found["second"], both.grad[:, 5:])
+
+
 def test_the_tape_holds_no_output_of_a_first_layer() -> None:
     """A network's largest map, as a rule: seen, 7 % of a U-Net's memory."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
+from zdp_bench.nn.layout import memory_order
 
 
 class Layer(NamedTuple):
@@ -143,20 +144,36 @@ def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: in
             start.data = start.new_empty(0)  # a place for gradients to go to: what it held is the output's, and goes with that
         call = Call(layer, args[0].detach(), args[0]._version)
         tape.calls.append(call)
-        output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr))
+        output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr, _order(output)))
         return output
 
     return recorded
 
 
-def _arrive(tape: Tape, call: Call, which: int) -> Callable[[tuple[Tensor | None, ...]], None]:
-    def prehook(gradients: tuple[Tensor | None, ...]) -> None:
+def _order(output: Tensor) -> list[int] | None:
+    """The dimensions of maps [B, C, *] as they follow each other in memory; None of no maps, and of such with gaps."""
+    if output.dim() < 3:
+        return None
+    order = [0, *memory_order(output)]
+    return order if output.permute(order).is_contiguous() else None
+
+
+def _arrive(
+    tape: Tape, call: Call, which: int, order: list[int] | None
+) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...] | None]:
+    def prehook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         g = gradients[which]
         if g is None:
-            return
+            return None
+        arrived = g
+        if order is not None and not (ordered := g.permute(order)).is_contiguous():
+            # Part of another map, or turned: brought into the output's order once, and not by rule and backward pass both.
+            back = [order.index(dim) for dim in range(g.dim())]
+            g = ordered.contiguous().permute(back)
         if call.input._version != call.version:
             raise NoRule(f"layer '{call.layer.name}', whose input is changed in place afterwards")
         assert tape.consume is not None
         tape.consume(call, g)
+        return None if g is arrived else (*gradients[:which], g, *gradients[which + 1 :])
 
     return prehook

@@ -1,7 +1,8 @@
-"""Complex channels as interleaved real channels: channel c becomes 2c (real part) and 2c + 1 (imaginary part).
+"""How maps lie in memory: in which order, and complex channels as interleaved real ones.
 
-In channels-last memory the two are the very same bytes, so neither direction copies. Real kernels (convolution, pooling) then do
-complex work, and no complex kernel, all of them slow, stands in the path.
+Channel c becomes 2c (real part) and 2c + 1 (imaginary part). In channels-last memory the two are the very same bytes, so neither
+direction copies. Real kernels (convolution, pooling) then do complex work, and no complex kernel, all of them slow, stands in the
+path.
 
 Gradients pass without a copy too where `view_as_real` and its inverse see contiguous numbers: torch makes theirs contiguous. So
 the channels are moved to the end before, and back behind.
@@ -28,3 +29,21 @@ def as_complex_channels(x: Tensor) -> Tensor:
     """Real [B, 2C, *] -> complex [B, C, *]; a view where x is channels-last."""
     parts = channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))  # [B, *, C, 2]
     return torch.view_as_complex(parts).movedim(-1, 1)
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """The dimensions of x [B, *map] but the first, from the one whose neighbours lie farthest apart in memory to the nearest."""
+    return sorted(range(1, x.dim()), key=x.stride, reverse=True)
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """[B, *map] -> [B, n]; a view where x has no gaps."""
+    return x.permute(0, *memory_order(x)).flatten(1)
+
+
+def in_own_order(flat: Tensor, x: Tensor) -> Tensor:
+    """Numbers [*, n] in the order in which x [B, *map] lies in memory -> [*, n] in the map's own."""
+    order = memory_order(x)
+    before = flat.dim() - 1
+    mapped = flat.unflatten(-1, [x.shape[dim] for dim in order])
+    return mapped.permute(*range(before), *(before + order.index(dim) for dim in range(1, x.dim()))).flatten(before)

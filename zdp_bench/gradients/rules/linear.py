@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
-from zdp_bench.nn.map_linear import MapLinear, in_memory_order, in_own_order
+from zdp_bench.nn.layout import in_memory_order, in_own_order
+from zdp_bench.nn.map_linear import MapLinear
 
 
 @rule(nn.Linear)
