@@ -62,10 +62,10 @@ def arrange(moment: str, at: int) -> None:
             die()
         write(self, body)
 
-    def add_noise(*arguments: Any) -> Any:
+    def add_noise(*arguments: Any, **options: Any) -> Any:
         if moment == "before the noise" and here["step"] == at:
             die()
-        return noise(*arguments)
+        return noise(*arguments, **options)
 
     def go_down(*arguments: Any) -> None:
         if moment == "before the update" and here["step"] == at:

@@ -27,10 +27,12 @@ def weakened(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor])
     """Spoil the noise at its source, for the engine and for the attack on one release alike."""
     real = engine.add_noise
 
-    def add_noise(total: dict[str, Tensor], mechanism: Mechanism, source: Any, step: int) -> dict[str, Tensor]:
+    def add_noise(
+        total: dict[str, Tensor], mechanism: Mechanism, source: Any, step: int, times: float = 1.0
+    ) -> dict[str, Tensor]:
         before = {name: value.clone() for name, value in total.items()}
         noisy = real(total, mechanism, source, step)
-        return {name: before[name] + spoil(noisy[name] - before[name]) for name in noisy}
+        return {name: (before[name] + spoil(noisy[name] - before[name])) * times for name in noisy}
 
     monkeypatch.setattr(engine, "add_noise", add_noise)
     monkeypatch.setattr(recipe, "add_noise", add_noise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numba import njit
 
 from zdp_bench.privacy import normal_stream
-from zdp_bench.privacy.normal_stream import CHUNK, Stream, add_normals, fill_words, hashed
+from zdp_bench.privacy.normal_stream import CHUNK, SHARE, Stream, _add_normals, add_normals, fill_words, hashed
 
 
 def key_words(key: tuple[int | str, ...]) -> np.ndarray:
@@ -131,14 +132,16 @@ def test_pair_i_is_entries_i_and_half_the_length_further(n: int) -> None:
     assert (out != 10).all()
 
 
-@pytest.mark.parametrize("cut", [CHUNK, 2 * CHUNK, 5 * CHUNK])
-def test_a_stream_cut_at_chunks_is_the_stream(cut: int) -> None:
-    n = 7 * CHUNK + 11
-    whole, pieces = torch.zeros(n), torch.zeros(n)
-    half = -(-n // 2)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_stream_of_many_shares_is_its_chunks_each_alone(threads: int, set_threads: Callable[[int], None]) -> None:
+    """Whoever takes which share, a pair is what its place in the stream says."""
+    half = 3 * SHARE + CHUNK + 11
+    whole, head = torch.zeros(2 * half), torch.zeros(2 * half)
+    set_threads(threads)
     add_normals(Stream(hashed(NAME), whole, 1.0))
-    add_normals(*(Stream(hashed(NAME), pieces, 1.0, start, min(start + cut, half)) for start in range(0, half, cut)))
-    assert torch.equal(whole, pieces)
+    for start in range(0, half, CHUNK):
+        _add_normals(KEY, head.numpy(), np.float32(1), np.float32(1), start, min(start + CHUNK, half), False)
+    assert torch.equal(whole, head)
 
 
 def test_complex_numbers_are_twice_as_many_real_ones() -> None:

@@ -88,7 +88,7 @@ class SeededNoise:
         for white in asked:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
                 out, std, key, conjugate, times = white
-                streams.append(Stream(hashed((self.seed, "noise", *key)), out, std, 0, None, conjugate, times))
+                streams.append(Stream(hashed((self.seed, "noise", *key)), out, std, conjugate, times))
                 continue
             out, std = white.prepared(), white.std
             seeds = stream(self.seed, "noise", *white.key)

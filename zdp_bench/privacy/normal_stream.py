@@ -171,23 +171,19 @@ class Stream(NamedTuple):
     Attributes:
         key: see `hashed`.
         out: float32 or complex64, contiguous: n real numbers. Pair i of the stream is numbers i and ⌈n/2⌉ + i.
-        start: the first pair that is added, a multiple of `CHUNK`.
-        stop: behind the last; None for all.
-        conjugate: every second number, an imaginary part, is negated before. Only of a whole stream.
+        conjugate: every second number, an imaginary part, is negated before.
         times: what the sum of number and noise is multiplied with.
     """
 
     key: bytes
     out: torch.Tensor
     std: float
-    start: int = 0
-    stop: int | None = None
     conjugate: bool = False
     times: float = 1.0
 
 
 def _add_streams(task: Any) -> None:
-    """See `add_normals`; an item's words: key (4), place and length of `out`, std, start, stop, whether to conjugate, times."""
+    """See `add_normals`; an item's words: key (4), place and length of `out`, std, whether to conjugate, times."""
     wide_vectors()
     key, notes = np.empty(8, np.uint32), begin(task)
     while True:
@@ -197,10 +193,9 @@ def _add_streams(task: Any) -> None:
         for i in range(4):
             key[2 * i], key[2 * i + 1] = uint32(task[at + i]), uint32(task[at + i] >> 32)
         out = carray(float32_at(task[at + 4]), (task[at + 5],))
-        std = np.uint32(task[at + 6]).view(np.float32)
-        start = task[at + 7] + share * SHARE
-        times = np.uint32(task[at + 10]).view(np.float32)
-        _add_normals(key, out, std, times, start, min(start + SHARE, task[at + 8]), task[at + 9] == 1)
+        std, times = np.uint32(task[at + 6]).view(np.float32), np.uint32(task[at + 8]).view(np.float32)
+        start, pairs = share * SHARE, (len(out) + 1) // 2
+        _add_normals(key, out, std, times, start, min(start + SHARE, pairs), task[at + 7] == 1)
 
 
 # SHA-256 of 1,501 numbers of one stream: all lanes, a chunk cut short, an odd end.
@@ -208,10 +203,14 @@ _KNOWN = "a9c7cddb8520c7bd811964ce9c195cff17de7d112c1291ae29bdc1a5ed9ef831"
 
 
 def _right(loop: Loop) -> bool:
-    """Whether a loop draws what every version with this ledger format draws."""
-    out = torch.zeros(1501)
-    loop.run(_task((Stream(hashed(("known",)), out, 1.0),)))
-    return hashlib.sha256(out.numpy().astype("<f4").tobytes()).hexdigest() == _KNOWN
+    """Whether a loop draws what every version with this ledger format draws, and adds it to what it is asked to."""
+    out, noise = torch.zeros(1501), torch.zeros(751, dtype=torch.complex64)
+    asked = torch.arange(751) * (2 - 1j)
+    added = asked.clone()
+    key = hashed(("known",))
+    loop.run(_task((Stream(key, out, 1.0), Stream(key, noise, 3.0), Stream(key, added, 3.0, conjugate=True, times=0.25))))
+    known = hashlib.sha256(out.numpy().astype("<f4").tobytes()).hexdigest() == _KNOWN
+    return known and torch.allclose(added, (asked.conj() + noise) * 0.25)
 
 
 @cache
@@ -226,21 +225,15 @@ def add_normals(*streams: Stream) -> None:
 
 def _task(streams: tuple[Stream, ...]) -> array[int]:
     items = []
-    for key, out, std, start, stop, conjugate, times in streams:
+    for key, out, std, conjugate, times in streams:
         dtype, numbers = out.dtype, out.numel()
         if dtype is torch.complex64:
             numbers *= 2
-        elif dtype is not torch.float32:
-            raise ValueError(_NOT_THERE)
-        if not out.is_contiguous() or out.is_conj():
-            raise ValueError(_NOT_THERE)
-        stop = (numbers + 1) // 2 if stop is None else stop
-        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, _bits(std), start, stop, int(conjugate), _bits(times)]
-        items.append((-(-(stop - start) // SHARE), words))
+        if dtype not in (torch.complex64, torch.float32) or not out.is_contiguous() or out.is_conj():
+            raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
+        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, _bits(std), int(conjugate), _bits(times)]
+        items.append((-(-numbers // (2 * SHARE)), words))
     return task_of(items)
-
-
-_NOT_THERE = "noise is laid over numbers of 32 bits that lie side by side"
 
 
 @lru_cache(maxsize=4096)
