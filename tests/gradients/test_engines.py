@@ -21,6 +21,12 @@ from zdp_bench.nn.layout import channels_last
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 
 
+@pytest.fixture(autouse=True, params=[0, 2**30], ids=["as they come", "at once"])
+def output_gradients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which the tape hands them on."""
+    monkeypatch.setattr(tape, "TOGETHER", request.param)
+
+
 class Elsewhere(nn.Module):
     """Uses its layer's weight once more, behind the layer's back."""
 
@@ -262,7 +268,10 @@ class Skips(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, ComplexConv2d])
-def test_gradients_arrive_in_the_order_in_which_the_output_lies(kind: type[nn.Module]) -> None:
+def test_gradients_that_come_one_by_one_have_the_order_in_which_the_output_lies(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tape, "TOGETHER", 0)
     torch.manual_seed(0)
     model = Skips(kind)
     x = torch.randn(3, 2, 6, 5, dtype=torch.complex64 if kind is ComplexConv2d else torch.float32)

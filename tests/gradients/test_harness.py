@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.gradients.harness import CASES, ZOO, Case, loss
-from zdp_bench.gradients import ClippedSum, fast, reference
+from zdp_bench.gradients import ClippedSum, fast, reference, tape
 from zdp_bench.registry import names
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -46,16 +46,18 @@ def assert_same(ours: ClippedSum, theirs: ClippedSum, tolerance: float) -> None:
 
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-def test_fast_is_the_reference(case: Case, dtype: torch.dtype) -> None:
+def test_fast_is_the_reference(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     module = case.module(dtype)
     records = case.batch(4, dtype)
     bound = float(reference.clipped_sum(module, loss, records, 1.0).norms.median())  # so that some records are clipped, some not
     for per_layer in (False, True):
         for count in (4, 1, 0):
             batch = records[0][:count], records[1][:count]
-            ours = fast.clipped_sum(module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5)
             theirs = reference.clipped_sum(module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5)
-            assert_same(ours, theirs, TOLERANCE[dtype])
+            for together in (0, 2**30):  # output gradients as they come, and all at once
+                monkeypatch.setattr(tape, "TOGETHER", together)
+                ours = fast.clipped_sum(module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5)
+                assert_same(ours, theirs, TOLERANCE[dtype])
 
 
 @every_case

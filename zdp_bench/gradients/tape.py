@@ -7,21 +7,25 @@ would have missed that use.
 
 Gradients are caught at the node of the graph that made the layer's output, not at the tensor: an in-place activation behind a
 layer changes the tensor, and never the node. They are handed on as backward meets them, so that a layer's input can be let go
-as early as in an ordinary backward pass.
+as early as in an ordinary backward pass; a small network's all at once behind it, for which torch needs not call us.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.layout import memory_order
+
+# Output gradients of so many bytes may wait for the end of backward.
+TOGETHER = 4 * 2**20
 
 
 class Layer(NamedTuple):
@@ -51,13 +55,16 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return found
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One call of one layer, until its output gradient arrives."""
 
     layer: Layer
     input: Tensor
     version: int  # of the input's memory: in-place changes behind our back raise it
+    made: GradientEdge | None  # where its output's gradient comes in
+    order: list[int] | None  # see `_order`
+    nbytes: int  # of its output
 
 
 Consumer = Callable[[Call, Tensor], None]
@@ -81,16 +88,29 @@ class Tape:
             NoRule: a parameter is used outside of its layer.
         """
         assert self.losses is not None
-        self.consume = consume
         losses, self.losses = self.losses, None
+        calls, starts = self.calls, self.starts
+        self.calls, self.starts = [], []
         if not losses.requires_grad:
             return  # the loss does not depend on any layer: every gradient is zero
+        if sum(call.nbytes for call in calls) <= TOGETHER:
+            wanted: list[Any] = [*parameters, *(call.made for call in calls)]
+            found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+            _require_unused(found[: len(parameters)])
+            for call, g in zip(reversed(calls), reversed(found[len(parameters) :]), strict=True):
+                if g is not None:
+                    _require_untouched(call)
+                    consume(call, g)
+            return
+        self.consume = consume
         try:
-            found = torch.autograd.grad(losses.sum(), [*parameters, *self.starts], allow_unused=True)
+            for call in calls:
+                _catch(self, call)
+            del calls, call  # an input goes when it was consumed
+            found = torch.autograd.grad(losses.sum(), [*parameters, *starts], allow_unused=True)
         finally:
-            self.calls, self.starts, self.consume = [], [], None
-        if any(gradient is not None for gradient in found[: len(parameters)]):
-            raise NoRule("a parameter that is used outside of its own layer's call")
+            self.consume = None
+        _require_unused(found[: len(parameters)])
 
 
 def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
@@ -142,9 +162,8 @@ def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: in
             tape.starts.append(start)
             output = _not_a_view(start, output.shape)  # so that a layer behind may work in place, as on any output
             start.data = start.new_empty(0)  # a place for gradients to go to: what it held is the output's, and goes with that
-        call = Call(layer, args[0].detach(), args[0]._version)
-        tape.calls.append(call)
-        output.grad_fn.register_prehook(_arrive(tape, call, output.output_nr, _order(output)))
+        made = GradientEdge(output.grad_fn, output.output_nr)
+        tape.calls.append(Call(layer, args[0].detach(), args[0]._version, made, _order(output), output.nbytes))
         return output
 
     return recorded
@@ -158,9 +177,12 @@ def _order(output: Tensor) -> list[int] | None:
     return order if output.permute(order).is_contiguous() else None
 
 
-def _arrive(
-    tape: Tape, call: Call, which: int, order: list[int] | None
-) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...] | None]:
+def _catch(tape: Tape, call: Call) -> None:
+    """Have the call's output gradient consumed as backward meets it."""
+    assert call.made is not None
+    node, which, _ = call.made
+    order, call.made = call.order, None  # else the node, whose hook holds the call, would be held by it
+
     def prehook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         g = gradients[which]
         if g is None:
@@ -170,10 +192,19 @@ def _arrive(
             # Part of another map, or turned: brought into the output's order once, and not by rule and backward pass both.
             back = [order.index(dim) for dim in range(g.dim())]
             g = ordered.contiguous().permute(back)
-        if call.input._version != call.version:
-            raise NoRule(f"layer '{call.layer.name}', whose input is changed in place afterwards")
+        _require_untouched(call)
         assert tape.consume is not None
         tape.consume(call, g)
         return None if g is arrived else (*gradients[:which], g, *gradients[which + 1 :])
 
-    return prehook
+    node.register_prehook(prehook)
+
+
+def _require_unused(gradients: Sequence[Tensor | None]) -> None:
+    if any(gradient is not None for gradient in gradients):
+        raise NoRule("a parameter that is used outside of its own layer's call")
+
+
+def _require_untouched(call: Call) -> None:
+    if call.input._version != call.version:
+        raise NoRule(f"layer '{call.layer.name}', whose input is changed in place afterwards")
