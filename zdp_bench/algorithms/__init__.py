@@ -49,7 +49,8 @@ class Algorithm(Protocol):
         """The uᵢ themselves, block name -> [B, *shape]: for tests and audits only."""
 
     def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
-        """The gradient, by parameter name, from the noisy sum alone: costs no privacy."""
+        """The gradient, by parameter name, from the noisy sum alone: costs no privacy. Where it is `mean` itself, and no function
+        around it, the engine divides in the pass that lays noise over the sum."""
 
 
 def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
