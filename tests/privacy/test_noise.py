@@ -241,7 +241,7 @@ def test_a_lazily_conjugated_sum_gets_the_noise_of_a_resolved_one(kind: NoiseKin
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_sum_may_be_multiplied_as_noise_is_laid_over_it(kind: NoiseKind, lazy: bool, wide: bool, source: NoiseSource) -> None:
-    shape, fft = (30, 7), {"fft_dims": (0, 1)} if kind == "hermitian" else {}
+    shape, fft = (60, 71), {"fft_dims": (0, 1)} if kind == "hermitian" else {}
     of = block(kind, shape, std=0.0 if kind == "none" else 2.5, wide=wide, **fft)
     mechanism = Mechanism((of,), Sampling("poisson", 0.1, 2, 20))
     torch.manual_seed(0)
