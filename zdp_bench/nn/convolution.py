@@ -69,13 +69,14 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
     return torch.complex(first.select(-2, 0) + second.select(-2, 1), sign * (second.select(-2, 0) - first.select(-2, 1)))
 
 
-_kept: dict[int, tuple[tuple[Any, ...], Tensor] | None] = {}  # by where a weight lies: what it was, and what it became
+# By where a weight lies: what is told of it, some of its numbers, and what it became.
+_kept: dict[int, tuple[tuple[Any, ...], Tensor, Tensor] | None] = {}
 
 
 @contextmanager
 def weights_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, an interleaved weight of the model is made once, and held until torch counts a change of it: for a batch that comes
-    in pieces. It takes twice the weights' memory."""
+    """Inside, an interleaved weight of the model is made once, and held until it changes: for a batch that comes in pieces. It
+    takes twice the weights' memory. Of changes that torch does not count (`.data`), those of most numbers are seen."""
     own = [p.data_ptr() for p in model.parameters() if p.is_complex() and p.dim() > 2]
     try:
         for place in own:
@@ -94,10 +95,11 @@ def _interleaved(weight: Tensor, transposed: bool) -> Tensor:
     if place not in _kept:
         return interleaved_weight(weight, transposed)
     today = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), transposed
+    some = weight.reshape(-1)[:: 1 + weight.numel() // 64]
     kept = _kept[place]
-    if kept is None or kept[0] != today:
-        _kept[place] = kept = today, interleaved_weight(weight, transposed)
-    return kept[1]
+    if kept is None or kept[0] != today or not torch.equal(kept[1], some):
+        _kept[place] = kept = today, some.clone(), interleaved_weight(weight, transposed)
+    return kept[2]
 
 
 class _Convolve(torch.autograd.Function):
