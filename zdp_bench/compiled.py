@@ -6,13 +6,14 @@ import ctypes
 import logging
 import os
 import pickle
+import struct
 import warnings
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numba
@@ -149,6 +150,12 @@ def task_of(items: list[tuple[int, list[int]]]) -> array[int]:
     width = 1 + len(items[0][1]) if items else 0
     words = array("q", (_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(of_items), *[0] * threads))
     return words + of_items
+
+
+@lru_cache(maxsize=4096)
+def word_of(number: float, kind: Literal["<f", "<d"]) -> int:
+    """The bits of a float32 or float64, as a word of a task."""
+    return int.from_bytes(struct.pack(kind, number), "little", signed=True)
 
 
 # Words in front of the items: the version of the pieces that loops are made of, threads that came, shares that are done, all

@@ -15,6 +15,7 @@ from numba import carray, float64, njit
 from torch import Tensor
 
 from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, task_of, wide_vectors
+from zdp_bench.nn.layout import memory_order
 
 BLOCK = 2**15  # entries of a row that are summed in one go, and about as many are a thread's share
 
@@ -27,8 +28,7 @@ def flat(rows: Tensor) -> Tensor:
         return rows
     if rows.is_contiguous():
         return rows.flatten(1)
-    by_stride = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)
-    return rows.permute(0, *by_stride).reshape(rows.shape[0], math.prod(rows.shape[1:]))
+    return rows.permute(0, *memory_order(rows)).reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
 
 def squared_norms(rows: Tensor) -> Tensor:

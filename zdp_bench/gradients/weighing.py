@@ -7,8 +7,7 @@ cache. torch takes some forty calls for it, each longer than what a small networ
 from __future__ import annotations
 
 import math
-import struct
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from numba import carray, float32
 from torch import Tensor
 
-from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, task_of, wide_vectors
+from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, task_of, wide_vectors, word_of
 from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
 from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of, sum_of_squares
 
@@ -179,11 +178,11 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
             records, squares = len(squares), squares.contiguous()
             held.append(squares)
             at = squares.data_ptr()
-        of_terms += (*pair, at, _bits(scale))
+        of_terms += (*pair, at, word_of(scale, "<d"))
     norms, factors = torch.empty(records, dtype=torch.float64), torch.empty(records, dtype=torch.float64)
     a_share = max(1, A_SHARE // a_record)
     limit = bound if math.isinf(bound) else bound * SAFETY
-    words = [records, a_share, len(places), len(terms), _bits(limit), norms.data_ptr(), factors.data_ptr(), 0]
+    words = [records, a_share, len(places), len(terms), word_of(limit, "<d"), norms.data_ptr(), factors.data_ptr(), 0]
     task = task_of([(-(-records // a_share), words + of_parts + of_terms)])
     loop.run(task)
     return Clipping(norms, factors, task[len(task) - len(of_terms) - len(of_parts) - 1] == 0, weighed)
@@ -202,9 +201,3 @@ def _side_by_side(part: Tensor) -> Tensor | None:
     if part.is_contiguous():
         return part
     return part.contiguous() if part.dim() == 2 else flat(part).contiguous()
-
-
-@lru_cache(maxsize=4096)
-def _bits(number: float) -> int:
-    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return bits

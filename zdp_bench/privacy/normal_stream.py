@@ -11,14 +11,27 @@ import hashlib
 import math
 import struct
 from array import array
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, float32, int32, njit, uint32, uint64
 
-from zdp_bench.compiled import Loop, begin, compiled, float32_at, fused, inlined, next_share, plus, rotated, task_of, wide_vectors
+from zdp_bench.compiled import (
+    Loop,
+    begin,
+    compiled,
+    float32_at,
+    fused,
+    inlined,
+    next_share,
+    plus,
+    rotated,
+    task_of,
+    wide_vectors,
+    word_of,
+)
 
 CHUNK = 512  # pairs that are made at once, from 64 blocks of ChaCha: a stream is cut at multiples of it
 SHARE = 8 * CHUNK  # pairs that a thread takes at a time: some 5 microseconds' work
@@ -231,13 +244,6 @@ def _task(streams: tuple[Stream, ...]) -> array[int]:
             numbers *= 2
         if dtype not in (torch.complex64, torch.float32) or not out.is_contiguous() or out.is_conj():
             raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
-        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, _bits(std), int(conjugate), _bits(times)]
+        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, word_of(std, "<f"), int(conjugate), word_of(times, "<f")]
         items.append((-(-numbers // (2 * SHARE)), words))
     return task_of(items)
-
-
-@lru_cache(maxsize=4096)
-def _bits(number: float) -> int:
-    """A float32's, as an integer."""
-    bits: int = struct.unpack("<i", struct.pack("<f", number))[0]
-    return bits

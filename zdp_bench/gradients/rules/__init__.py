@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import flushed
+from zdp_bench.nn.layout import memory_order
 
 
 class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
@@ -84,10 +85,10 @@ def contract(rows: Tensor, factors: Tensor) -> Tensor:
     if real.is_contiguous():
         summed = torch.mv(real.view(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(real.shape[1:])
         return torch.view_as_complex(summed) if rows.is_complex() else summed
-    by_stride = sorted(range(1, real.dim()), key=real.stride, reverse=True)
-    ordered = real.permute(0, *by_stride)
+    order = memory_order(real)
+    ordered = real.permute(0, *order)
     summed = torch.mv(ordered.reshape(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(ordered.shape[1:])
-    back = [by_stride.index(dim) for dim in range(1, real.dim())]
+    back = [order.index(dim) for dim in range(1, real.dim())]
     summed = summed.permute(back).contiguous()  # so that noise can be laid over it as it is
     return torch.view_as_complex(summed) if rows.is_complex() else summed
 

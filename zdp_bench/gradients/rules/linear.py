@@ -34,14 +34,15 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
 @rule(MapLinear)
 def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """x [B, *map]: measured and multiplied as it lies in memory."""
-    shares = linear(layer, in_memory_order(x), g)
+    flat = in_memory_order(x)
+    shares = linear(layer, flat, g)
     weight = shares["weight"]
     return shares | {
         "weight": Share(
             rows=lambda start, stop: in_own_order(weight.rows(start, stop), x),
             weighted_sum=lambda factors: in_own_order(weight.weighted_sum(factors), x),
             product=weight.product,
-            of_weighed=lambda weighed: in_own_order(matrix_sum(weighed, in_memory_order(x)), x),
+            of_weighed=lambda weighed: in_own_order(matrix_sum(weighed, flat), x),
         )
     }
 
