@@ -255,6 +255,13 @@ def test_a_layer_keeps_the_forward_of_its_own() -> None:
     assert "forward" not in vars(model[1])
 
 
+def test_output_gradients_are_consumed_without_a_graph() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    recorded, modes = tape.record(model, tape.layers_of(model), loss, (INPUTS, TARGETS)), []
+    recorded.play_back(list(model.parameters()), lambda call, g: modes.append(torch.is_grad_enabled()))
+    assert modes == [False, False]
+
+
 class Skips(nn.Module):
     """Two convolutions side by side, whose gradients arrive as parts of one map."""
 

@@ -97,10 +97,11 @@ class Tape:
             wanted: list[Any] = [*parameters, *(call.made for call in calls)]
             found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             _require_unused(found[: len(parameters)])
-            for call, g in zip(reversed(calls), reversed(found[len(parameters) :]), strict=True):
-                if g is not None:
-                    _require_untouched(call)
-                    consume(call, g)
+            with torch.no_grad():  # as inside backward
+                for call, g in zip(reversed(calls), reversed(found[len(parameters) :]), strict=True):
+                    if g is not None:
+                        _require_untouched(call)
+                        consume(call, g)
             return
         self.consume = consume
         try:
