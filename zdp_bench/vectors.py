@@ -69,6 +69,12 @@ def everywhere(builder: Any, number: Any) -> Any:
     return _picked(builder, first, first, [0] * LANES)
 
 
+def turned(builder: Any, vector: Any) -> Any:
+    """i times the 8 complex numbers of a vector: (−imaginary, real) for (real, imaginary)."""
+    exchanged = _picked(builder, vector, vector, [lane ^ 1 for lane in range(LANES)])
+    return _picked(builder, exchanged, builder.fneg(exchanged), [lane if lane % 2 else LANES + lane for lane in range(LANES)])
+
+
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, lane by lane, rounded once."""
     return builder.call(cgutils.get_or_insert_function(builder.module, _FUSED, "llvm.fma.v16f32"), (a, b, c))

@@ -219,6 +219,12 @@ LAYERS: list[Case] = [
         (3, 9, 25),
         "complex",
     ),
+    Case(
+        "complex Conv2d of many channels",
+        lambda: nn.Sequential(ComplexConv2d(16, 32, 3, padding=1), Cardioid(), ComplexConv2d(32, 16, 3, padding=(0, 2))),
+        (16, 9, 8),
+        "complex",
+    ),
     Case("complex Conv1d of one position", lambda: ComplexConv1d(2, 14, 2, padding=1, groups=2), (2, 1), "complex"),
     Case("Conv2d by ghost norm", lambda: nn.Conv2d(64, 64, 3), (64, 3, 4)),
     Case("Conv2d of large records", lambda: nn.Conv2d(16, 64, 3, padding=1), (16, 44, 44)),

@@ -40,6 +40,20 @@ def test_equals_torchs_complex_convolution(ours, options) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("channels", "size"), [(1, (5, 15)), (16, (8, 9))])
+def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]) -> None:
+    """Also where loops of our own go forward, which have no second derivative."""
+    torch.manual_seed(0)
+    layer, native = ComplexConv2d(channels, 16, 3), nn.Conv2d(channels, 16, 3, dtype=torch.complex64)
+    native.load_state_dict(layer.state_dict())
+    given, found = torch.randn(2, channels, *size, dtype=torch.complex64), []
+    for each in (layer, native):
+        x = given.clone().requires_grad_()
+        (of_x,) = torch.autograd.grad(each(x).abs().square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(of_x.abs().square().sum(), each.weight)[0])
+    assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
+
+
 def test_output_padding() -> None:
     native = nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dtype=torch.complex128)
     layer = ComplexConvTranspose2d(4, 6, 3, stride=2, output_padding=1, dtype=torch.complex128)

@@ -6,16 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.nn.torchs_convolution import close, expected, needs_wide_vectors
 from zdp_bench.nn import few_channels, tiles
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.layout import channels_last
 
-needs_wide_vectors = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the loops are for processors with AVX-512"
-)
 # Outputs, channels, kernel, stride, padding, dilation, and sizes of maps: every tile, rows that end in the middle of one, maps of
 # more rows than a share, taps far apart, entries that are no multiple of a tile's.
 SHAPES = [
@@ -43,17 +40,7 @@ def _problem(
 
 
 def _expected(shape: few_channels.Shape, x: Tensor, w: Tensor, bias: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-    """By torch's complex convolution in complex128: y, ∂x, and ∂w and ∂bias of every record."""
-    x, w, bias = (each.detach().to(torch.complex128).requires_grad_() for each in (x, w, bias))
-    y = F.conv2d(x, w, bias, shape.stride, shape.padding, shape.dilation)
-    of_x = torch.autograd.grad(y, x, g.to(y.dtype), retain_graph=True)[0]
-    rows = [torch.autograd.grad(y[i], [w, bias], g[i].to(y.dtype), retain_graph=True) for i in range(len(x))]
-    return y, of_x, torch.stack([of_w for of_w, _ in rows]), torch.stack([of_bias for _, of_bias in rows])
-
-
-def _close(found: Tensor, expected: Tensor) -> None:
-    assert found.shape == expected.shape
-    assert (found - expected).norm() <= 1e-6 * expected.norm()
+    return expected(x, w, bias, g, shape.stride, shape.padding, shape.dilation)
 
 
 @needs_wide_vectors
@@ -62,14 +49,14 @@ def test_equal_torchs_complex_convolution(numbers) -> None:
     shape, x, w, bias, g = _problem(*numbers)
     y, of_x, of_w, of_bias = _expected(shape, x, w, bias, g)
     if shape.channels <= few_channels.FEW:
-        _close(few_channels.convolved(shape, x, w, bias), y)
-        _close(few_channels.convolved(shape, x, w, None), y - bias.view(-1, 1, 1))
-    for found, expected in zip(few_channels.gradient_rows(shape, x, g), (of_w, of_bias), strict=True):
-        _close(found, expected)
-    for found, expected in zip(few_channels.gradient(shape, x, g), (of_w.sum(0), of_bias.sum(0)), strict=True):
-        _close(found, expected)
+        close(few_channels.convolved(shape, x, w, bias), y)
+        close(few_channels.convolved(shape, x, w, None), y - bias.view(-1, 1, 1))
+    for found, exact in zip(few_channels.gradient_rows(shape, x, g), (of_w, of_bias), strict=True):
+        close(found, exact)
+    for found, exact in zip(few_channels.gradient(shape, x, g), (of_w.sum(0), of_bias.sum(0)), strict=True):
+        close(found, exact)
     if shape.stride == (1, 1):
-        _close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
+        close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
 
 
 @needs_wide_vectors
@@ -83,9 +70,9 @@ def test_any_layout_is_read_rightly(layout: str) -> None:
     else:
         x = torch.stack([x, 1e9 * x], dim=-1).flatten(-2)[..., ::2]
     y, of_x, of_w, _ = _expected(shape, *(each.resolve_conj() for each in (x, w, bias, g)))
-    _close(few_channels.convolved(shape, x, w, bias), y)
-    _close(few_channels.gradient_rows(shape, x, g)[0], of_w)
-    _close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
+    close(few_channels.convolved(shape, x, w, bias), y)
+    close(few_channels.gradient_rows(shape, x, g)[0], of_w)
+    close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
 
 
 @needs_wide_vectors
@@ -161,17 +148,3 @@ def test_other_tensors_are_not_theirs() -> None:
             assert not shape.serves(x, w)
     with torch.enable_grad():
         assert not shape.serves(x, w)  # a gradient of theirs has none
-
-
-@needs_wide_vectors
-def test_a_gradient_of_a_gradient_is_torchs() -> None:
-    torch.manual_seed(0)
-    layer = ComplexConv2d(1, 16, 3)
-    native = nn.Conv2d(1, 16, 3, dtype=torch.complex64)
-    native.load_state_dict(layer.state_dict())
-    found = []
-    for each in (layer, native):
-        x = torch.randn(2, 1, 5, 15, dtype=torch.complex64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        (of_x,) = torch.autograd.grad(each(x).abs().square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(of_x.abs().square().sum(), each.weight)[0])
-    torch.testing.assert_close(*found, rtol=1e-5, atol=0)

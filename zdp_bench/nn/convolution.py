@@ -1,15 +1,15 @@
 """Complex convolutions that cost about as much as real ones.
 
 Outside: modules with complex `weight` and `bias`, in torch's own shapes. Inside: ONE real convolution over interleaved real and
-imaginary channels (`layout.py`), its weight expanded to [[Wr, −Wi], [Wi, Wr]]; or, of few channels, loops of our own
-(`few_channels.py`). PyTorch's native complex convolution makes three or four real ones and several copies: 6 to 8 times its real
-twin where this is 1 to 3.
+imaginary channels (`layout.py`), its weight expanded to [[Wr, −Wi], [Wi, Wr]]; or loops of our own, of few channels
+(`few_channels.py`), and of many with a 3×3 kernel (`winograd.py`). PyTorch's native complex convolution makes three or four real
+ones and several copies: 6 to 8 times its real twin where this is 1 to 3.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.nn import few_channels
+from zdp_bench.nn import few_channels, winograd
 from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last
 
 Size = int | tuple[int, ...]
@@ -37,11 +37,13 @@ class Geometry:
     def numbers(self) -> tuple[Any, ...]:
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
-    def of_few_channels(self, weight: Tensor) -> few_channels.Shape | None:
-        """What the loops for few channels are called with, where it may be one of theirs and torch compiles nothing."""
+    def of_loops(self, weight: Tensor) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
+        """What the loops for few channels and those for many are called with, where it may be one of theirs and torch compiles
+        nothing."""
         if torch.compiler.is_compiling():
-            return None
-        return few_channels.shape_of(tuple(weight.shape), self.stride, self.padding, self.dilation, self.transposed, self.groups)
+            return None, None
+        sizes = tuple(weight.shape), self.stride, self.padding, self.dilation, self.transposed, self.groups
+        return few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
@@ -69,37 +71,45 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
     return torch.complex(first.select(-2, 0) + second.select(-2, 1), sign * (second.select(-2, 0) - first.select(-2, 1)))
 
 
-# By where a weight lies: what is told of it, some of its numbers, and what it became.
-_kept: dict[int, tuple[tuple[Any, ...], Tensor, Tensor] | None] = {}
+@dataclass(frozen=True)
+class _Kept:
+    """What a weight became, and what tells whether it still is the same: what is told of it, and some of its numbers."""
+
+    told: tuple[Any, ...]
+    some: Tensor
+    became: Tensor
+
+
+_kept: dict[int, dict[Callable[..., Tensor], _Kept]] = {}  # by where a weight lies, and by what it is made into
 
 
 @contextmanager
 def weights_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, an interleaved weight of the model is made once, and held until it changes: for a batch that comes in pieces. It
-    takes twice the weights' memory. Of changes that torch does not count (`.data`), those of most numbers are seen."""
+    """Inside, what a convolution makes of a weight of the model is made once, and held until the weight changes: for a batch that
+    comes in pieces. It takes twice the weight's memory, and of one that `winograd` serves, which is small beside its maps, seven
+    times. Of changes that torch does not count (`.data`), those of most numbers are seen."""
     own = [p.data_ptr() for p in model.parameters() if p.is_complex() and p.dim() > 2]
     try:
         for place in own:
-            _kept[place] = None
+            _kept[place] = {}
         yield
     finally:
         for place in own:
             _kept.pop(place, None)
 
 
-def _interleaved(weight: Tensor, transposed: bool) -> Tensor:
-    """`interleaved_weight`, or what is `weights_kept` of it."""
+def _made(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
+    """`make(weight, *how)`, or what is `weights_kept` of it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(weight):
-        return interleaved_weight(weight, transposed)  # its own gradient may be asked for
-    place = weight.data_ptr()
-    if place not in _kept:
-        return interleaved_weight(weight, transposed)
-    today = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), transposed
+        return make(weight, *how)  # its own gradient may be asked for
+    if (ways := _kept.get(weight.data_ptr())) is None:
+        return make(weight, *how)
+    told = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), how
     some = weight.reshape(-1)[:: 1 + weight.numel() // 64]
-    kept = _kept[place]
-    if kept is None or kept[0] != today or not torch.equal(kept[1], some):
-        _kept[place] = kept = today, some.clone(), interleaved_weight(weight, transposed)
-    return kept[2]
+    kept = ways.get(make)
+    if kept is None or kept.told != told or not torch.equal(kept.some, some):
+        ways[make] = kept = _Kept(told, some.clone(), make(weight, *how))
+    return kept.became
 
 
 class _Convolve(torch.autograd.Function):
@@ -112,11 +122,13 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        few = geometry.of_few_channels(weight)
+        few, many = geometry.of_loops(weight)
         if few is not None and few.serves(x, weight):
             return few_channels.convolved(few, x, weight, bias)
+        if many is not None and many.serves(x, weight):
+            return winograd.convolved(many, x, _made(weight, winograd.filters), bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
-        real_weight = _interleaved(weight, geometry.transposed)
+        real_weight = _made(weight, interleaved_weight, geometry.transposed)
         y = torch.convolution(as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers())
         return as_complex_channels(y.to(real_weight.dtype))  # under autocast y is half precision; complex numbers stay whole
 
@@ -131,12 +143,17 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
-        few = geometry.of_few_channels(weight)
+        few, many = geometry.of_loops(weight)
         if few is not None and few.serves(x, g, weight) and not (to_input and few.stride != (1, 1)):
             of_input = few_channels.input_gradient(few, g, weight, x.shape[2:]) if to_input else None
             of_weight, of_bias = few_channels.gradient(few, x, g) if to_weight or to_bias else (None, None)
             return of_input, of_weight, of_bias if ctx.has_bias else None, None
-        of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), geometry)
+        if many is not None and many.serves(x, g, weight):
+            back = _made(weight, winograd.backward_filters) if to_input else None
+            of_input = winograd.input_gradient(many, g, back) if back is not None else None
+            of_weight = winograd.gradient(many, x, g) if to_weight else None
+        else:
+            of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), geometry)
         return of_input, of_weight, g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None, None
 
 
@@ -147,7 +164,7 @@ def _interleaved_gradients(
     if not any(wanted):
         return None, None
     x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
-    real_weight = _interleaved(weight, geometry.transposed)
+    real_weight = _made(weight, interleaved_weight, geometry.transposed)
     if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
         x, g, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight))
     given = g, x, real_weight, None, *geometry.numbers(), [*wanted, False]

@@ -13,11 +13,11 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles
-from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last
+from zdp_bench.nn.layout import as_complex_channels, lie_plainly, real_positions
 from zdp_bench.vectors import LANES
 
 FEW = 4  # complex channels of an input at most
@@ -55,7 +55,7 @@ class Shape:
     def serves_rows(self, x: Tensor, *others: Tensor) -> bool:
         """Whether each record's gradients are: of any channels, where rows of outputs are not shorter than a tile (seen: on 8²
         products of patches take half the time, on 16² as much or a third more, on 32² twice as much)."""
-        if not _lie_plainly(x, *others):
+        if not lie_plainly(x, *others):
             return False
         height, width = self.size(*x.shape[2:])
         return height > 0 and width >= max(tiles.POSITIONS.values())
@@ -79,19 +79,6 @@ def shape_of(
     return Shape(weight[0], weight[1], weight[2:], stride, padding, dilation)
 
 
-def _lie_plainly(*tensors: Tensor) -> bool:
-    """Whether they are complex64 numbers in a CPU's memory, outside of torch's transforms and autocast, and no gradient of a
-    gradient is wanted."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-        return False
-    return all(
-        type(x) in (Tensor, nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and (x.dtype == torch.complex64 and x.is_cpu and x.numel() > 0)
-        for x in tensors
-    )
-
-
 def convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Complex [B, C, H, W] -> complex [B, O, H', W'], channels-last."""
     return _convolved(shape, x, weight, bias, _convolver())
@@ -112,14 +99,9 @@ def input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...
     return _input_gradient(shape, g, weight, size, _distributor())
 
 
-def _reals(x: Tensor) -> Tensor:
-    """Complex [B, C, H, W] -> real [B, H, W, 2C], contiguous."""
-    return as_real_channels(channels_last(x)).movedim(1, -1)
-
-
 def _padded(shape: Shape, x: Tensor) -> Tensor:
     """Likewise, with the padding's zeros."""
-    (down, across), reals = shape.padding, _reals(x)
+    (down, across), reals = shape.padding, real_positions(x)
     return F.pad(reals, (0, 0, across, across, down, down)) if down or across else reals
 
 
@@ -150,7 +132,7 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
 
 def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
     """Real [B, parts, entries and 1, 2O]: what each entry and a one meet in each part of a record's rows."""
-    x, g = _padded(shape, x), _reals(g)
+    x, g = _padded(shape, x), real_positions(g)
     count, height, width, lanes = g.shape
     entries = _entries(shape, x, tiles.ENTRIES)
     parts = -(-height // tiles.ROWS)
@@ -173,7 +155,7 @@ def _folded(shape: Shape, m: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...], loop: Loop) -> Tensor:
-    g = _reals(g)
+    g = real_positions(g)
     (down, across), reals, lanes = shape.reach, 2 * shape.channels, 2 * shape.outputs
     count, height, width = len(g), g.shape[1] + down, g.shape[2] + across
     w = _columns(weight).flip(0, 1).unflatten(-1, (-1, LANES)).movedim(-2, 2).contiguous()  # [*k, L/16, 2C, 16]

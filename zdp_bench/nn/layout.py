@@ -11,7 +11,7 @@ the channels are moved to the end before, and back behind.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -29,6 +29,24 @@ def as_complex_channels(x: Tensor) -> Tensor:
     """Real [B, 2C, *] -> complex [B, C, *]; a view where x is channels-last."""
     parts = channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))  # [B, *, C, 2]
     return torch.view_as_complex(parts).movedim(-1, 1)
+
+
+def real_positions(x: Tensor) -> Tensor:
+    """Complex [B, C, *] -> real [B, *, 2C], contiguous: a position's numbers side by side, as compiled loops read them."""
+    return as_real_channels(channels_last(x)).movedim(1, -1)
+
+
+def lie_plainly(*tensors: Tensor) -> bool:
+    """Whether they are complex64 numbers in a CPU's memory, outside of torch's transforms and autocast, and no gradient of a
+    gradient is wanted."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    return all(
+        type(x) in (Tensor, nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and (x.dtype == torch.complex64 and x.is_cpu and x.numel() > 0)
+        for x in tensors
+    )
 
 
 def memory_order(x: Tensor) -> list[int]:

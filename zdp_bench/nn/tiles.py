@@ -76,7 +76,7 @@ def _convolving(vectors: int) -> Callable[..., None]:
     positions = POSITIONS[vectors]
 
     def code(b: Any, x: Any, entries: Any, count: Any, w: Any, step: Any, bias: Any, y: Any, lanes: Any) -> None:
-        sources = _steps(b, x, step, positions)
+        sources = steps(b, x, step, positions)
 
         def add_entry(s: Any, y: list[Any]) -> list[Any]:
             entry = b.load(at(b, entries, s))
@@ -86,7 +86,7 @@ def _convolving(vectors: int) -> Callable[..., None]:
 
         first = [load(b, at(b, bias, LANES * v)) for v in range(vectors)] * positions
         done = iter(repeated(b, count, first, add_entry))
-        for target in _steps(b, y, lanes, positions):
+        for target in steps(b, y, lanes, positions):
             for v in range(vectors):
                 store(b, next(done), at(b, target, LANES * v))
 
@@ -105,7 +105,7 @@ def _correlating(entries_: int, vectors: int) -> Callable[..., None]:
             return [fused(b, number, row[v], m[s * vectors + v]) for s, number in enumerate(met) for v in range(vectors)]
 
         done = iter(repeated(b, count, [ZEROS] * (entries_ * vectors), add_position))
-        for target in _steps(b, m, lanes, entries_):
+        for target in steps(b, m, lanes, entries_):
             for v in range(vectors):
                 place = at(b, target, LANES * v)
                 store(b, b.fadd(load(b, place), next(done)), place)
@@ -118,7 +118,7 @@ def _distributing(reals: int) -> Callable[..., None]:
     positions = INPUTS[reals]
 
     def code(b: Any, g: Any, taps: Any, count: Any, w: Any, step: Any, x: Any) -> None:
-        sources = _steps(b, g, step, positions)
+        sources = steps(b, g, step, positions)
 
         def add_tap(t: Any, x: list[Any]) -> list[Any]:
             tap = b.load(at(b, taps, t))
@@ -137,7 +137,7 @@ def _meeting(b: Any, x: Any, entries: Any, vectors: Any, g: Any, plane: Any, m: 
     """m[o, s] = Σ_q x[entries[s] + q]·g[o·plane + q] over so many vectors of positions q, of `MET` outputs o and entries s."""
     outputs, inputs = MET
     sources = [at(b, x, b.load(at(b, entries, s))) for s in range(inputs)]
-    targets = _steps(b, g, plane, outputs)
+    targets = steps(b, g, plane, outputs)
 
     def add_vector(i: Any, m: list[Any]) -> list[Any]:
         q = b.mul(i, i.type(LANES))
@@ -146,7 +146,7 @@ def _meeting(b: Any, x: Any, entries: Any, vectors: Any, g: Any, plane: Any, m: 
         return [fused(b, met[n % inputs], gradients[n // inputs], m[n]) for n in range(outputs * inputs)]
 
     done = repeated(b, vectors, [ZEROS] * (outputs * inputs), add_vector)
-    for o, target in enumerate(_steps(b, m, count, outputs)):
+    for o, target in enumerate(steps(b, m, count, outputs)):
         store(b, sums(b, done[o * inputs : (o + 1) * inputs]), target)
 
 
@@ -174,7 +174,7 @@ def _spreading(b: Any, g: Any, rows: Any, width: Any, y: Any, line: Any, total: 
 _spread = tile([FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS], _spreading)
 
 
-def _steps(builder: Any, place: Any, step: Any, count: int) -> list[Any]:
+def steps(builder: Any, place: Any, step: Any, count: int) -> list[Any]:
     """Places a step apart."""
     places = [place]
     while len(places) < count:

@@ -5,7 +5,8 @@ A complex convolution is a real one over interleaved channels (`nn/layout.py`), 
 
 Per-sample gradients come, where records are small, from one product a record of what each position meets and its output gradient:
 
-    loops      of our own: complex, of whole vectors (`nn/few_channels.py`); real, of few entries, channels first (`planes.py`)
+    loops      of our own: complex, of whole vectors (`nn/few_channels.py`), of many channels and large maps (`nn/winograd.py`);
+               real, of few entries, channels first (`planes.py`)
     patches    [O, T] · [T, k·D], real, of many channels that lie side by side
     columns    [D·k, T] · [T, O], of few channels; complex numbers as they are
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from zdp_bench.gradients import planes
 from zdp_bench.gradients.rules import Share, contract, ghost_is_cheaper, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
-from zdp_bench.nn import few_channels
+from zdp_bench.nn import few_channels, winograd
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
 from zdp_bench.nn.layout import as_real_channels, channels_last
 
@@ -119,14 +120,16 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
     """The share of a complex convolution's weight: small records by loops, patches or columns, all else as reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
-    sizes = geometry.shape, geometry.stride, geometry.padding, geometry.dilation
-    few = few_channels.shape_of(*sizes, geometry.transposed, geometry.groups)
+    sizes = geometry.shape, geometry.stride, geometry.padding, geometry.dilation, geometry.transposed, geometry.groups
+    few, many = few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
     reals = cache(lambda: [as_real_channels(channels_last(part)) for part in (x, g)])  # as oneDNN takes them without a copy
 
     def folded(real: Tensor) -> Tensor:
         return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
 
     def rows(start: int, stop: int) -> Tensor:
+        if many is not None and many.serves_rows(x, g):
+            return winograd.gradient_rows(many, x[start:stop], g[start:stop])
         large = 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
         if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
             return _weights_of(beside, *few_channels.gradient_rows(few, x[start:stop], g[start:stop]))
@@ -141,6 +144,8 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
         return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]), beside)
 
     def weighted_sum(factors: Tensor) -> Tensor:
+        if many is not None and many.serves(x, g):
+            return winograd.gradient(many, x, weigh(g, factors))
         real_x, real_g = reals()
         return folded(weight_gradient(interleaved, real_x, weigh(real_g, factors)))
 
