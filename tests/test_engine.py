@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from zdp_bench.algorithms import Problem, add_up, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Total, Training, private_step
+from zdp_bench.gradients import Batch
 from zdp_bench.nn import convolution
 from zdp_bench.nn.activations import CReLU
 from zdp_bench.nn.convolution import ComplexConv2d
@@ -153,7 +155,29 @@ def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None
     )
 
 
-def test_pieces_behind_the_first_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_one_piece_is_fetched_ahead() -> None:
+    model = nn.Linear(3, 2)
+    fetched: list[int] = []
+
+    def pieces() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number in range(4):
+            fetched.append(number)
+            yield torch.randn(2, 3), torch.zeros(2)
+
+    seen: list[int] = []
+
+    class Watching(ZetaDPSGD):
+        def accumulate(self, total: dict[str, torch.Tensor], batch: Batch) -> None:
+            seen.append(len(fetched))
+            super().accumulate(total, batch)
+
+    loss = lambda outputs, targets: outputs.square().sum(dim=1)  # noqa: E731
+    algorithm = Watching(Problem(model, loss, Sampling("poisson", 0.1, 2, 20)), noise_multiplier=1.0, max_grad_norm=1.0)
+    engine.summed(algorithm, algorithm.mechanism(), pieces(), CPU, model)
+    assert seen == [2, 3, 4, 4]
+
+
+def test_pieces_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(ComplexConv2d(6, 5, 3), CReLU(), ComplexConv2d(5, 3, 3))
     loss = lambda outputs, targets: outputs.abs().square().flatten(1).sum(dim=1)  # noqa: E731
@@ -171,7 +195,7 @@ def test_pieces_behind_the_first_share_what_became_of_the_weights(monkeypatch: p
 
     total(1)  # with its check on two records
     counts, sums = zip(*(total(pieces) for pieces in (1, 2, 6)), strict=True)
-    assert counts[2] == counts[1] == counts[0] + 2  # one a layer, more
+    assert counts == (3, 2, 2)  # one a layer, forward and, behind the first, backward
     assert total(6, None)[0] == 6 * counts[0]
     for found in sums[1:]:
         for name, value in found.items():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -107,11 +108,12 @@ def summed(
     while True:
         total = Total(mechanism, device)  # S, one tensor a block
         try:
-            with ExitStack() as from_the_second_on:
-                for number, batch in enumerate(micro_batches):
-                    if number == 1 and model is not None:
-                        from_the_second_on.enter_context(weights_kept(model))
-                    algorithm.accumulate(total, batch)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+            pieces = iter(micro_batches)
+            ahead = list(islice(pieces, 2))
+            with weights_kept(model) if model is not None and len(ahead) > 1 else nullcontext():
+                while ahead:
+                    algorithm.accumulate(total, ahead.pop(0))  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+                    ahead += islice(pieces, 1)
             return total.whole()
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error) or not isinstance(micro_batches, MicroBatches):

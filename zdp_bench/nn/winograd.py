@@ -28,10 +28,11 @@ from torch import Tensor
 from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles, winograd_tiles
 from zdp_bench.nn.layout import as_complex_channels, lie_plainly, real_positions
-from zdp_bench.nn.winograd_tiles import HELD, PANEL, TOGETHER
+from zdp_bench.nn.winograd_tiles import HELD, PANEL, POSITIONS, TOGETHER
 
 MANY_TILES = 16  # of outputs: below, transforming the weight costs what fewer products spare
 SLICE = 128  # channels and outputs of a share of a weight's gradient at most
+A_READING = 6  # tiles take as long as reading the weight for a share of them
 A_PART, PARTS = 1024, 8  # tiles, at least, whose gradients are summed by themselves, and such parts at most
 
 
@@ -122,9 +123,7 @@ def _convolved(shape: Shape, x: Tensor, filters: Tensor, bias: Tensor | None, lo
     lanes, reals = 2 * shape.outputs, 2 * shape.channels
     start = x.new_zeros(lanes) if bias is None else torch.view_as_real(bias.resolve_conj()).flatten()
     y = x.new_empty(len(x), height, width, lanes)
-    shares = -(-every // HELD)
-    shares += -shares % torch.get_num_threads()  # no tile depends on those beside it
-    a_share = -(-every // shares)
+    a_share = _a_share(every, torch.get_num_threads())  # no tile depends on those beside it
     words = [x.data_ptr(), filters.data_ptr(), start.data_ptr(), y.data_ptr(), reals, lanes]
     words += [*x.shape[1:3], *shape.padding, height, width, every, a_share]
     loop.run(task_of([(-(-every // a_share), words)]))
@@ -134,10 +133,20 @@ def _convolved(shape: Shape, x: Tensor, filters: Tensor, bias: Tensor | None, lo
 def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, correlate: Loop, fold: Loop) -> Tensor:
     """[groups, O, C, 3, 3]: of as many records each."""
     a_group, (x, g) = len(x) // groups * shape.tiles(x), (real_positions(x), real_positions(g))
-    parts, slices, others = min(PARTS, -(-a_group // A_PART)), _slices(shape.channels), _slices(shape.outputs)
+    parts, slices, others = _parts(a_group), _slices(shape.channels), _slices(shape.outputs)
+    a_part = -(-a_group // parts)
     m = x.new_empty(groups, parts, 16, shape.channels, shape.outputs, dtype=torch.complex64)
     words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), 2 * shape.channels, 2 * shape.outputs]
-    words += [*x.shape[1:3], *shape.padding, *g.shape[1:3], a_group, parts, slices, others]
+    words += [
+        *x.shape[1:3],
+        *shape.padding,
+        *g.shape[1:3],
+        a_group,
+        parts,
+        slices,
+        others,
+        a_part if a_part <= 2 * HELD else HELD,
+    ]
     correlate.run(task_of([(groups * parts * slices * others, words)]))
     return _folded(m, fold)
 
@@ -148,6 +157,22 @@ def _folded(m: Tensor, loop: Loop) -> Tensor:
     to = m.new_empty(groups, outputs, channels, 3, 3)
     loop.run(task_of([(groups * channels // TOGETHER, [m.data_ptr(), to.data_ptr(), parts, channels, outputs])]))
     return to
+
+
+@cache
+def _a_share(tiles: int, threads: int) -> int:
+    """How many of so many tiles a share has: whole ones of a product, as many as leave the busiest thread the least to do."""
+
+    def to_do(few: int) -> int:
+        shares = math.ceil(tiles / few)
+        return math.ceil(shares / threads) * (few + A_READING)
+
+    return min(range(HELD, 0, -POSITIONS), key=to_do)
+
+
+def _parts(tiles: int) -> int:
+    """Into how many parts so many tiles are cut: a power of two, which threads share evenly."""
+    return next(count for count in (1, 2, 4, 8) if count == PARTS or count * A_PART >= tiles)
 
 
 def _slices(channels: int) -> int:

@@ -203,8 +203,7 @@ def convolve(task: Any) -> None:
         x, w, bias, y, reals, lanes = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4], task[at + 5]
         down, across, top, left, height = task[at + 6], task[at + 7], task[at + 8], task[at + 9], task[at + 10]
         width, every, a_share = task[at + 11], task[at + 12], task[at + 13]
-        room = max(a_share, POSITIONS)
-        step, apart = room * reals + LANES, room * lanes + LANES  # the 16 do not lie a power of two apart
+        step, apart = a_share * reals + LANES, a_share * lanes + LANES  # the 16 do not lie a power of two apart
         if len(held) == 0:
             held, summed = np.zeros(16 * step + LANES, np.float32), np.zeros(16 * apart + LANES, np.float32)
             nothing, beyond = np.zeros(reals, np.float32), np.zeros(lanes, np.float32)
@@ -222,14 +221,14 @@ def convolve(task: Any) -> None:
                 for first_of in range(0, count, POSITIONS):
                     n = min(first_of, count - POSITIONS)
                     source = float32_at(met + 4 * (f * step + n * reals))
-                    target = float32_at(sums + 4 * (f * apart + v * room + n * PANEL))
+                    target = float32_at(sums + 4 * (f * apart + v * a_share + n * PANEL))
                     _multiply(source, reals // 2, of_panel, reals, target)
         for n in range(first, last):
             record, row, column = _corner(n, height, width)
             map_ = y + 4 * record * height * width * lanes
             _find(places, 2, map_, row, column, height, width, lanes, beyond.ctypes.data)
             for v in range(0, lanes, PANEL):
-                of_tile = float32_at(sums + 4 * (v * room + (n - first) * PANEL))
+                of_tile = float32_at(sums + 4 * (v * a_share + (n - first) * PANEL))
                 _finish(of_tile, apart, further(float32_at(bias), v), where, v)
 
 
@@ -247,8 +246,9 @@ def correlate(task: Any) -> None:
         x, g, m, reals, lanes = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4]
         down, across, top, left, height = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
         width, a_group, parts, slices, others = task[at + 10], task[at + 11], task[at + 12], task[at + 13], task[at + 14]
+        room = task[at + 15]  # for tiles that are transformed before any is multiplied
         own, whose = reals // slices, lanes // others  # numbers of a slice
-        step, apart = HELD * own + LANES, HELD * whose + LANES
+        step, apart = room * own + LANES, room * whose + LANES
         if len(held) == 0:
             held, laid = np.zeros(16 * step + LANES, np.float32), np.zeros(16 * apart + LANES, np.float32)
             nothing = np.zeros(max(own, whose), np.float32)
@@ -256,8 +256,8 @@ def correlate(task: Any) -> None:
         part, channel, output = share // (slices * others), share // others % slices * own, share % others * whose
         start = part // parts * a_group
         first_of, end = start + a_group * (part % parts) // parts, start + a_group * (part % parts + 1) // parts
-        for first in range(first_of, end, HELD):
-            last = min(first + HELD, end)
+        for first in range(first_of, end, room):
+            last = min(first + room, end)
             for n in range(first, last):
                 record, row, column = _corner(n, height, width)
                 map_ = x + 4 * (record * down * across * reals + channel)
