@@ -99,22 +99,16 @@ def input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...
     return _input_gradient(shape, g, weight, size, _distributor())
 
 
-def _entries(shape: Shape, width: int, multiple: int = 1) -> Tensor:
-    """Where in a map [H, W, 2C] with zeros around lies what an output position meets; `width` is one without them."""
-    reals, line = 2 * shape.channels, _line(shape, width)
-    return tiles.places((*shape.kernel, reals), (shape.dilation[0] * line, shape.dilation[1] * reals, 1), multiple)
+def _padded(shape: Shape, x: Tensor) -> Tensor:
+    """Likewise, with the padding's zeros."""
+    (down, across), reals = shape.padding, real_positions(x)
+    return F.pad(reals, (0, 0, across, across, down, down)) if down or across else reals
 
 
-def _line(shape: Shape, width: int) -> int:
-    """Numbers of a row with zeros around it."""
-    return (width + 2 * shape.padding[1]) * 2 * shape.channels
-
-
-def _held(shape: Shape, x: Tensor) -> list[int]:
-    """What the loops are told of x [B, H, W, 2C], of whose rows they hold some with zeros around."""
-    reals, (down, across) = 2 * shape.channels, shape.stride
-    sizes = [x.shape[1], x.shape[2] * reals, _line(shape, x.shape[2])]
-    return [*sizes, shape.padding[0], shape.padding[1] * reals, down, shape.reach[0], across * reals]
+def _entries(shape: Shape, padded: Tensor, multiple: int = 1) -> Tensor:
+    """Where in a map [B, H, W, 2C] lies what an output position meets."""
+    _, line, step, _ = padded.stride()
+    return tiles.places((*shape.kernel, 2 * shape.channels), (shape.dilation[0] * line, shape.dilation[1] * step, 1), multiple)
 
 
 def _columns(weight: Tensor) -> Tensor:
@@ -125,24 +119,27 @@ def _columns(weight: Tensor) -> Tensor:
 
 def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loop: Loop) -> Tensor:
     height, width = shape.size(*x.shape[2:])
-    x, w = real_positions(x), _columns(weight)
+    x, w = _padded(shape, x), _columns(weight)
     lanes = 2 * shape.outputs
     start = x.new_zeros(lanes) if bias is None else torch.view_as_real(bias.resolve_conj()).flatten()
     y = x.new_empty(len(x), height, width, lanes)
-    entries, parts = _entries(shape, x.shape[2]), -(-height // tiles.ROWS)
-    words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), entries.data_ptr(), len(entries), lanes, parts]
-    loop.run(task_of([(len(x) * parts, [*words, height, width, *_held(shape, x)])]))
+    entries, rows = _entries(shape, x), len(x) * height
+    words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), entries.data_ptr(), len(entries), lanes, rows, height]
+    words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
+    loop.run(task_of([(-(-rows // tiles.ROWS), words)]))
     return as_complex_channels(y.movedim(-1, 1))
 
 
 def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
     """Real [B, parts, entries and 1, 2O]: what each entry and a one meet in each part of a record's rows."""
-    x, g = real_positions(x), real_positions(g)
+    x, g = _padded(shape, x), real_positions(g)
     count, height, width, lanes = g.shape
-    entries, parts = _entries(shape, x.shape[2], tiles.ENTRIES), -(-height // tiles.ROWS)
+    entries = _entries(shape, x, tiles.ENTRIES)
+    parts = -(-height // tiles.ROWS)
     m = x.new_zeros(count, parts, len(entries) + 1, lanes)
-    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), _ONE.data_ptr(), entries.data_ptr(), len(entries), lanes, parts]
-    loop.run(task_of([(count * parts, [*words, height, width, *_held(shape, x)])]))
+    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), _ONE.data_ptr(), entries.data_ptr(), len(entries), lanes, parts, height]
+    words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
+    loop.run(task_of([(count * parts, words)]))
     return m
 
 

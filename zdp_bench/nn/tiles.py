@@ -45,8 +45,8 @@ from zdp_bench.vectors import (
     tile,
 )
 
-ROWS = 32  # of an image that are a thread's share, and summed by themselves; what they meet is held with zeros around
-HELD = 12  # rows of an input's gradient, likewise
+ROWS = 32  # of an image that are a thread's share, and summed by themselves
+HELD = 12  # rows of an output gradient, likewise, that a thread holds with zeros around
 POSITIONS = {1: 12, 2: 8, 4: 5}  # of a tile of `convolve`, of so many vectors of outputs
 INPUTS = {2: 12, 4: 6, 6: 4, 8: 3}  # of a tile of `distribute`, of so many numbers of the input
 MET = 4, 5  # outputs and entries of a tile of `correlate_planes`
@@ -232,41 +232,20 @@ _distribute_2, _distribute_4, _distribute_6, _distribute_8 = (_row_distributed(r
 # ---------------------------------------------------------------------------------------------------------------- over maps
 
 
-@njit
-def _hold(held: Any, line: Any, before: Any, map_: Any, first: Any, count: Any, rows: Any, own: Any) -> None:
-    """Lay rows `first` to `first + count` of a map, of so many `rows` of `own` numbers, into lines, `before` numbers behind their
-    start; zeros for rows beyond the map's. Around them the lines stay zero."""
-    kept = float32_at(held.ctypes.data)
-    for i in range(count):
-        place = i * line + before
-        if 0 <= first + i < rows:
-            copied(further(kept, place), further(map_, (first + i) * own), own)
-        else:
-            held[place : place + own] = 0
-
-
 def convolve(task: Any) -> None:
-    """y of every part of a record's rows; the rows of x that they meet are held with zeros around."""
+    """y of all records' rows."""
     wide_vectors()
     notes = begin(task)
-    held = np.zeros(0, np.float32)
     while True:
         at, share = next_share(task, notes)
         if at < 0:
             break
         x, w, bias, y, entries = task[at], task[at + 1], task[at + 2], task[at + 3], int64_at(task[at + 4])
-        count, lanes, parts, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
-        rows, own, line, top, before = task[at + 10], task[at + 11], task[at + 12], task[at + 13], task[at + 14]
-        down, reach, step = task[at + 15], task[at + 16], task[at + 17]
-        if len(held) == 0:
-            held = np.zeros(((ROWS - 1) * down + reach + 1) * line, np.float32)
-        whose, first = share // parts, share % parts * ROWS
-        last = min(first + ROWS, height)
-        map_ = further(float32_at(x), whose * rows * own)
-        _hold(held, line, before, map_, first * down - top, (last - 1 - first) * down + reach + 1, rows, own)
-        for row in range(first, last):
-            source = further(float32_at(held.ctypes.data), (row - first) * down * line)
-            target = further(float32_at(y), (whose * height + row) * width * lanes)
+        count, lanes, rows, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
+        record, line, step = task[at + 10], task[at + 11], task[at + 12]
+        for row in range(share * ROWS, min((share + 1) * ROWS, rows)):
+            source = further(float32_at(x), row // height * record + row % height * line)
+            target = further(float32_at(y), row * width * lanes)
             v = 0
             while v < lanes:
                 columns, start, end = further(float32_at(w), v), further(float32_at(bias), v), further(target, v)
@@ -285,23 +264,16 @@ def correlate(task: Any) -> None:
     """m of every part of a record's rows, [record, part, entry, lane]; behind the entries the bias's."""
     wide_vectors()
     notes = begin(task)
-    held = np.zeros(0, np.float32)
     while True:
         at, share = next_share(task, notes)
         if at < 0:
             break
         x, g, m, one, entries = task[at], task[at + 1], task[at + 2], float32_at(task[at + 3]), int64_at(task[at + 4])
         count, lanes, parts, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
-        rows, own, line, top, before = task[at + 10], task[at + 11], task[at + 12], task[at + 13], task[at + 14]
-        down, reach, step = task[at + 15], task[at + 16], task[at + 17]
-        if len(held) == 0:
-            held = np.zeros(((ROWS - 1) * down + reach + 1) * line, np.float32)
+        record, line, step = task[at + 10], task[at + 11], task[at + 12]
         whose, first = share // parts, share % parts * ROWS
-        last = min(first + ROWS, height)
-        map_ = further(float32_at(x), whose * rows * own)
-        _hold(held, line, before, map_, first * down - top, (last - 1 - first) * down + reach + 1, rows, own)
-        for row in range(first, last):
-            source = further(float32_at(held.ctypes.data), (row - first) * down * line)
+        for row in range(first, min(first + ROWS, height)):
+            source = further(float32_at(x), whose * record + row * line)
             target = further(float32_at(m), share * (count + 1) * lanes)
             gradients = further(float32_at(g), (whose * height + row) * width * lanes)
             v = 0
@@ -326,16 +298,21 @@ def distribute(task: Any) -> None:
         g, w, x, taps = task[at], float32_at(task[at + 1]), task[at + 2], int64_at(task[at + 3])
         count, lanes, reals, parts = task[at + 4], task[at + 5], task[at + 6], task[at + 7]
         height, width, down, across = task[at + 8], task[at + 9], task[at + 10], task[at + 11]
-        line, own = (width + across) * lanes, (width - across) * lanes
+        line = (width + across) * lanes
         if len(held) == 0:
             held = np.zeros((HELD + down) * line, np.float32)
+        kept = float32_at(held.ctypes.data)
         whose, first = share // parts, share % parts * HELD
         last = min(first + HELD, height)
-        map_ = further(float32_at(g), whose * (height - down) * own)
-        _hold(held, line, across * lanes, map_, first - down, last - first + down, height - down, own)
+        for row in range(first - down, last):
+            place = (row - first + down) * line + across * lanes
+            own = (width - across) * lanes
+            if 0 <= row < height - down:
+                copied(further(kept, place), further(float32_at(g), (whose * (height - down) + row) * own), own)
+            else:
+                held[place : place + own] = 0
         for row in range(first, last):
-            source = further(float32_at(held.ctypes.data), (row - first) * line)
-            target = further(float32_at(x), (whose * height + row) * width * reals)
+            source, target = further(kept, (row - first) * line), further(float32_at(x), (whose * height + row) * width * reals)
             if reals == 2:
                 _distribute_2(source, taps, count, w, lanes, target, width)
             elif reals == 4:
