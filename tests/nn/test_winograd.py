@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.nn.torchs_convolution import close, expected, needs_wide_vectors
 from zdp_bench.nn import convolution, winograd
 from zdp_bench.nn.convolution import ComplexConv2d, weights_kept
-from zdp_bench.nn.layout import channels_last
+from zdp_bench.nn.layout import channels_last, rounded_alike
 
 # Outputs, channels, padding, records, and sizes of maps: odd ones, padding none and more than a kernel has use for, fewer tiles
 # than a product takes, more than a thread holds, more than a part has, several slices of channels.
@@ -190,5 +190,8 @@ def test_other_tensors_are_not_theirs() -> None:
         assert not winograd.Shape(16, 16, (0, 0)).serves(x[..., :2], w)  # nothing comes out
         with torch.autocast("cpu"):
             assert not shape.serves(x, w)
+        with rounded_alike(), rounded_alike():
+            assert not shape.serves(x, w)
+        assert shape.serves(x, w)
     with torch.enable_grad():
         assert not shape.serves(x, w)  # a gradient of theirs has none

@@ -34,6 +34,7 @@ from zdp_bench.checks.trials import (
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.layout import rounded_alike
 
 SAMPLES = 3
 
@@ -62,7 +63,7 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
     """
     device = next(model.parameters()).device
     batch = synthetic(like[0], SAMPLES, outputs, device), synthetic(like[1], SAMPLES, outputs, device)
-    with left_as_it_was(model, device):
+    with left_as_it_was(model, device), rounded_alike():
         _takes(model, batch[0])
         steady = _is_deterministic(model, batch[0])
         no_sample_sees_another(model, batch[0], steady)

@@ -12,6 +12,7 @@ from torch import nn
 
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
+from zdp_bench.nn.layout import rounded_alike
 
 TOLERANCE = 1e-2  # float32 on a badly conditioned network; a wrong gradient is off by its whole size
 
@@ -26,7 +27,7 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """
     two = batch[0][:2], batch[1][:2]
     parameters = trainable(model)
-    with torch.random.fork_rng(), torch.autocast(two[0].device.type, enabled=False):
+    with torch.random.fork_rng(), torch.autocast(two[0].device.type, enabled=False), rounded_alike():
         fast.clipped_sum(model, loss, two, 1.0)  # raises first: what fast cannot serve may not run on one record either
         before = _random_state(two[0].device)
         rows = []
