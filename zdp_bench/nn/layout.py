@@ -44,8 +44,8 @@ _rounded_alike: list[None] = []  # an entry for every context that wants it
 
 @contextmanager
 def rounded_alike() -> Iterator[None]:
-    """Inside, no convolution takes loops of our own, which torch's transforms cannot, nor few records: for gradients that are
-    compared. A badly conditioned network makes 3 % of a gradient of a map's last bits (seen: instance norms of 4 pixels)."""
+    """Inside, no convolution takes loops of our own, which torch's transforms cannot: for gradients that are compared. A badly
+    conditioned network makes 3 % of a gradient of a map's last bits (seen: instance norms of 4 pixels)."""
     _rounded_alike.append(None)
     try:
         yield

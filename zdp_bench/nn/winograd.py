@@ -30,7 +30,7 @@ from zdp_bench.nn import tiles, winograd_tiles
 from zdp_bench.nn.layout import as_complex_channels, lie_plainly, real_positions
 from zdp_bench.nn.winograd_tiles import HELD, PANEL, POSITIONS, TOGETHER
 
-MANY_TILES = 16  # of outputs: below, transforming the weight costs what fewer products spare
+MANY_TILES = 16  # of a record's outputs: below, transforming the weight costs what fewer products spare
 SLICE = 128  # channels and outputs of a share of a weight's gradient at most
 A_READING = 6  # tiles take as long as reading the weight for a share of them
 A_PART, PARTS = 1024, 8  # tiles, at least, whose gradients are summed by themselves, and such parts at most
@@ -53,12 +53,9 @@ class Shape:
         return Shape(self.channels, self.outputs, tuple(2 - around for around in self.padding))
 
     def serves(self, x: Tensor, *others: Tensor) -> bool:
-        """Whether outputs and gradients of a batch [B, C, H, W] are sooner computed this way."""
-        return self.serves_rows(x, *others, records=len(x))
-
-    def serves_rows(self, x: Tensor, *others: Tensor, records: int = 1) -> bool:
-        """Whether each record's gradients are."""
-        return min(self.size(*x.shape[2:])) > 0 and records * self.tiles(x) >= MANY_TILES and lie_plainly(x, *others)
+        """Whether a map of the input x [B, C, H, W], and gradients, are sooner computed this way. How many records there are
+        has no say: what is computed for one would be rounded otherwise if another came."""
+        return min(self.size(*x.shape[2:])) > 0 and self.tiles(x) >= MANY_TILES and lie_plainly(x, *others)
 
     def tiles(self, x: Tensor) -> int:
         """Of one record."""

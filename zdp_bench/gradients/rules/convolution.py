@@ -128,7 +128,7 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
         return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
 
     def rows(start: int, stop: int) -> Tensor:
-        if many is not None and many.serves_rows(x, g):
+        if many is not None and many.serves(x, g):
             return winograd.gradient_rows(many, x[start:stop], g[start:stop])
         large = 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
         if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
