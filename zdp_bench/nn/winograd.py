@@ -134,16 +134,8 @@ def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, correlate: Loop,
     a_part = -(-a_group // parts)
     m = x.new_empty(groups, parts, 16, shape.channels, shape.outputs, dtype=torch.complex64)
     words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), 2 * shape.channels, 2 * shape.outputs]
-    words += [
-        *x.shape[1:3],
-        *shape.padding,
-        *g.shape[1:3],
-        a_group,
-        parts,
-        slices,
-        others,
-        a_part if a_part <= 2 * HELD else HELD,
-    ]
+    held = a_part if a_part <= 2 * HELD else HELD  # at once: few are transformed together
+    words += [*x.shape[1:3], *shape.padding, *g.shape[1:3], a_group, parts, slices, others, held]
     correlate.run(task_of([(groups * parts * slices * others, words)]))
     return _folded(m, fold)
 
