@@ -98,6 +98,16 @@ def test_any_number_of_threads_gives_the_same_bits(numbers, set_threads: Callabl
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("tiles", [1, 6, 7, 100, 400, 1601, 25_600])
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_every_thread_has_as_many_shares_and_none_has_more_than_is_held(tiles: int, threads: int) -> None:
+    shares, room = winograd._shares(tiles, threads)
+    assert shares % threads == 0 or shares * winograd.POSITIONS < tiles + winograd.POSITIONS  # or a product each
+    assert room % winograd.POSITIONS == 0
+    assert room <= winograd.HELD
+    assert shares * room >= tiles > shares * (room - winograd.POSITIONS) - winograd.POSITIONS  # and no more than it needs
+
+
 @needs_wide_vectors
 def test_no_record_sees_another() -> None:
     """Neither one that is not finite, nor how many there are: a record's outputs and gradients keep their bits."""

@@ -32,7 +32,6 @@ from zdp_bench.nn.winograd_tiles import HELD, PANEL, POSITIONS, TOGETHER
 
 MANY_TILES = 16  # of a record's outputs: below, transforming the weight costs what fewer products spare
 SLICE = 128  # channels and outputs of a share of a weight's gradient at most
-A_READING = 6  # tiles take as long as reading the weight for a share of them
 A_PART, PARTS = 1024, 8  # tiles, at least, whose gradients are summed by themselves, and such parts at most
 
 
@@ -120,10 +119,10 @@ def _convolved(shape: Shape, x: Tensor, filters: Tensor, bias: Tensor | None, lo
     lanes, reals = 2 * shape.outputs, 2 * shape.channels
     start = x.new_zeros(lanes) if bias is None else torch.view_as_real(bias.resolve_conj()).flatten()
     y = x.new_empty(len(x), height, width, lanes)
-    a_share = _a_share(every, torch.get_num_threads())  # no tile depends on those beside it
+    shares, room = _shares(every, torch.get_num_threads())  # no tile depends on those beside it
     words = [x.data_ptr(), filters.data_ptr(), start.data_ptr(), y.data_ptr(), reals, lanes]
-    words += [*x.shape[1:3], *shape.padding, height, width, every, a_share]
-    loop.run(task_of([(-(-every // a_share), words)]))
+    words += [*x.shape[1:3], *shape.padding, height, width, every, shares, room]
+    loop.run(task_of([(shares, words)]))
     return as_complex_channels(y.movedim(-1, 1))
 
 
@@ -148,15 +147,12 @@ def _folded(m: Tensor, loop: Loop) -> Tensor:
     return to
 
 
-@cache
-def _a_share(tiles: int, threads: int) -> int:
-    """How many of so many tiles a share has: whole ones of a product, as many as leave the busiest thread the least to do."""
-
-    def to_do(few: int) -> int:
-        shares = math.ceil(tiles / few)
-        return math.ceil(shares / threads) * (few + A_READING)
-
-    return min(range(HELD, 0, -POSITIONS), key=to_do)
+def _shares(tiles: int, threads: int) -> tuple[int, int]:
+    """Into how many shares so many tiles are cut, as many for one thread as for another, and how many one has at most: whole ones
+    of a product, no more than `HELD`."""
+    products = -(-tiles // POSITIONS)
+    shares = min(products, threads * -(-products * POSITIONS // (HELD * threads)))
+    return shares, -(-products // shares) * POSITIONS
 
 
 def _parts(tiles: int) -> int:

@@ -202,13 +202,15 @@ def convolve(task: Any) -> None:
             break
         x, w, bias, y, reals, lanes = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4], task[at + 5]
         down, across, top, left, height = task[at + 6], task[at + 7], task[at + 8], task[at + 9], task[at + 10]
-        width, every, a_share = task[at + 11], task[at + 12], task[at + 13]
-        step, apart = a_share * reals + LANES, a_share * lanes + LANES  # the 16 do not lie a power of two apart
+        width, every, shares, room = task[at + 11], task[at + 12], task[at + 13], task[at + 14]
+        step, apart = room * reals + LANES, room * lanes + LANES  # the 16 do not lie a power of two apart
         if len(held) == 0:
             held, summed = np.zeros(16 * step + LANES, np.float32), np.zeros(16 * apart + LANES, np.float32)
             nothing, beyond = np.zeros(reals, np.float32), np.zeros(lanes, np.float32)
         met, sums = _whole_lines(held), _whole_lines(summed)
-        first, last = share * a_share, min((share + 1) * a_share, every)
+        products = (every + POSITIONS - 1) // POSITIONS
+        first = share * products // shares * POSITIONS
+        last = min((share + 1) * products // shares * POSITIONS, every)
         for n in range(first, last):
             record, row, column = _corner(n, height, width)
             map_ = x + 4 * record * down * across * reals
@@ -221,14 +223,14 @@ def convolve(task: Any) -> None:
                 for first_of in range(0, count, POSITIONS):
                     n = min(first_of, count - POSITIONS)
                     source = float32_at(met + 4 * (f * step + n * reals))
-                    target = float32_at(sums + 4 * (f * apart + v * a_share + n * PANEL))
+                    target = float32_at(sums + 4 * (f * apart + v * room + n * PANEL))
                     _multiply(source, reals // 2, of_panel, reals, target)
         for n in range(first, last):
             record, row, column = _corner(n, height, width)
             map_ = y + 4 * record * height * width * lanes
             _find(places, 2, map_, row, column, height, width, lanes, beyond.ctypes.data)
             for v in range(0, lanes, PANEL):
-                of_tile = float32_at(sums + 4 * (v * a_share + (n - first) * PANEL))
+                of_tile = float32_at(sums + 4 * (v * room + (n - first) * PANEL))
                 _finish(of_tile, apart, further(float32_at(bias), v), where, v)
 
 

@@ -39,6 +39,7 @@ _LANES = 64  # blocks side by side, each 16 words
 _PAIRS_A_BLOCK = CHUNK // _LANES
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts: the first times an exponent is exact
 _SQRT_HALF = 0x3F3504F3  # the bits of √½ as a float32
+_SIGN = 0x80000000  # the bit of a float32's sign
 
 
 def hashed(key: tuple[int | str, ...]) -> bytes:
@@ -128,52 +129,51 @@ def _radius(word: Any) -> Any:
 
 
 @inlined
+def _turned(number: Any, sign: Any) -> Any:
+    """The float32 number, negated where the highest bit of `sign`, which has no other, is set."""
+    return np.uint32(uint32(np.float32(number).view(np.uint32) ^ sign)).view(np.float32)
+
+
+@inlined
 def _cosine_and_sine(word: Any) -> Any:
     """Of the angle π·word/2³¹, `word` taken as a signed number: within 1.5e-7 of the unit circle's point.
 
-    The angle is a quarter turn times `quarters` plus what lies within an eighth of a turn, which Cephes' `sinf` and `cosf` serve.
+    The angle is a quarter turn times `quarters`, whose two bits stay where they are, the highest, plus what lies within an eighth
+    of a turn, which Cephes' `sinf` and `cosf` serve.
     """
-    turn = int32(word)
-    quarters = int32(int32(int32(turn >> int32(29)) + int32(1)) >> int32(1))
-    angle = float32(int32(turn - int32(quarters << int32(30)))) * float32(math.pi * 2.0**-31)
+    quarters = uint32(plus(uint32(word), uint32(0x20000000)) & uint32(0xC0000000))
+    angle = float32(int32(uint32(word) - quarters)) * float32(math.pi * 2.0**-31)
     square = angle * angle
     sine = fused(float32(-1.9515295891e-4), square, float32(8.3321608736e-3))
     sine = fused(fused(sine, square, float32(-1.6666654611e-1)), float32(square * angle), angle)
     cosine = fused(float32(2.443315711809948e-5), square, float32(-1.388731625493765e-3))
     cosine = fused(cosine, square, float32(4.166664568298827e-2))
     cosine = fused(cosine, float32(square * square), fused(float32(-0.5), square, float32(1)))
-    odd, back = int32(quarters & int32(1)), int32(quarters & int32(2))
-    along = sine if odd != 0 else cosine
-    across = cosine if odd != 0 else sine
-    return -along if int32(odd * int32(2)) != back else along, -across if back != 0 else across
-
-
-@inlined
-def _turned(number: Any, sign: Any) -> Any:
-    """The float32 number, negated where `sign` is a float32's sign bit and not 0."""
-    return np.uint32(uint32(np.float32(number).view(np.uint32) ^ sign)).view(np.float32)
+    odd = uint32(quarters & uint32(0x40000000)) != uint32(0)
+    along, across = sine if odd else cosine, cosine if odd else sine
+    of_along = uint32((quarters ^ plus(quarters, quarters)) & uint32(_SIGN))  # of an odd quarter or back, not of both
+    return _turned(along, of_along), _turned(across, uint32(quarters & uint32(_SIGN)))
 
 
 @njit(error_model="numpy")
 def _add_normals(key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any, conjugate: Any) -> None:
     """Pairs `start` to `stop`."""
     wide_vectors()
-    words = np.empty(2 * CHUNK, np.uint32)
+    words, signs = np.empty(2 * CHUNK, np.uint32), np.zeros(CHUNK + 1, np.uint32)
     half = (len(out) + 1) // 2
-    # The sign bit of what is conjugated, for numbers at even places and at odd ones; `first` is even.
-    here_even, here_odd = uint32(0), uint32(0x80000000) if conjugate else uint32(0)
-    there_even, there_odd = (here_odd, here_even) if half & 1 else (here_even, here_odd)
+    if conjugate:
+        signs[1::2] = _SIGN
+    of_here, of_there = signs[:CHUNK], signs[half & 1 : CHUNK + (half & 1)]  # `first` is even
     for first in range(start, stop, CHUNK):
         last = min(first + CHUNK, stop)
         fill_words(key, uint64(first // _PAIRS_A_BLOCK), words)
         radii, turns = words[:CHUNK], words[CHUNK:]
         here, there = out[first:last], out[half + first : half + last]  # the last pair of an odd n is one number only
         for i in range(len(there)):
-            odd = int32(int32(i) & int32(1)) != 0
             radius = _radius(radii[i]) * std
             cosine, sine = _cosine_and_sine(turns[i])
-            here[i] = fused(cosine, radius, _turned(here[i], here_odd if odd else here_even)) * times
-            there[i] = fused(sine, radius, _turned(there[i], there_odd if odd else there_even)) * times
+            here[i] = fused(cosine, radius, _turned(here[i], of_here[i])) * times
+            there[i] = fused(sine, radius, _turned(there[i], of_there[i])) * times
         for i in range(len(there), len(here)):
             here[i] = fused(_cosine_and_sine(turns[i])[0], _radius(radii[i]) * std, here[i]) * times
 
