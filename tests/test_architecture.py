@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "vectors": set(),
     "nn": BASE | {"compiled", "vectors"},
     "models": BASE | {"nn"},
-    "gradients": BASE | {"nn", "compiled"},
+    "gradients": BASE | {"nn", "compiled", "vectors"},
     "algorithms": BASE | {"gradients", "privacy", "nn"},
     "survival": BASE,
     "distributed": BASE,

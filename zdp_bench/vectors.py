@@ -69,10 +69,26 @@ def everywhere(builder: Any, number: Any) -> Any:
     return _picked(builder, first, first, [0] * LANES)
 
 
+def exchanged(builder: Any, vector: Any) -> Any:
+    """The 8 complex numbers of a vector, real parts and imaginary ones in each other's place."""
+    return _picked(builder, vector, vector, [lane ^ 1 for lane in range(LANES)])
+
+
 def turned(builder: Any, vector: Any) -> Any:
     """i times the 8 complex numbers of a vector: (−imaginary, real) for (real, imaginary)."""
-    exchanged = _picked(builder, vector, vector, [lane ^ 1 for lane in range(LANES)])
-    return _picked(builder, exchanged, builder.fneg(exchanged), [lane if lane % 2 else LANES + lane for lane in range(LANES)])
+    other = exchanged(builder, vector)
+    return _picked(builder, other, builder.fneg(other), [lane if lane % 2 else LANES + lane for lane in range(LANES)])
+
+
+def parted(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """The real parts of the 16 complex numbers of two vectors, and the imaginary ones."""
+    return _picked(builder, a, b, list(range(0, 2 * LANES, 2))), _picked(builder, a, b, list(range(1, 2 * LANES, 2)))
+
+
+def woven(builder: Any, real: Any, imaginary: Any) -> tuple[Any, Any]:
+    """Two vectors of 8 complex numbers each, of 16 parts of either kind."""
+    lanes = [lane for i in range(LANES) for lane in (i, LANES + i)]
+    return _picked(builder, real, imaginary, lanes[:LANES]), _picked(builder, real, imaginary, lanes[LANES:])
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:

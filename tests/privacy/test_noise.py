@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from zdp_bench.privacy import ledger
+from zdp_bench.privacy import ledger, noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import (
     NoiseSource,
@@ -186,6 +186,13 @@ def test_the_bits_of_a_seed_are_those_of_this_ledgers_format() -> None:
     bits = ["0x1.3b0c60p+0", "0x1.4e4096p-1", "0x1.25e18cp+1", "0x1.298ff0p-1"]  # to the last, on every machine
     assert single.tolist() == [float.fromhex(number) for number in bits]
     assert double.tolist() == pytest.approx([-0.1211671, -0.2711618, 2.3333487, 1.3351884], abs=1e-6)
+
+
+def test_keys_that_are_hashed_ahead_are_those_of_their_steps() -> None:
+    for step in (0, 1, 15, 16, 17, 10**9 + 5):
+        for rest in (("w",), ("w", "rank", 1, 3)):
+            assert noise._hashed(7, step, *rest) == hashed((7, "noise", step, *rest))
+    assert noise._hashed(7, "w", 3) == hashed((7, "noise", "w", 3))
 
 
 def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, groups, no_records
 from zdp_bench.gradients.norms import squared_norms
+from zdp_bench.gradients.outer_sums import Outer, outer_sums
 from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
@@ -46,7 +47,7 @@ class _Parameter:
     squared_norms: Tensor | None = None  # [B] float64
     product: tuple[Tensor, ...] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
     weighted_sum: Callable[[Tensor], Tensor] | None = None
-    of_weighed: Callable[[Tensor], Tensor] | None = None
+    of_outer: Callable[[Tensor], Tensor] | None = None
 
     def scale(self, complex_scale: float) -> float:
         return complex_scale if complex_scale != 1 and self.itself.is_complex() else 1.0
@@ -54,12 +55,15 @@ class _Parameter:
     def term(self, complex_scale: float) -> Term:
         """What it adds to the norms."""
         scale = self.scale(complex_scale)
-        return Term(self.product, self.squared_norms, scale, weigh=self.of_weighed is not None and scale == 1)
+        return Term(self.product, self.squared_norms, scale, weigh=self.of_outer is not None and scale == 1)
+
+    def outer(self, clipped: Clipping) -> Outer | None:
+        """The outer products whose sum is Σᵢ cᵢ gᵢ, where the factors have weighed them and no sum of two numbers overflows."""
+        weighed = None if self.of_outer is None or clipped.vast else clipped.weighed.get(id(self.product[0]))
+        return None if weighed is None else Outer(weighed, *self.product[1:])
 
     def total(self, clipped: Clipping, complex_scale: float) -> Tensor | None:
         """Σᵢ cᵢ gᵢ; None where no record influences the loss through it."""
-        if self.of_weighed is not None and (weighed := clipped.weighed.get(id(self.product[0]))) is not None:
-            return self.of_weighed(weighed)
         if self.weighted_sum is None:
             return None
         scale = self.scale(complex_scale)
@@ -102,9 +106,12 @@ def clipped_sum(
             clipped = clipping(terms or [_nothing(inputs)], group_bound)
             norms.append(clipped.norms)
             finite = finite and clipped.finite
+            outer = {name: one for name in names if (one := found[name].outer(clipped)) is not None}
+            summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
             for name in names:
                 of = found.pop(name)
-                parameter, total = of.itself, of.total(clipped, complex_scale)
+                parameter = of.itself
+                total = of.of_outer(summed[name]) if of.of_outer and name in summed else of.total(clipped, complex_scale)
                 if id(parameter) in elsewhere:
                     sums |= {} if total is None else {name: total}
                 elif total is None:
@@ -193,7 +200,7 @@ def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowanc
     """
     shares, of.shares = of.shares, []
     if len(shares) == 1 and shares[0].product is not None:
-        of.product, of.of_weighed = shares[0].product(), shares[0].of_weighed
+        of.product, of.of_outer = shares[0].product(), shares[0].of_outer
         of.weighted_sum = shares[0].weighted_sum
         return 0
     if len(shares) == 1 and shares[0].ghost is not None:

@@ -38,12 +38,16 @@ class Term(NamedTuple):
 
 
 class Clipping(NamedTuple):
-    """Norms and `clip_factors` of B records, [B] float64 each, and what was weighed in passing: by `id` of the part it was."""
+    """Norms and `clip_factors` of B records, [B] float64 each, and what was weighed in passing: by `id` of the part it was.
+
+    vast: some record's part has a norm of `LARGE` or more.
+    """
 
     norms: Tensor
     factors: Tensor
     finite: bool
     weighed: dict[int, Tensor]
+    vast: bool = False
 
 
 def clipping(terms: list[Term], bound: float) -> Clipping:
@@ -67,13 +71,15 @@ def _by_torch(terms: list[Term], bound: float) -> Clipping:
     return Clipping(norms, clip_factors(norms, bound), all_finite(norms), {})
 
 
-# Words of a task's one item, in front of those of parts and terms. Where a norm is not finite the loop writes 1 to _BROKEN.
-_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _BROKEN, _FIRST = range(9)
+# Words of a task's one item, in front of those of parts and terms. Where a norm is not finite the loop writes 1 to _BROKEN, and
+# where a part's is LARGE or more to _VAST.
+_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _BROKEN, _VAST, _FIRST = range(10)
 # Of each part: where it lies, a record's numbers, and where they go when they are weighed, or 0.
 _PLACE, _LENGTH, _WEIGHED, _PART = range(4)
 # Of each term: the numbers of its parts or -1, where its squares lie, and its scale.
 _ONE, _OTHER, _SQUARES, _SCALE, _TERM = range(5)
 _TINY = float(torch.finfo(torch.float32).tiny)
+LARGE = 1e37  # below it no sum of two numbers leaves float32
 _SHRUNK = float(SMALLEST)
 
 
@@ -96,6 +102,8 @@ def _weigh_records(task: Any) -> None:
                 words = first_part + part * _PART
                 length = task[words + _LENGTH]
                 squares[part] = sum_of_squares(carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,)))
+                if not squares[part] < LARGE * LARGE:
+                    task[at + _VAST] = 1
             total = 0.0
             for term in range(terms):
                 words = first_term + term * _TERM
@@ -164,7 +172,7 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
                     return None
                 places[own] = len(places)
                 all_rows.append(rows)
-                records = len(part)
+                records = part.shape[0]
                 length = rows.nbytes // (4 * records) if records else 0
                 a_record += length
                 of_parts += (rows.data_ptr(), length, 0)
@@ -182,10 +190,11 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
     norms, factors = torch.empty(records, dtype=torch.float64), torch.empty(records, dtype=torch.float64)
     a_share = max(1, A_SHARE // a_record)
     limit = bound if math.isinf(bound) else bound * SAFETY
-    words = [records, a_share, len(places), len(terms), word_of(limit, "<d"), norms.data_ptr(), factors.data_ptr(), 0]
+    words = [records, a_share, len(places), len(terms), word_of(limit, "<d"), norms.data_ptr(), factors.data_ptr(), 0, 0]
     task = task_of([(-(-records // a_share), words + of_parts + of_terms)])
     loop.run(task)
-    return Clipping(norms, factors, task[len(task) - len(of_terms) - len(of_parts) - 1] == 0, weighed)
+    broken, vast = task[-len(of_terms) - len(of_parts) - 2 :][:2]
+    return Clipping(norms, factors, not broken, weighed, bool(vast))
 
 
 _NARROW = (torch.float32, torch.complex64)

@@ -88,7 +88,7 @@ class SeededNoise:
         for white in asked:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
                 out, std, key, conjugate, times = white
-                streams.append(Stream(hashed((self.seed, "noise", *key)), out, std, conjugate, times))
+                streams.append(Stream(_hashed(self.seed, *key), out, std, conjugate, times))
                 continue
             out, std = white.prepared(), white.std
             seeds = stream(self.seed, "noise", *white.key)
@@ -102,6 +102,21 @@ class SeededNoise:
                 out.mul_(white.times)
         if streams:
             add_normals(*streams)
+
+
+_AHEAD = 16  # steps whose keys are hashed at once, while the code that does it is in the cache
+
+
+def _hashed(seed: int, step: int | str, *rest: int | str) -> bytes:
+    """The key of a stream of noise."""
+    if not isinstance(step, int):
+        return hashed((seed, "noise", step, *rest))
+    return _of_steps(seed, step // _AHEAD, rest)[step % _AHEAD]
+
+
+@lru_cache(maxsize=4096)
+def _of_steps(seed: int, which: int, rest: tuple[int | str, ...]) -> list[bytes]:
+    return [hashed((seed, "noise", step, *rest)) for step in range(which * _AHEAD, (which + 1) * _AHEAD)]
 
 
 def drawn_on(device: torch.device) -> str:

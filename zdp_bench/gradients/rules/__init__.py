@@ -34,14 +34,15 @@ class Share(NamedTuple):
         ghost: squared norms [B] in float64 without forming a gradient; None where forming them is cheaper.
         product: tensors [B, *] the product of whose rows' norms is the gradient's: the gradients themselves where they are
             there, or the two sides of an outer product. Where there are such, nothing else is asked for a norm.
-        of_weighed: what `weighted_sum` gives, from the first of `product` [B, n] where that has been weighed already.
+        of_outer: what `weighted_sum` gives, from the sum of the outer products of `product` [B, n], the first of them weighed
+            (see `outer_sums.Outer`).
     """
 
     rows: Callable[[int, int], Tensor]
     weighted_sum: Callable[[Tensor], Tensor]
     ghost: Callable[[], Tensor] | None = None
     product: Callable[[], tuple[Tensor, ...]] | None = None
-    of_weighed: Callable[[Tensor], Tensor] | None = None
+    of_outer: Callable[[Tensor], Tensor] | None = None
 
 
 Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Share]]  # (layer, input [B, ...], output gradient [B, ...])

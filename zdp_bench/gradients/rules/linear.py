@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.gradients.outer_sums import matrix_sum
 from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
 from zdp_bench.nn.layout import in_memory_order, in_own_order
 from zdp_bench.nn.map_linear import MapLinear
@@ -18,13 +19,13 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             rows=lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
             weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
             product=lambda: (g, x),
-            of_weighed=lambda weighed: matrix_sum(weighed, x),
+            of_outer=as_it_is,
         )
         bias = Share(
             rows=lambda start, stop: g[start:stop],
             weighted_sum=lambda factors: weigh(g, factors).sum(dim=0),
             product=lambda: (g,),
-            of_weighed=lambda weighed: weighed.sum(dim=0),
+            of_outer=as_it_is,
         )
         return {"weight": weight, "bias": bias}
     g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
@@ -42,7 +43,7 @@ def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             rows=lambda start, stop: in_own_order(weight.rows(start, stop), x),
             weighted_sum=lambda factors: in_own_order(weight.weighted_sum(factors), x),
             product=weight.product,
-            of_weighed=lambda weighed: in_own_order(matrix_sum(weighed, flat), x),
+            of_outer=lambda sum_: in_own_order(sum_, x),
         )
     }
 
@@ -67,6 +68,6 @@ def gram_norms(g: Tensor, x: Tensor) -> Tensor:
     return (grams[0] * grams[1].conj()).real.sum(dim=(1, 2)).clamp(min=0)
 
 
-def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
-    """Σ_n g_n x_nᴴ, for g [N, O] and x [N, D]. BLAS conjugates nothing untransposed: (gᴴx)‾, a bar that waits."""
-    return (g.mH @ x).conj()
+def as_it_is(sum_: Tensor) -> Tensor:
+    """A sum of outer products that is the parameter's."""
+    return sum_
