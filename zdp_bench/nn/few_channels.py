@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles
-from zdp_bench.nn.layout import as_complex_channels, lie_plainly, real_positions
+from zdp_bench.nn.layout import as_complex_channels, lie_plainly, of_real_positions, real_positions
 from zdp_bench.vectors import LANES
 
 FEW = 4  # complex channels of an input at most
@@ -127,7 +127,7 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
     words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), entries.data_ptr(), len(entries), lanes, rows, height]
     words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(-(-rows // tiles.ROWS), words)]))
-    return as_complex_channels(y.movedim(-1, 1))
+    return of_real_positions(y)
 
 
 def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:

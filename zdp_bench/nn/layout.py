@@ -36,7 +36,12 @@ def as_complex_channels(x: Tensor) -> Tensor:
 
 def real_positions(x: Tensor) -> Tensor:
     """Complex [B, C, *] -> real [B, *, 2C], contiguous: a position's numbers side by side, as compiled loops read them."""
-    return as_real_channels(channels_last(x)).movedim(1, -1)
+    return torch.view_as_real(x.movedim(1, -1).resolve_conj().contiguous()).flatten(-2)
+
+
+def of_real_positions(y: Tensor) -> Tensor:
+    """The way back: real [B, *, 2C], contiguous -> complex [B, C, *], channels-last."""
+    return torch.view_as_complex(y.unflatten(-1, (-1, 2))).movedim(-1, 1)
 
 
 _rounded_alike: list[None] = []  # an entry for every context that wants it

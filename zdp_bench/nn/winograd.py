@@ -27,7 +27,7 @@ from torch import Tensor
 
 from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles, winograd_tiles
-from zdp_bench.nn.layout import as_complex_channels, lie_plainly, real_positions
+from zdp_bench.nn.layout import lie_plainly, of_real_positions, real_positions
 from zdp_bench.nn.winograd_tiles import HELD, PANEL, POSITIONS, TOGETHER
 
 MANY_TILES = 16  # of a record's outputs: below, transforming the weight costs what fewer products spare
@@ -123,7 +123,7 @@ def _convolved(shape: Shape, x: Tensor, filters: Tensor, bias: Tensor | None, lo
     words = [x.data_ptr(), filters.data_ptr(), start.data_ptr(), y.data_ptr(), reals, lanes]
     words += [*x.shape[1:3], *shape.padding, height, width, every, shares, room]
     loop.run(task_of([(shares, words)]))
-    return as_complex_channels(y.movedim(-1, 1))
+    return of_real_positions(y)
 
 
 def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, correlate: Loop, fold: Loop) -> Tensor:
