@@ -205,7 +205,7 @@ def convolve(task: Any) -> None:
         width, every, shares, room = task[at + 11], task[at + 12], task[at + 13], task[at + 14]
         step, apart = room * reals + LANES, room * lanes + LANES  # the 16 do not lie a power of two apart
         if len(held) == 0:
-            held, summed = np.zeros(16 * step + LANES, np.float32), np.zeros(16 * apart + LANES, np.float32)
+            held, summed = np.empty(16 * step + LANES, np.float32), np.empty(16 * apart + LANES, np.float32)
             nothing, beyond = np.zeros(reals, np.float32), np.zeros(lanes, np.float32)
         met, sums = _whole_lines(held), _whole_lines(summed)
         products = (every + POSITIONS - 1) // POSITIONS
@@ -252,7 +252,7 @@ def correlate(task: Any) -> None:
         own, whose = reals // slices, lanes // others  # numbers of a slice
         step, apart = room * own + LANES, room * whose + LANES
         if len(held) == 0:
-            held, laid = np.zeros(16 * step + LANES, np.float32), np.zeros(16 * apart + LANES, np.float32)
+            held, laid = np.empty(16 * step + LANES, np.float32), np.empty(16 * apart + LANES, np.float32)
             nothing = np.zeros(max(own, whose), np.float32)
         met, gradients = _whole_lines(held), _whole_lines(laid)
         part, channel, output = share // (slices * others), share // others % slices * own, share % others * whose
