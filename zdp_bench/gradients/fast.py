@@ -62,8 +62,10 @@ class _Parameter:
         weighed = None if self.of_outer is None or clipped.vast else clipped.weighed.get(id(self.product[0]))
         return None if weighed is None else Outer(weighed, *self.product[1:])
 
-    def total(self, clipped: Clipping, complex_scale: float) -> Tensor | None:
-        """Σᵢ cᵢ gᵢ; None where no record influences the loss through it."""
+    def total(self, clipped: Clipping, complex_scale: float, summed: Tensor | None) -> Tensor | None:
+        """Σᵢ cᵢ gᵢ, from the sum of its `outer` products where there is one; None where no record moves the loss through it."""
+        if self.of_outer is not None and summed is not None:
+            return self.of_outer(summed)
         if self.weighted_sum is None:
             return None
         scale = self.scale(complex_scale)
@@ -110,8 +112,7 @@ def clipped_sum(
             summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
             for name in names:
                 of = found.pop(name)
-                parameter = of.itself
-                total = of.of_outer(summed[name]) if of.of_outer and name in summed else of.total(clipped, complex_scale)
+                parameter, total = of.itself, of.total(clipped, complex_scale, summed.get(name))
                 if id(parameter) in elsewhere:
                     sums |= {} if total is None else {name: total}
                 elif total is None:

@@ -100,7 +100,7 @@ def input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...
 
 
 def _padded(shape: Shape, x: Tensor) -> Tensor:
-    """Likewise, with the padding's zeros."""
+    """As real positions [B, H, W, 2C], with the padding's zeros around."""
     (down, across), reals = shape.padding, real_positions(x)
     return F.pad(reals, (0, 0, across, across, down, down)) if down or across else reals
 

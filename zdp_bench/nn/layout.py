@@ -30,8 +30,7 @@ def as_real_channels(x: Tensor) -> Tensor:
 
 def as_complex_channels(x: Tensor) -> Tensor:
     """Real [B, 2C, *] -> complex [B, C, *]; a view where x is channels-last."""
-    parts = channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))  # [B, *, C, 2]
-    return torch.view_as_complex(parts).movedim(-1, 1)
+    return of_real_positions(channels_last(x).movedim(1, -1))
 
 
 def real_positions(x: Tensor) -> Tensor:
