@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from zdp_bench import engine
-from zdp_bench.algorithms import Problem, add_up, mean
+from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Total, Training, private_step
-from zdp_bench.gradients import Batch
+from zdp_bench.gradients import Batch, add_up
 from zdp_bench.nn import convolution
 from zdp_bench.nn.activations import CReLU
 from zdp_bench.nn.convolution import ComplexConv2d

@@ -128,7 +128,7 @@ def summed(
 
 class Total(dict[str, Tensor]):
     """S before and while records are added: a block is zero until something is. What is added first may become the block itself
-    (`algorithms.add_up`), which spares a large model two passes over its memory."""
+    (`gradients.add_up`), which spares a large model two passes over its memory."""
 
     def __init__(self, mechanism: Mechanism, device: torch.device) -> None:
         super().__init__()

@@ -63,6 +63,17 @@ def store(builder: Any, vector: Any, place: Any) -> None:
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 
 
+def foreseen(builder: Any, place: Any) -> None:
+    """The line of memory around a place comes to the core's larger cache, while other work goes on. Any place is allowed."""
+    fetch = cgutils.get_or_insert_function(builder.module, _FETCH, "llvm.prefetch.p0")
+    read, larger, data = (ir.IntType(32)(number) for number in (0, 2, 1))
+    builder.call(fetch, (builder.bitcast(place, _BYTES), read, larger, data))
+
+
+_BYTES = ir.IntType(8).as_pointer()
+_FETCH = ir.FunctionType(ir.VoidType(), [_BYTES, ir.IntType(32), ir.IntType(32), ir.IntType(32)])
+
+
 def everywhere(builder: Any, number: Any) -> Any:
     """The number in every lane."""
     first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, ir.IntType(32)(0))

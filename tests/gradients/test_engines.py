@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -313,6 +314,32 @@ def test_ordinary_gradients_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("per_layer", [False, True], ids=["flat", "per layer"])
+@pytest.mark.parametrize("broken", [False, True], ids=["finite", "one record is not"])
+def test_records_one_by_one_into_a_sum_are_the_sum_of_them_all(engine: Engine, per_layer: bool, broken: bool) -> None:
+    """Their gradients join it in place; one that is not finite adds nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(ComplexConv2d(3, 16, 3, padding=1), ComplexConv2d(16, 16, 3, padding=1), ComplexConv2d(16, 2, 2))
+    inputs, targets = torch.randn(4, 3, 9, 10, dtype=torch.complex64), torch.zeros(4)
+    if broken:
+        inputs[2, 0, 0, 0] = torch.nan
+    how: dict[str, Any] = {"per_layer": per_layer, "complex_scale": 0.5, "engine": engine}
+    whole = clipped_sum(model, loss, (inputs, targets), 0.5, **how)
+    total: dict[str, Tensor] = {}
+    norms = []
+    for i in range(4):
+        held = {name: value.data_ptr() for name, value in total.items()}
+        clipped = clipped_sum(model, loss, (inputs[i : i + 1], targets[i : i + 1]), 0.5, **how, into=total)
+        assert clipped.sums is total
+        assert i == 0 or {name: value.data_ptr() for name, value in total.items()} == held
+        norms.append(clipped.norms)
+    assert torch.allclose(torch.cat(norms), whole.norms, rtol=1e-5, equal_nan=True)
+    for name, value in whole.sums.items():
+        assert torch.allclose(total[name], value, atol=1e-6)
+    assert sum(value.abs().square().sum() for value in total.values()).sqrt() > 0.5  # some were clipped, none cancel
 
 
 def test_contract_in_any_memory_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, ComplexAvgPool2d, MagnitudeMaxPool2d
@@ -77,6 +78,17 @@ def test_no_record_sees_another(pool: nn.Module) -> None:
     assert not x.grad[0].any()
     assert not x.grad[2].any()
     assert x.grad[1].any()
+
+
+def test_a_mean_of_lines_is_torchs_mean_of_each_part() -> None:
+    """Also of sizes that windows do not divide, of one record, and of none."""
+    pool = ComplexAvgPool2d(3)
+    for records, channels, height, width in ((2, 5, 7, 11), (1, 5, 9, 8), (0, 5, 6, 6), (3, 1, 4, 4), (1, 2, 3, 3)):
+        x = torch.randn(records, channels, height, width, dtype=torch.complex64)
+        expected = torch.complex(F.avg_pool2d(x.real, 3), F.avg_pool2d(x.imag, 3))
+        assert torch.allclose(pool(x), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="no window of 3×3 fits into a map of 2×9"):
+        pool(torch.randn(1, 1, 2, 9, dtype=torch.complex64))
 
 
 @every_pool

@@ -26,6 +26,8 @@ PROBLEMS = [
     (16, 16, (1, 1), 1, (95, 90)),
     (144, 16, (1, 1), 2, (4, 5)),
     (32, 144, (1, 1), 1, (3, 4)),
+    (128, 160, (1, 1), 2, (9, 11)),
+    (256, 64, (1, 1), 3, (18, 17)),
 ]
 
 
@@ -53,7 +55,9 @@ def test_equal_torchs_complex_convolution(numbers) -> None:
     close(winograd.convolved(shape, x, winograd.filters(w), bias), y)
     close(winograd.convolved(shape, x, winograd.filters(w), None), y - bias.view(-1, 1, 1))
     close(winograd.input_gradient(shape, g, winograd.backward_filters(w)), of_x)
-    close(winograd.gradient_rows(shape, x, g), of_w)
+    rows, squares = winograd.gradient_rows(shape, x, g)
+    close(rows, of_w)
+    assert torch.allclose(squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12)
     close(winograd.gradient(shape, x, g), of_w.sum(0))
 
 
@@ -71,7 +75,7 @@ def test_any_layout_is_read_rightly(layout: str) -> None:
     y, of_x, of_w, _ = _expected(shape, *(each.resolve_conj() for each in (x, w, bias, g)))
     close(winograd.convolved(shape, x, winograd.filters(w), bias), y)
     close(winograd.input_gradient(shape, g, winograd.backward_filters(w)), of_x)
-    close(winograd.gradient_rows(shape, x, g), of_w)
+    close(winograd.gradient_rows(shape, x, g)[0], of_w)
 
 
 @needs_wide_vectors
@@ -81,11 +85,11 @@ def test_what_comes_out_lies_as_others_want_it() -> None:
     for found in winograd.convolved(shape, x, winograd.filters(w), bias), winograd.input_gradient(shape, g, winograd.filters(w)):
         assert found.movedim(1, -1).is_contiguous()
     assert winograd.gradient(shape, x, g).is_contiguous()
-    assert winograd.gradient_rows(shape, x, g).is_contiguous()
+    assert winograd.gradient_rows(shape, x, g)[0].is_contiguous()
 
 
 @needs_wide_vectors
-@pytest.mark.parametrize("numbers", [PROBLEMS[0], PROBLEMS[5]], ids=str)
+@pytest.mark.parametrize("numbers", [PROBLEMS[0], PROBLEMS[5], *PROBLEMS[-2:]], ids=str)
 def test_any_number_of_threads_gives_the_same_bits(numbers, set_threads: Callable[[int], None]) -> None:
     shape, x, w, bias, g = _problem(*numbers)
     filters, back = winograd.filters(w), winograd.backward_filters(w)
@@ -93,18 +97,23 @@ def test_any_number_of_threads_gives_the_same_bits(numbers, set_threads: Callabl
     for threads in (1, 2, 3):
         set_threads(threads)
         maps = winograd.convolved(shape, x, filters, bias), winograd.input_gradient(shape, g, back)
-        found.append([*maps, winograd.gradient_rows(shape, x, g), winograd.gradient(shape, x, g)])
+        found.append([*maps, *winograd.gradient_rows(shape, x, g), winograd.gradient(shape, x, g)])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("tiles", [1, 6, 7, 100, 400, 1601, 25_600])
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-def test_every_thread_has_as_many_shares_and_none_has_more_than_is_held(tiles: int, threads: int) -> None:
-    shares, room = winograd._shares(tiles, threads)
-    assert shares % threads == 0 or shares * winograd.POSITIONS < tiles + winograd.POSITIONS  # or a product each
+@pytest.mark.parametrize(("outputs", "channels"), [(16, 16), (128, 64), (128, 128), (48, 1024)])
+def test_every_thread_has_as_many_shares_and_none_has_more_than_is_held(
+    tiles: int, threads: int, outputs: int, channels: int
+) -> None:
+    shares, room, slices = winograd._shares(tiles, winograd.Shape(outputs, channels, (1, 1)), threads)
+    assert shares * slices % threads == 0 or shares * winograd.POSITIONS < tiles + winograd.POSITIONS  # or a product each
     assert room % winograd.POSITIONS == 0
-    assert room <= winograd.HELD
+    assert room <= (winograd.HELD if outputs * channels < 128 * 128 else winograd.HELD_OF_LARGE)
+    assert outputs % (16 * slices) == 0
+    assert slices == 1 or shares <= threads // slices  # a weight comes from memory once
     assert shares * room >= tiles > shares * (room - winograd.POSITIONS) - winograd.POSITIONS  # and no more than it needs
 
 
@@ -118,7 +127,7 @@ def test_no_record_sees_another() -> None:
 
     def answers(x: Tensor, g: Tensor) -> list[Tensor]:
         maps = [winograd.convolved(shape, x, filters, bias), winograd.input_gradient(shape, g, back)]
-        return [*maps, winograd.gradient_rows(shape, x, g)]
+        return [*maps, *winograd.gradient_rows(shape, x, g)]
 
     for clean, other, alone in zip(answers(x, g), answers(spoilt, spoilt_g), answers(x[2:], g[2:]), strict=True):
         assert torch.equal(clean[[0, 2]], other[[0, 2]])

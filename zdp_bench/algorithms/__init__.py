@@ -53,15 +53,6 @@ class Algorithm(Protocol):
         around it, the engine divides in the pass that lays noise over the sum."""
 
 
-def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
-    """total += sums. A block that `total` does not hold yet is taken as it is: nobody else may hold on to it."""
-    for name, value in sums.items():
-        if name in total:
-            total[name] += value
-        else:
-            total[name] = value
-
-
 def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
     """Divide by the EXPECTED batch size: the true size of a Poisson batch is private. `noisy` is overwritten."""
     for value in noisy.values():

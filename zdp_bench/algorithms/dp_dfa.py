@@ -40,9 +40,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
+from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.errors import UserError, require
-from zdp_bench.gradients import Batch, clipped_sum
+from zdp_bench.gradients import Batch, add_up, clipped_sum
 from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
 from zdp_bench.gradients.norms import all_finite, squared_norms_of
 from zdp_bench.gradients.outer_sums import matrix_sum

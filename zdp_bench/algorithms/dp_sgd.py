@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, add_up, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
@@ -54,10 +54,15 @@ class DPSGD:
         )
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        clipped = clipped_sum(
-            self.problem.model, self.problem.loss, batch, self.max_grad_norm, per_layer=self.per_layer, engine=self.gradients
+        clipped_sum(
+            self.problem.model,
+            self.problem.loss,
+            batch,
+            self.max_grad_norm,
+            per_layer=self.per_layer,
+            engine=self.gradients,
+            into=total,
         )
-        add_up(total, clipped.sums)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)

@@ -23,8 +23,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, add_up, mean, parameter_block, require_gaussian, spectrum_block
-from zdp_bench.gradients import Batch, Engine
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.gradients import Batch, Engine, add_up
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
 from zdp_bench.privacy.mechanism import Mechanism, NoiseKind

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, add_up, mean, parameter_block
-from zdp_bench.gradients import Batch, reference
+from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.gradients import Batch, add_up, reference
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import register

@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, add_up, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
 from zdp_bench.errors import require
-from zdp_bench.gradients import Batch
+from zdp_bench.gradients import Batch, add_up
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import padded_domain
 from zdp_bench.privacy.mechanism import Mechanism

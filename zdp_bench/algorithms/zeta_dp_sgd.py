@@ -18,7 +18,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, add_up, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
 from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
 from zdp_bench.privacy.mechanism import Block, Mechanism
@@ -69,7 +69,7 @@ class ZetaDPSGD:
         return Mechanism(tuple(block(name) for name in parameters), self.problem.sampling)
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        clipped = clipped_sum(
+        clipped_sum(
             self.problem.model,
             self.problem.loss,
             batch,
@@ -77,8 +77,8 @@ class ZetaDPSGD:
             complex_scale=self.complex_scale,
             engine=self.gradients,
             resolved=False,
+            into=total,
         )
-        add_up(total, clipped.sums)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch, complex_scale=self.complex_scale)

@@ -12,18 +12,18 @@ from types import MappingProxyType
 from typing import Literal
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import cross_check, fast, reference
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
 from zdp_bench.gradients.rules import NoRule, Rule
 
 log = logging.getLogger(__name__)
 
 Engine = Literal["auto", "fast", "reference"]
 
-__all__ = ["Batch", "ClippedSum", "Engine", "Loss", "clipped_sum", "trust"]
+__all__ = ["Batch", "ClippedSum", "Engine", "Loss", "add_up", "clipped_sum", "trust"]
 
 _for_the_reference: WeakSet[nn.Module] = WeakSet()  # models that `auto` found to be beyond fast
 _met: WeakSet[nn.Module] = WeakSet()  # models that have been checked, and whose layers without a rule have been named in the log
@@ -45,6 +45,7 @@ def clipped_sum(
     engine: Engine = "auto",
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
     resolved: bool = True,
+    into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ) over the records of a batch, and the norms before clipping.
 
@@ -60,6 +61,8 @@ def clipped_sum(
             cannot serve it takes the reference, and the log says so once.
         resolved: False lets complex sums be lazy conjugates of their memory (torch's `is_conj`), which `privacy.noise.add_noise`
             resolves in passing.
+        into: sums of other records, by name, which this batch's are added to in place (`add_up`), and which come back. One record
+            takes half the passes over a large model's memory so.
         rules: layers whose share is another one than their gradient (`spectra.padded_domain`): only fast can serve them.
 
     Formal guarantees:
@@ -73,7 +76,7 @@ def clipped_sum(
     if rules:
         engine = "auto" if engine == "reference" else engine
     elif engine == "reference" or (engine == "auto" and model in _for_the_reference):
-        return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
+        return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into)
     try:
         if model not in _met and len(batch[0]) > 1:
             if lacking := fast.without_rule(model):
@@ -84,7 +87,15 @@ def clipped_sum(
                 raise NoRule("a model in which a record's gradient depends on the records beside it, or on where it stands")
             _met.add(model)  # after the check: one that memory cut short is made again
         return fast.clipped_sum(
-            model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules, resolved=resolved
+            model,
+            loss,
+            batch,
+            bound,
+            per_layer=per_layer,
+            complex_scale=complex_scale,
+            rules=rules,
+            resolved=resolved,
+            into=into,
         )
     except NoRule as error:
         if engine == "fast":
@@ -93,4 +104,4 @@ def clipped_sum(
             raise UserError(f"this algorithm's shares are made by book-keeping, which cannot serve {error}.") from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
         _for_the_reference.add(model)
-    return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale)
+    return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into)

@@ -25,6 +25,15 @@ class ClippedSum:
     norms: Tensor
 
 
+def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+    """total += sums, in place. A block that `total` does not hold yet is taken as it is: nobody else may hold on to it."""
+    for name, value in sums.items():
+        if name in total:
+            total[name] += value
+        else:
+            total[name] = value
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters a private step moves, by name; a shared parameter appears once, under its first name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -20,8 +20,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, groups, no_records
-from zdp_bench.gradients.norms import squared_norms
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, groups, no_records
+from zdp_bench.gradients.norms import squared_norms, squared_norms_of
 from zdp_bench.gradients.outer_sums import Outer, outer_sums
 from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
@@ -44,6 +44,7 @@ class _Parameter:
     itself: nn.Parameter
     calls: int = 0  # that are still to come
     shares: list[Share] = field(default_factory=list)
+    rows: Tensor | None = None  # the gradients themselves, [1, *shape], of one record on a CPU
     squared_norms: Tensor | None = None  # [B] float64
     product: tuple[Tensor, ...] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
     weighted_sum: Callable[[Tensor], Tensor] | None = None
@@ -61,6 +62,13 @@ class _Parameter:
         """The outer products whose sum is Σᵢ cᵢ gᵢ, where the factors have weighed them and no sum of two numbers overflows."""
         weighed = None if self.of_outer is None or clipped.vast else clipped.weighed.get(id(self.product[0]))
         return None if weighed is None else Outer(weighed, *self.product[1:])
+
+    def joins(self, total: Tensor | None, clipped: Clipping, complex_scale: float) -> bool:
+        """Σ + c·g where g is one record's, kept: half the passes over memory of `total` and a sum. False of any other."""
+        if self.rows is None or total is None or self.rows.dtype != total.dtype or self.rows.shape != (1, *total.shape):
+            return False
+        total.add_(self.rows[0], alpha=float(clipped.factors[0]) * self.scale(complex_scale))
+        return True
 
     def total(self, clipped: Clipping, complex_scale: float, summed: Tensor | None) -> Tensor | None:
         """Σᵢ cᵢ gᵢ, from the sum of its `outer` products where there is one; None where no record moves the loss through it."""
@@ -82,6 +90,7 @@ def clipped_sum(
     complex_scale: float = 1.0,
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
     resolved: bool = True,
+    into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ); see `gradients.clipped_sum`.
 
@@ -93,42 +102,58 @@ def clipped_sum(
         NoRule: a layer, or the way it is called, is beyond this engine.
     """
     inputs, _ = batch
+    total = {} if into is None else into
     layers = layers_of(model)
     elsewhere = {id(p) for layer in rules for p in (getattr(layer, "weight", None),) if p is not None}
     if len(inputs) == 0:
         none, found = no_records(model, bound, per_layer, inputs.device), _parameters(layers)
-        return replace(none, sums={name: value for name, value in none.sums.items() if id(found[name].itself) not in elsewhere})
+        add_up(total, {name: value for name, value in none.sums.items() if id(found[name].itself) not in elsewhere})
+        return replace(none, sums=total)
     found = _differentiate(model, loss, batch, layers, rules)
 
     with torch.no_grad(), _full_precision(inputs.device):
-        sums: dict[str, Tensor] = {}
-        norms, finite = [], True
+        _measure_what_is_left(found)
+        clippings: list[tuple[list[str], Clipping]] = []
         for names, group_bound in groups(model, bound, per_layer) if per_layer else [(list(found), bound)]:
             terms = [found[name].term(complex_scale) for name in names if found[name].weighted_sum is not None]
-            clipped = clipping(terms or [_nothing(inputs)], group_bound)
-            norms.append(clipped.norms)
-            finite = finite and clipped.finite
-            outer = {name: one for name in names if (one := found[name].outer(clipped)) is not None}
-            summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
-            for name in names:
-                of = found.pop(name)
-                parameter, total = of.itself, of.total(clipped, complex_scale, summed.get(name))
-                if id(parameter) in elsewhere:
-                    sums |= {} if total is None else {name: total}
-                elif total is None:
-                    sums[name] = torch.zeros_like(parameter, requires_grad=False)
-                else:
-                    if total.dtype != parameter.dtype or total.shape != parameter.shape:
-                        total = total.to(parameter.dtype).view_as(parameter)
-                    sums[name] = total.resolve_conj() if resolved else total
+            clippings.append((names, clipping(terms or [_nothing(inputs)], group_bound)))
+        norms = [clipped.norms for _, clipped in clippings]
         every_norm = torch.stack(norms, dim=1) if per_layer else norms[0]  # [B, groups], or [B]
-    if not finite:  # 0 · NaN is NaN: leave such records out and sum again
-        whole = torch.isfinite(every_norm.view(len(inputs), -1)).all(dim=1)  # [B]
-        rest = batch[0][whole], batch[1][whole]
-        sums = clipped_sum(
-            model, loss, rest, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules, resolved=resolved
-        ).sums
+        if all(clipped.finite for _, clipped in clippings):
+            for names, clipped in clippings:
+                sums: dict[str, Tensor] = {}
+                outer = {name: one for name in names if (one := found[name].outer(clipped)) is not None}
+                summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
+                for name in names:
+                    of = found.pop(name)
+                    if of.joins(total.get(name), clipped, complex_scale):
+                        continue
+                    parameter, own = of.itself, of.total(clipped, complex_scale, summed.get(name))
+                    if id(parameter) in elsewhere:
+                        sums |= {} if own is None else {name: own}
+                    elif own is None:
+                        sums[name] = torch.zeros_like(parameter, requires_grad=False)
+                    else:
+                        if own.dtype != parameter.dtype or own.shape != parameter.shape:
+                            own = own.to(parameter.dtype).view_as(parameter)
+                        sums[name] = own.resolve_conj() if resolved else own
+                add_up(total, sums)
+            return ClippedSum(total, every_norm)
+    del found, clippings
+    whole = torch.isfinite(every_norm.view(len(inputs), -1)).all(dim=1)  # [B]
+    rest = batch[0][whole], batch[1][whole]  # without records that a factor of 0 does not take out: 0 · NaN is NaN
+    sums = clipped_sum(
+        model, loss, rest, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules, resolved=resolved, into=into
+    ).sums
     return ClippedSum(sums, every_norm)
+
+
+def _measure_what_is_left(found: dict[str, _Parameter]) -> None:
+    """The norms of one record's gradients, all parameters' at once: asked for one by one, each would cost what Python does."""
+    left = [(of, of.rows) for of in found.values() if of.rows is not None and of.squared_norms is None and not of.product]
+    if left:
+        for (of, _), squares in zip(left, squared_norms_of([rows for _, rows in left]), strict=True):
+            of.squared_norms = squares
 
 
 def _nothing(inputs: Tensor) -> Term:
@@ -211,11 +236,16 @@ def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowanc
     size = of.itself.nbytes  # of one record's gradient
     total, free = size * records * len(shares), sum(tensor.nbytes for tensor in replaced)
     if total <= max(free, allowance):
-        rows = _rows(shares)(0, records)
-        if of.itself.numel() <= SHORT:
-            of.product = (rows,)
+        if len(shares) == 1 and shares[0].measured is not None:
+            rows, of.squared_norms = shares[0].measured(0, records)
         else:
-            of.squared_norms = squared_norms(rows)
+            rows = _rows(shares)(0, records)
+            if of.itself.numel() <= SHORT:
+                of.product = (rows,)
+            elif records > 1 or not rows.is_cpu:  # one record's are measured together: Python takes longer than they do
+                of.squared_norms = squared_norms(rows)
+        if records == 1 and rows.is_cpu:
+            of.rows = rows
         of.weighted_sum = lambda factors: contract(rows, factors)
         return 0 if total <= free else total
     of.squared_norms = _formed_norms(shares, records, FORM_BYTES // size)
@@ -238,6 +268,8 @@ def _rows(shares: list[Share]) -> Callable[[int, int], Tensor]:
 def _formed_norms(shares: list[Share], records: int, few: int) -> Tensor:
     """[B]: squared norms of gradients that are formed a `few` records at a time and let go."""
     few = max(1, few)
+    if len(shares) == 1 and (measured := shares[0].measured) is not None:
+        return torch.cat([measured(start, min(start + few, records))[1] for start in range(0, records, few)])
     rows = _rows(shares)
     return torch.cat([squared_norms(rows(start, min(start + few, records))) for start in range(0, records, few)])
 

@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from numba import carray, float64, njit
+from numba import carray
 from torch import Tensor
 
-from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, task_of, wide_vectors
+from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, sum_of_squares, task_of, wide_vectors
 from zdp_bench.nn.layout import memory_order
 
 BLOCK = 2**15  # entries of a row that are summed in one go, and about as many are a thread's share
@@ -46,17 +46,6 @@ def squared_norms_of(several: list[Tensor]) -> list[Tensor]:
 def all_finite(norms: Tensor) -> bool:
     """Whether none is ∞ or NaN: of one NaN the largest is NaN."""
     return norms.numel() == 0 or math.isfinite(norms.max())
-
-
-@njit(fastmath={"reassoc", "contract"}, error_model="numpy")
-def sum_of_squares(numbers: Any) -> Any:
-    """Float32 numbers', summed in float64 and in whatever order is fastest."""
-    wide_vectors()
-    total = 0.0
-    for i in range(len(numbers)):
-        x = float64(numbers[i])
-        total += x * x
-    return total
 
 
 def _square_blocks(task: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups, trainable
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, clip_factors, groups, trainable
 from zdp_bench.gradients.norms import squared_norms
 
 # Per-sample gradients of one chunk take at most this many bytes.
@@ -50,7 +50,14 @@ def clip(gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], f
 
 
 def clipped_sum(
-    model: nn.Module, loss: Loss, batch: Batch, bound: float, *, per_layer: bool = False, complex_scale: float = 1.0
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    bound: float,
+    *,
+    per_layer: bool = False,
+    complex_scale: float = 1.0,
+    into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Σᵢ clip(gᵢ); see `gradients.clipped_sum`. Runs in chunks so that memory stays bounded."""
     inputs, targets = batch
@@ -67,4 +74,6 @@ def clipped_sum(
             sums[name] += value.sum(dim=0)
         norms.append(part_norms)
     every_norm = torch.cat(norms)  # [B, groups]
-    return ClippedSum(sums, every_norm if per_layer else every_norm[:, 0])
+    total = {} if into is None else into
+    add_up(total, sums)
+    return ClippedSum(total, every_norm if per_layer else every_norm[:, 0])

@@ -174,6 +174,8 @@ def _order(output: Tensor) -> list[int] | None:
     """The dimensions of maps [B, C, *] as they follow each other in memory; None of no maps, and of such with gaps."""
     if output.dim() < 3:
         return None
+    if output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last):
+        return [0, 2, 3, 1]
     order = [0, *memory_order(output)]
     return order if output.permute(order).is_contiguous() else None
 

@@ -15,9 +15,20 @@ import torch
 from numba import carray, float32
 from torch import Tensor
 
-from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, task_of, wide_vectors, word_of
+from zdp_bench.compiled import (
+    Loop,
+    begin,
+    compiled,
+    float32_at,
+    float64_at,
+    next_share,
+    sum_of_squares,
+    task_of,
+    wide_vectors,
+    word_of,
+)
 from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
-from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of, sum_of_squares
+from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of
 
 A_SHARE = 2**13  # numbers that a thread measures at a time, at least
 

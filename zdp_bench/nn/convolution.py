@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,10 +41,13 @@ class Geometry:
     def of_loops(self, weight: Tensor) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
         """What the loops for few channels and those for many are called with, where it may be one of theirs and torch compiles
         nothing."""
-        if torch.compiler.is_compiling():
-            return None, None
-        sizes = tuple(weight.shape), self.stride, self.padding, self.dilation, self.transposed, self.groups
-        return few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
+        return (None, None) if torch.compiler.is_compiling() else _loops_for(tuple(weight.shape), self)
+
+
+@cache
+def _loops_for(weight: tuple[int, ...], of: Geometry) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
+    sizes = weight, of.stride, of.padding, of.dilation, of.transposed, of.groups
+    return few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
@@ -73,10 +77,12 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a weight became, and what tells whether it still is the same: what is told of it, and some of its numbers."""
+    """What a weight became, and what tells whether it still is the same: what is told of it, and some of its numbers, a view of
+    those it has and a copy of those it had."""
 
     told: tuple[Any, ...]
     some: Tensor
+    had: Tensor
     became: Tensor
 
 
@@ -88,7 +94,7 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
     """Inside, what a convolution makes of a weight of the model is made once, and held until the weight changes: for a batch that
     comes in pieces. It takes twice the weight's memory, and of one that `winograd` serves, which is small beside its maps, seven
     times. Of changes that torch does not count (`.data`), those of most numbers are seen."""
-    own = [p.data_ptr() for p in model.parameters() if p.is_complex() and p.dim() > 2]
+    own = [p.data_ptr() for p in model.parameters() if p.is_complex() and p.dim() > 2 and p.is_contiguous()]
     try:
         for place in own:
             _kept[place] = {}
@@ -102,13 +108,13 @@ def _made(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
     """`make(weight, *how)`, or what is `weights_kept` of it."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(weight):
         return make(weight, *how)  # its own gradient may be asked for
-    if (ways := _kept.get(weight.data_ptr())) is None:
+    if (ways := _kept.get(weight.data_ptr())) is None or not weight.is_contiguous():
         return make(weight, *how)
     told = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), how
-    some = weight.reshape(-1)[:: 1 + weight.numel() // 64]
     kept = ways.get(make)
-    if kept is None or kept.told != told or not torch.equal(kept.some, some):
-        ways[make] = kept = _Kept(told, some.clone(), make(weight, *how))
+    if kept is None or kept.told != told or not torch.equal(kept.some, kept.had):
+        some = weight.detach().view(-1)[:: 1 + weight.numel() // 64]
+        ways[make] = kept = _Kept(told, some, some.clone(), make(weight, *how))
     return kept.became
 
 
@@ -155,6 +161,18 @@ class _Convolve(torch.autograd.Function):
         else:
             of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), geometry)
         return of_input, of_weight, g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None, None
+
+
+class _ConvolvePlainly(torch.autograd.Function):
+    """The same outside of torch's transforms: for a context that is set up behind, torch asks Python for a signature first."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        y = _Convolve.forward(*inputs)
+        _Convolve.setup_context(ctx, inputs, y)
+        return y
+
+    backward = _Convolve.backward
 
 
 def _interleaved_gradients(
@@ -226,7 +244,8 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
-        return _Convolve.apply(x, self.weight, self.bias, self.geometry)
+        function = _Convolve if torch._C._are_functorch_transforms_active() else _ConvolvePlainly
+        return function.apply(x, self.weight, self.bias, self.geometry)
 
     @property
     def geometry(self) -> Geometry:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles
-from zdp_bench.nn.layout import as_complex_channels, lie_plainly, of_real_positions, real_positions
+from zdp_bench.nn.layout import by_positions, lie_plainly, room_for
 from zdp_bench.vectors import LANES
 
 FEW = 4  # complex channels of an input at most
@@ -101,7 +101,7 @@ def input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...
 
 def _padded(shape: Shape, x: Tensor) -> Tensor:
     """As real positions [B, H, W, 2C], with the padding's zeros around."""
-    (down, across), reals = shape.padding, real_positions(x)
+    (down, across), reals = shape.padding, torch.view_as_real(by_positions(x).movedim(1, -1)).flatten(-2)
     return F.pad(reals, (0, 0, across, across, down, down)) if down or across else reals
 
 
@@ -121,19 +121,19 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
     height, width = shape.size(*x.shape[2:])
     x, w = _padded(shape, x), _columns(weight)
     lanes = 2 * shape.outputs
-    start = x.new_zeros(lanes) if bias is None else torch.view_as_real(bias.resolve_conj()).flatten()
-    y = x.new_empty(len(x), height, width, lanes)
+    start = x.new_zeros(lanes) if bias is None else bias.resolve_conj().contiguous()
+    y = room_for(len(x), shape.outputs, height, width)
     entries, rows = _entries(shape, x), len(x) * height
     words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), entries.data_ptr(), len(entries), lanes, rows, height]
     words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(-(-rows // tiles.ROWS), words)]))
-    return of_real_positions(y)
+    return y
 
 
 def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
     """Real [B, parts, entries and 1, 2O]: what each entry and a one meet in each part of a record's rows."""
-    x, g = _padded(shape, x), real_positions(g)
-    count, height, width, lanes = g.shape
+    x, g = _padded(shape, x), by_positions(g)
+    (count, _, height, width), lanes = g.shape, 2 * shape.outputs
     entries = _entries(shape, x, tiles.ENTRIES)
     parts = -(-height // tiles.ROWS)
     m = x.new_zeros(count, parts, len(entries) + 1, lanes)
@@ -155,19 +155,19 @@ def _folded(shape: Shape, m: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...], loop: Loop) -> Tensor:
-    g = real_positions(g)
+    g = by_positions(g)
     (down, across), reals, lanes = shape.reach, 2 * shape.channels, 2 * shape.outputs
-    count, height, width = len(g), g.shape[1] + down, g.shape[2] + across
+    count, height, width = len(g), g.shape[2] + down, g.shape[3] + across
     w = _columns(weight).flip(0, 1).unflatten(-1, (-1, LANES)).movedim(-2, 2).contiguous()  # [*k, L/16, 2C, 16]
     apart = shape.dilation[0] * (width + across) * lanes, shape.dilation[1] * lanes, LANES
     taps = tiles.places((*shape.kernel, lanes // LANES), apart)
-    x = g.new_empty(count, height, width, reals)
+    x = room_for(count, shape.channels, height, width)
     parts = -(-height // tiles.HELD)
     words = [g.data_ptr(), w.data_ptr(), x.data_ptr(), taps.data_ptr(), len(taps), lanes, reals, parts]
     words += [height, width, down, across]
     loop.run(task_of([(count * parts, words)]))
-    own = x[:, shape.padding[0] :, shape.padding[1] :][:, : size[0], : size[1]]  # what was padded has a gradient, too
-    return as_complex_channels(own.movedim(-1, 1))
+    # What was padded has a gradient, too.
+    return by_positions(x[:, :, shape.padding[0] :, shape.padding[1] :][:, :, : size[0], : size[1]])
 
 
 @cache

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 def channels_last(x: Tensor) -> Tensor:
     """x [B, C, *] with the channels of one position side by side in memory; copied only if they are not yet."""
-    return x.movedim(1, -1).contiguous().movedim(-1, 1)  # torch.channels_last is not known inside vmap
+    if x.dim() == 4 and not torch._C._functorch.is_functorch_wrapped_tensor(x):  # vmap knows no torch.channels_last
+        return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def as_real_channels(x: Tensor) -> Tensor:
@@ -30,17 +32,19 @@ def as_real_channels(x: Tensor) -> Tensor:
 
 def as_complex_channels(x: Tensor) -> Tensor:
     """Real [B, 2C, *] -> complex [B, C, *]; a view where x is channels-last."""
-    return of_real_positions(channels_last(x).movedim(1, -1))
+    return torch.view_as_complex(channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))).movedim(-1, 1)
 
 
-def real_positions(x: Tensor) -> Tensor:
-    """Complex [B, C, *] -> real [B, *, 2C], contiguous: a position's numbers side by side, as compiled loops read them."""
-    return torch.view_as_real(x.movedim(1, -1).resolve_conj().contiguous()).flatten(-2)
+def by_positions(x: Tensor) -> Tensor:
+    """Complex [B, C, H, W] as compiled loops read it: channels-last, with no bar that waits; x itself where it lies so."""
+    if x.is_conj():
+        x = x.resolve_conj()
+    return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
 
 
-def of_real_positions(y: Tensor) -> Tensor:
-    """The way back: real [B, *, 2C], contiguous -> complex [B, C, *], channels-last."""
-    return torch.view_as_complex(y.unflatten(-1, (-1, 2))).movedim(-1, 1)
+def room_for(records: int, channels: int, height: int, width: int) -> Tensor:
+    """A complex map [B, C, H, W] for compiled loops to fill, channels-last."""
+    return torch.empty(records, channels, height, width, dtype=torch.complex64, memory_format=torch.channels_last)
 
 
 _rounded_alike: list[None] = []  # an entry for every context that wants it

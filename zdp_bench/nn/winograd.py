@@ -27,11 +27,14 @@ from torch import Tensor
 
 from zdp_bench.compiled import Loop, compiled, task_of
 from zdp_bench.nn import tiles, winograd_tiles
-from zdp_bench.nn.layout import lie_plainly, of_real_positions, real_positions
-from zdp_bench.nn.winograd_tiles import HELD, PANEL, POSITIONS, TOGETHER
+from zdp_bench.nn.layout import by_positions, lie_plainly, room_for
+from zdp_bench.nn.winograd_tiles import HELD, PANEL, POSITIONS
+from zdp_bench.vectors import LANES
 
 MANY_TILES = 16  # of a record's outputs: below, transforming the weight costs what fewer products spare
 SLICE = 128  # channels and outputs of a share of a weight's gradient at most
+LARGE = 2 * 2**20  # bytes of a transformed weight that do not stay in a thread's cache, and the tiles that meet it at once
+HELD_OF_LARGE = 204
 A_PART, PARTS = 1024, 8  # tiles, at least, whose gradients are summed by themselves, and such parts at most
 
 
@@ -105,54 +108,59 @@ def input_gradient(shape: Shape, g: Tensor, backward_filters: Tensor) -> Tensor:
 
 def gradient(shape: Shape, x: Tensor, g: Tensor) -> Tensor:
     """Of the weight, [O, C, 3, 3], from the input and the output gradient [B, O, H', W']."""
-    return _gradients(shape, x, g, 1, _correlator(), _folder())[0]
+    return _gradients(shape, x, g, 1, _parts(len(x) * shape.tiles(x)), _correlator())[0][0]
 
 
-def gradient_rows(shape: Shape, x: Tensor, g: Tensor) -> Tensor:
-    """Each record's gradient of the weight, [B, O, C, 3, 3]."""
-    return _gradients(shape, x, g, len(x), _correlator(), _folder())
+def gradient_rows(shape: Shape, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Each record's gradient of the weight, [B, O, C, 3, 3], and its squared norm, [B] in float64."""
+    return _gradients(shape, x, g, len(x), _parts(shape.tiles(x)), _correlator())
 
 
 def _convolved(shape: Shape, x: Tensor, filters: Tensor, bias: Tensor | None, loop: Loop) -> Tensor:
     height, width = shape.size(*x.shape[2:])
-    every, x = len(x) * shape.tiles(x), real_positions(x)
+    every, x = len(x) * shape.tiles(x), by_positions(x)
     lanes, reals = 2 * shape.outputs, 2 * shape.channels
-    start = x.new_zeros(lanes) if bias is None else torch.view_as_real(bias.resolve_conj()).flatten()
-    y = x.new_empty(len(x), height, width, lanes)
-    shares, room = _shares(every, torch.get_num_threads())  # no tile depends on those beside it
+    start = x.new_zeros(shape.outputs) if bias is None else bias.resolve_conj().contiguous()
+    y = room_for(len(x), shape.outputs, height, width)
+    shares, room, slices = _shares(every, shape, torch.get_num_threads())  # no number depends on those beside it
     words = [x.data_ptr(), filters.data_ptr(), start.data_ptr(), y.data_ptr(), reals, lanes]
-    words += [*x.shape[1:3], *shape.padding, height, width, every, shares, room]
-    loop.run(task_of([(shares, words)]))
-    return of_real_positions(y)
+    words += [*x.shape[2:], *shape.padding, height, width, every, shares, room, slices]
+    loop.run(task_of([(shares * slices, words)]))
+    return y
 
 
-def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, correlate: Loop, fold: Loop) -> Tensor:
-    """[groups, O, C, 3, 3]: of as many records each."""
-    a_group, (x, g) = len(x) // groups * shape.tiles(x), (real_positions(x), real_positions(g))
-    parts, slices, others = _parts(a_group), _slices(shape.channels), _slices(shape.outputs)
+def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, parts: int, loop: Loop) -> tuple[Tensor, Tensor]:
+    """[groups, O, C, 3, 3], of as many records each, and squared norms [groups]."""
+    a_group, (x, g) = len(x) // groups * shape.tiles(x), (by_positions(x), by_positions(g))
+    slices, others = _slices(shape.channels), _slices(shape.outputs)
     a_part = -(-a_group // parts)
-    m = x.new_empty(groups, parts, 16, shape.channels, shape.outputs, dtype=torch.complex64)
-    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), 2 * shape.channels, 2 * shape.outputs]
+    shares = groups * parts * slices * others
+    to = x.new_empty(groups, shape.outputs, shape.channels, 3, 3)
+    m = done = to[:0]
+    if parts > 1:  # else a thread keeps what it makes
+        m = x.new_empty(shares, 16, shape.channels // slices * (shape.outputs // others) + LANES // 2)
+        done = x.new_zeros(shares // parts, dtype=torch.int64)
+    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), done.data_ptr(), to.data_ptr(), 2 * shape.channels, 2 * shape.outputs]
     held = a_part if a_part <= 2 * HELD else HELD  # at once: few are transformed together
-    words += [*x.shape[1:3], *shape.padding, *g.shape[1:3], a_group, parts, slices, others, held]
-    correlate.run(task_of([(groups * parts * slices * others, words)]))
-    return _folded(m, fold)
+    squares = x.new_empty(groups, slices * others, dtype=torch.float64)
+    words += [*x.shape[2:], *shape.padding, *g.shape[2:], a_group, parts, slices, others, held, squares.data_ptr()]
+    loop.run(task_of([(shares, words)]))
+    return to, squares.sum(dim=1)
 
 
-def _folded(m: Tensor, loop: Loop) -> Tensor:
-    """Gᵀ m G of the sums over parts: complex [groups, parts, 16, C, O] -> [groups, O, C, 3, 3]."""
-    groups, parts, _, channels, outputs = m.shape
-    to = m.new_empty(groups, outputs, channels, 3, 3)
-    loop.run(task_of([(groups * channels // TOGETHER, [m.data_ptr(), to.data_ptr(), parts, channels, outputs])]))
-    return to
+def _shares(tiles: int, shape: Shape, threads: int) -> tuple[int, int, int]:
+    """Into how many shares so many tiles are cut, as many for one thread as for another; how many one has at most, whole ones of
+    a product; and into how many slices outputs are cut.
 
-
-def _shares(tiles: int, threads: int) -> tuple[int, int]:
-    """Into how many shares so many tiles are cut, as many for one thread as for another, and how many one has at most: whole ones
-    of a product, no more than `HELD`."""
-    products = -(-tiles // POSITIONS)
-    shares = min(products, threads * -(-products * POSITIONS // (HELD * threads)))
-    return shares, -(-products // shares) * POSITIONS
+    A weight that is larger than a cache comes from memory with every share. So those are few, and where there would be one to a
+    thread, each thread takes all tiles, and a slice of the weight.
+    """
+    large = 16 * 8 * shape.outputs * shape.channels >= LARGE
+    held, products, panels = HELD_OF_LARGE if large else HELD, -(-tiles // POSITIONS), 2 * shape.outputs // PANEL
+    slices = math.gcd(panels, threads) if large and tiles <= held else 1
+    threads //= slices
+    shares = min(products, threads * -(-products * POSITIONS // (held * threads)))
+    return shares, -(-products // shares) * POSITIONS, slices
 
 
 def _parts(tiles: int) -> int:
@@ -173,12 +181,7 @@ def _convolver() -> Loop:
 
 @cache
 def _correlator() -> Loop:
-    return compiled(winograd_tiles.correlate, lambda loop: _right_gradients(loop, _folder()))
-
-
-@cache
-def _folder() -> Loop:
-    return compiled(winograd_tiles.fold, _right_folder)
+    return compiled(winograd_tiles.correlate, _right_gradients)
 
 
 def _example() -> tuple[Shape, Tensor, Tensor, Tensor, Tensor]:
@@ -198,15 +201,11 @@ def _right_convolver(loop: Loop) -> bool:
     return torch.equal(_convolved(shape, x, filters(weight), bias, loop), y.to(x.dtype)) and torch.equal(back, of_x.to(x.dtype))
 
 
-def _right_gradients(correlate: Loop, fold: Loop) -> bool:
+def _right_gradients(loop: Loop) -> bool:
     shape, x, _, _, g = _example()
     met = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).conj()  # [B, C, H, W, 3, 3]
     rows = torch.einsum("bohw,bchwij->bocij", g.to(torch.complex128), met.to(torch.complex128)).to(x.dtype)
-    together = _gradients(shape, x, g, 1, correlate, fold)[0]
-    return torch.equal(_gradients(shape, x, g, len(x), correlate, fold), rows) and torch.equal(together, rows.sum(dim=0))
-
-
-def _right_folder(loop: Loop) -> bool:
-    m = 4 * torch.arange(2 * 3 * 16 * 16 * 16 * 2).remainder(17).float().view(2, 3, 16, 16, 16, 2)
-    expected = (_OF_FILTER.T @ m.sum(dim=1).flatten(2)).view(2, 3, 3, 16, 16, 2).permute(0, 4, 3, 1, 2, 5)
-    return torch.equal(torch.view_as_real(_folded(torch.view_as_complex(m), loop)), expected)
+    found, squares = _gradients(shape, x, g, len(x), 1, loop)
+    measured = torch.allclose(squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12)
+    together, _ = _gradients(shape, x, g, 1, 2, loop)
+    return measured and torch.equal(found, rows) and torch.equal(together[0], rows.sum(dim=0))

@@ -4,8 +4,8 @@ Maps are real [B, H, W, 2C], complex channels interleaved. A tile of outputs is 
 beyond a map's edges are zero. Transformed, each is 16 vectors of channels, one for every entry f of a 4×4 square:
 
     convolve     y of every tile: inputs transformed, 16 products of matrices [tiles, C]·[C, O], and transformed back
-    correlate    m[f, c, o] = Σ_tiles z̄·g of the transformed inputs and output gradients, of every part of a group of tiles
-    fold         the weight's gradient, of m
+    correlate    the weight's gradient: m[f, c, o] = Σ_tiles z̄·g of the transformed inputs and output gradients, of every part of
+                 a group of tiles, and then the parts' sum, transformed back
 """
 
 from __future__ import annotations
@@ -16,11 +16,26 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 
-from zdp_bench.compiled import begin, float32_at, int64_at, next_share, wide_vectors
+from zdp_bench.compiled import begin, counted, float32_at, float64_at, int64_at, next_share, sum_of_squares, wide_vectors
 from zdp_bench.nn.tiles import steps
-from zdp_bench.vectors import FLOATS, LANES, WORDS, ZEROS, at, everywhere, further, fused, load, repeated, store, tile, turned
+from zdp_bench.vectors import (
+    FLOATS,
+    LANES,
+    WORDS,
+    ZEROS,
+    at,
+    everywhere,
+    foreseen,
+    further,
+    fused,
+    load,
+    repeated,
+    store,
+    tile,
+    turned,
+)
 
 PANEL = 2 * LANES  # real numbers of an output position that are computed together
 VECTORS = PANEL // LANES
@@ -103,10 +118,11 @@ def _finishing(b: Any, m: Any, step: Any, bias: Any, places: Any, first: Any) ->
     repeated(b, first.type(VECTORS), [], finish)
 
 
-def _multiplying(b: Any, z: Any, channels: Any, w: Any, step: Any, y: Any) -> None:
+def _multiplying(b: Any, z: Any, channels: Any, w: Any, step: Any, y: Any, ahead: Any) -> None:
     """y[p, :] = Σ_c z[p·step + c]·w[c, :], complex, for a panel of outputs and `POSITIONS` positions p.
 
-    What the real parts of z make of w, and the imaginary ones, are summed apart: y is the one and i times the other.
+    What the real parts of z make of w, and the imaginary ones, are summed apart: y is the one and i times the other. Meanwhile
+    as many lines of memory as there are channels come to the cache, from `ahead` on.
     """
     sources = steps(b, z, step, POSITIONS)
 
@@ -114,6 +130,7 @@ def _multiplying(b: Any, z: Any, channels: Any, w: Any, step: Any, y: Any) -> No
         row = [load(b, at(b, w, b.mul(c, c.type(PANEL)), LANES * v)) for v in range(VECTORS)]
         parts = [at(b, source, b.mul(c, c.type(2)), part) for source in sources for part in range(2)]
         met = [everywhere(b, b.load(part)) for part in parts]
+        foreseen(b, at(b, ahead, b.mul(c, c.type(LANES))))
         return [fused(b, number, row[v], sums[n * VECTORS + v]) for n, number in enumerate(met) for v in range(VECTORS)]
 
     sums = repeated(b, channels, [ZEROS] * (2 * VECTORS * POSITIONS), add_channel)
@@ -157,7 +174,7 @@ def _folding(b: Any, m: Any, step: Any, parts: Any, apart: Any, to: Any) -> None
 
 _correlate_first, _correlate_further = _correlating(True), _correlating(False)
 _fold = tile([FLOATS, types.int64, types.int64, types.int64, FLOATS], _folding)
-_multiply = tile([FLOATS, types.int64, FLOATS, types.int64, FLOATS], _multiplying)
+_multiply = tile([FLOATS, types.int64, FLOATS, types.int64, FLOATS, FLOATS], _multiplying)
 _transform_input, _transform_gradient = _transforming(_of_input, 16), _transforming(_of_gradient, 4)
 _finish = tile([FLOATS, types.int64, FLOATS, WORDS, types.int64], _finishing)
 
@@ -190,7 +207,7 @@ def _whole_lines(numbers: Any) -> Any:
 
 
 def convolve(task: Any) -> None:
-    """y of every tile; a share is some tiles."""
+    """y of every tile; a share is some tiles, and a slice of outputs."""
     wide_vectors()
     notes = begin(task)
     places = np.zeros(16, np.int64)
@@ -202,11 +219,13 @@ def convolve(task: Any) -> None:
             break
         x, w, bias, y, reals, lanes = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4], task[at + 5]
         down, across, top, left, height = task[at + 6], task[at + 7], task[at + 8], task[at + 9], task[at + 10]
-        width, every, shares, room = task[at + 11], task[at + 12], task[at + 13], task[at + 14]
-        step, apart = room * reals + LANES, room * lanes + LANES  # the 16 do not lie a power of two apart
+        width, every, shares, room, slices = task[at + 11], task[at + 12], task[at + 13], task[at + 14], task[at + 15]
+        own = lanes // slices  # numbers of a slice
+        output, share = share % slices * own, share // slices
+        step, apart = room * reals + LANES, room * own + LANES  # the 16 do not lie a power of two apart
         if len(held) == 0:
             held, summed = np.empty(16 * step + LANES, np.float32), np.empty(16 * apart + LANES, np.float32)
-            nothing, beyond = np.zeros(reals, np.float32), np.zeros(lanes, np.float32)
+            nothing, beyond = np.zeros(reals, np.float32), np.zeros(own, np.float32)
         met, sums = _whole_lines(held), _whole_lines(summed)
         products = (every + POSITIONS - 1) // POSITIONS
         first = share * products // shares * POSITIONS
@@ -218,46 +237,62 @@ def convolve(task: Any) -> None:
             _transform_input(where, reals // LANES, float32_at(met + 4 * (n - first) * reals), step)
         count = max(last - first, POSITIONS)
         for f in range(16):
-            for v in range(0, lanes, PANEL):
-                of_panel = float32_at(w + 2 * reals * (f * lanes + v))
+            for v in range(0, own, PANEL):
+                of_panel = w + 2 * reals * (f * lanes + output + v)
+                following = of_panel + 2 * reals * (PANEL if v + PANEL < own else lanes - own + PANEL)
                 for first_of in range(0, count, POSITIONS):
                     n = min(first_of, count - POSITIONS)
-                    source = float32_at(met + 4 * (f * step + n * reals))
+                    source = met + 4 * (f * step + n * reals)
                     target = float32_at(sums + 4 * (f * apart + v * room + n * PANEL))
-                    _multiply(source, reals // 2, of_panel, reals, target)
+                    # The panel to come is fetched while this one meets its first tiles, half with either product.
+                    ahead = following + reals * PANEL * (first_of // POSITIONS) if first_of <= POSITIONS else source
+                    _multiply(float32_at(source), reals // 2, float32_at(of_panel), reals, target, float32_at(ahead))
         for n in range(first, last):
             record, row, column = _corner(n, height, width)
-            map_ = y + 4 * record * height * width * lanes
+            map_ = y + 4 * (record * height * width * lanes + output)
             _find(places, 2, map_, row, column, height, width, lanes, beyond.ctypes.data)
-            for v in range(0, lanes, PANEL):
+            for v in range(0, own, PANEL):
                 of_tile = float32_at(sums + 4 * (v * room + (n - first) * PANEL))
-                _finish(of_tile, apart, further(float32_at(bias), v), where, v)
+                _finish(of_tile, apart, further(float32_at(bias), output + v), where, v)
 
 
 def correlate(task: Any) -> None:
-    """m of every part of a group of tiles, complex [group, part, 16, C, O]; a share is a slice of channels and of outputs."""
+    """A group's gradient of the weight, complex [group, O, C, 3, 3]; a share is a part of its tiles, and a slice of channels and
+    of outputs. Who finishes the last part of a slice folds it: in the cache, where there is but one."""
     wide_vectors()
     notes = begin(task)
-    places = np.zeros(16, np.int64)
+    places, folded = np.zeros(16, np.int64), np.zeros(9 * LANES, np.float32)
     where = int64_at(places.ctypes.data)
-    held = laid = nothing = np.zeros(0, np.float32)
+    held = laid = made = nothing = np.zeros(0, np.float32)
     while True:
         at, share = next_share(task, notes)
         if at < 0:
             break
-        x, g, m, reals, lanes = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4]
-        down, across, top, left, height = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
-        width, a_group, parts, slices, others = task[at + 10], task[at + 11], task[at + 12], task[at + 13], task[at + 14]
-        room = task[at + 15]  # for tiles that are transformed before any is multiplied
+        x, g, m, done, to, reals, lanes = (
+            task[at],
+            task[at + 1],
+            task[at + 2],
+            task[at + 3],
+            task[at + 4],
+            task[at + 5],
+            task[at + 6],
+        )
+        down, across, top, left, height = task[at + 7], task[at + 8], task[at + 9], task[at + 10], task[at + 11]
+        width, a_group, parts, slices, others = task[at + 12], task[at + 13], task[at + 14], task[at + 15], task[at + 16]
+        room = task[at + 17]  # for tiles that are transformed before any is multiplied
+        squares = float64_at(task[at + 18])
         own, whose = reals // slices, lanes // others  # numbers of a slice
-        step, apart = room * own + LANES, room * whose + LANES
+        step, apart, plane = room * own + LANES, room * whose + LANES, own // 2 * whose + LANES
         if len(held) == 0:
             held, laid = np.empty(16 * step + LANES, np.float32), np.empty(16 * apart + LANES, np.float32)
+            made = np.empty(16 * plane + LANES if parts == 1 else 0, np.float32)
             nothing = np.zeros(max(own, whose), np.float32)
         met, gradients = _whole_lines(held), _whole_lines(laid)
-        part, channel, output = share // (slices * others), share // others % slices * own, share % others * whose
-        start = part // parts * a_group
-        first_of, end = start + a_group * (part % parts) // parts, start + a_group * (part % parts + 1) // parts
+        part, slice_ = share % parts, share // parts
+        group, channel, output = slice_ // (slices * others), slice_ // others % slices * own, slice_ % others * whose
+        of_slice = _whole_lines(made) if parts == 1 else m + 4 * slice_ * parts * 16 * plane
+        sums, start = of_slice + 4 * part * 16 * plane, group * a_group
+        first_of, end = start + a_group * part // parts, start + a_group * (part + 1) // parts
         for first in range(first_of, end, room):
             last = min(first + room, end)
             for n in range(first, last):
@@ -269,37 +304,38 @@ def correlate(task: Any) -> None:
                 _find(places, 2, map_, row, column, height, width, lanes, nothing.ctypes.data)
                 _transform_gradient(where, whose // LANES, float32_at(gradients + 4 * (n - first) * whose), apart)
             for f in range(16):
-                sums = m + 4 * ((16 * part + f) * reals // 2 * lanes + output)
                 for v in range(0, whose, PANEL):
                     of_panel = float32_at(gradients + 4 * (f * apart + v))
                     for c in range(0, own, 2 * CHANNELS):
-                        target = float32_at(sums + 4 * ((channel + c) // 2 * lanes + v))
+                        target = float32_at(sums + 4 * (f * plane + c // 2 * whose + v))
                         source = float32_at(met + 4 * (f * step + c))
                         if first == first_of:
-                            _correlate_first(source, own, of_panel, whose, last - first, target, lanes)
+                            _correlate_first(source, own, of_panel, whose, last - first, target, whose)
                         else:
-                            _correlate_further(source, own, of_panel, whose, last - first, target, lanes)
+                            _correlate_further(source, own, of_panel, whose, last - first, target, whose)
+        if parts == 1 or counted(int64_at(done), slice_, 1) == parts - 1:
+            of_output = 9 * reals // 2  # complex numbers
+            target = to + 8 * ((group * lanes // 2 + output // 2) * of_output + channel // 2 * 9)
+            sizes = own // 2, whose // 2, of_output
+            squares[slice_] = _fold_slice(of_slice, plane, parts, sizes, folded.ctypes.data, target)
 
 
-def fold(task: Any) -> None:
-    """Complex [group, part, 16, C, O] -> [group, O, C, 3, 3]; a share is `TOGETHER` channels of a group."""
+@njit
+def _fold_slice(m: Any, plane: Any, parts: Any, sizes: Any, folded: Any, to: Any) -> Any:
+    """Σ_parts complex [part, 16, channels, outputs] -> [outputs, channels, 3, 3], where an output has `of_output` numbers in all;
+    and what it adds to the squared norm."""
     wide_vectors()
-    notes = begin(task)
-    held = np.zeros(9 * LANES, np.float32)
-    numbers = int64_at(held.ctypes.data)  # complex ones are moved whole
-    while True:
-        at, share = next_share(task, notes)
-        if at < 0:
-            break
-        m, to, parts, channels, outputs = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4]
-        shares = channels // TOGETHER
-        group, first = share // shares, share % shares * TOGETHER
-        apart = channels * outputs * 2
+    channels, outputs, of_output = sizes
+    squares = 0.0
+    numbers = int64_at(folded)  # complex ones are moved whole
+    for first in range(0, channels, TOGETHER):
         for o in range(0, outputs, LANES // 2):
             for c in range(first, first + TOGETHER):
-                source = m + 4 * (group * parts * 16 * apart + (c * outputs + o) * 2)
-                _fold(float32_at(source), apart, parts, 16 * apart, float32_at(held.ctypes.data))
+                source = float32_at(m + 8 * (c * outputs + o))
+                _fold(source, plane, parts, 16 * plane, float32_at(folded))
+                squares += sum_of_squares(carray(float32_at(folded), (9 * LANES,)))
                 for output in range(LANES // 2):
-                    target = int64_at(to + 8 * (((group * outputs + o + output) * channels + c) * 9))
+                    target = int64_at(to + 8 * ((o + output) * of_output + c * 9))
                     for t in range(9):
                         target[t] = numbers[t * (LANES // 2) + output]
+    return squares

@@ -32,6 +32,7 @@ class Share(NamedTuple):
         rows: records (start, stop) -> their gradients, [stop - start, *shape].
         weighted_sum: real factors [B] -> Σᵢ cᵢ gᵢ, [*shape].
         ghost: squared norms [B] in float64 without forming a gradient; None where forming them is cheaper.
+        measured: as `rows`, and their squared norms in float64, where the two come together.
         product: tensors [B, *] the product of whose rows' norms is the gradient's: the gradients themselves where they are
             there, or the two sides of an outer product. Where there are such, nothing else is asked for a norm.
         of_outer: what `weighted_sum` gives, from the sum of the outer products of `product` [B, n], the first of them weighed
@@ -41,6 +42,7 @@ class Share(NamedTuple):
     rows: Callable[[int, int], Tensor]
     weighted_sum: Callable[[Tensor], Tensor]
     ghost: Callable[[], Tensor] | None = None
+    measured: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
     product: Callable[[], tuple[Tensor, ...]] | None = None
     of_outer: Callable[[Tensor], Tensor] | None = None
 

@@ -122,14 +122,19 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
     sizes = geometry.shape, geometry.stride, geometry.padding, geometry.dilation, geometry.transposed, geometry.groups
     few, many = few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
+    by_tiles = many if many is not None and many.serves(x, g) else None
     reals = cache(lambda: [as_real_channels(channels_last(part)) for part in (x, g)])  # as oneDNN takes them without a copy
 
     def folded(real: Tensor) -> Tensor:
         return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
 
+    def measured(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        assert by_tiles is not None
+        return winograd.gradient_rows(by_tiles, *(part if stop - start == len(part) else part[start:stop] for part in (x, g)))
+
     def rows(start: int, stop: int) -> Tensor:
-        if many is not None and many.serves(x, g):
-            return winograd.gradient_rows(many, x[start:stop], g[start:stop])
+        if by_tiles is not None:
+            return measured(start, stop)[0]
         large = 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
         if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
             return _weights_of(beside, *few_channels.gradient_rows(few, x[start:stop], g[start:stop]))
@@ -144,12 +149,12 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
         return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]), beside)
 
     def weighted_sum(factors: Tensor) -> Tensor:
-        if many is not None and many.serves(x, g):
-            return winograd.gradient(many, x, weigh(g, factors))
+        if by_tiles is not None:
+            return winograd.gradient(by_tiles, x, weigh(g, factors))
         real_x, real_g = reals()
         return folded(weight_gradient(interleaved, real_x, weigh(real_g, factors)))
 
-    return Share(rows, weighted_sum)
+    return Share(rows, weighted_sum, measured=measured if by_tiles is not None else None)
 
 
 def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None) -> Share:
