@@ -65,7 +65,8 @@ class _Parameter:
 
     def joins(self, total: Tensor | None, clipped: Clipping, complex_scale: float) -> bool:
         """Σ + c·g where g is one record's, kept: half the passes over memory of `total` and a sum. False of any other."""
-        if self.rows is None or total is None or self.rows.dtype != total.dtype or self.rows.shape != (1, *total.shape):
+        assert self.rows is not None
+        if total is None or self.rows.dtype != total.dtype or self.rows.shape != (1, *total.shape):
             return False
         total.add_(self.rows[0], alpha=float(clipped.factors[0]) * self.scale(complex_scale))
         return True
@@ -112,7 +113,8 @@ def clipped_sum(
     found = _differentiate(model, loss, batch, layers, rules)
 
     with torch.no_grad(), _full_precision(inputs.device):
-        _measure_what_is_left(found)
+        if len(inputs) == 1:
+            _measure_what_is_left(found)
         clippings: list[tuple[list[str], Clipping]] = []
         for names, group_bound in groups(model, bound, per_layer) if per_layer else [(list(found), bound)]:
             terms = [found[name].term(complex_scale) for name in names if found[name].weighted_sum is not None]
@@ -126,7 +128,7 @@ def clipped_sum(
                 summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
                 for name in names:
                     of = found.pop(name)
-                    if of.joins(total.get(name), clipped, complex_scale):
+                    if of.rows is not None and of.joins(total.get(name), clipped, complex_scale):
                         continue
                     parameter, own = of.itself, of.total(clipped, complex_scale, summed.get(name))
                     if id(parameter) in elsewhere:

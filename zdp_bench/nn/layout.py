@@ -44,7 +44,8 @@ def by_positions(x: Tensor) -> Tensor:
 
 def room_for(records: int, channels: int, height: int, width: int) -> Tensor:
     """A complex map [B, C, H, W] for compiled loops to fill, channels-last."""
-    return torch.empty(records, channels, height, width, dtype=torch.complex64, memory_format=torch.channels_last)
+    layout = torch.channels_last
+    return torch.empty(records, channels, height, width, dtype=torch.complex64, device="cpu", memory_format=layout)
 
 
 _rounded_alike: list[None] = []  # an entry for every context that wants it
