@@ -169,3 +169,20 @@ def test_a_second_derivative_goes_through_a_kept_weight() -> None:
     expected = penalty()
     with weights_kept(model):
         torch.testing.assert_close(penalty(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so itself
+@pytest.mark.parametrize(
+    "layer",
+    [ComplexConv2d(3, 32, 3), ComplexConv2d(16, 16, 3, padding=1), ComplexConvTranspose2d(4, 4, 2, stride=2)],
+    ids=["loops of few channels", "loops of many", "transposed"],
+)
+def test_torch_compiles_it_in_one_piece(layer) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, layer.in_channels, 32, 32, dtype=torch.complex64)
+    expected, found = layer(x), compiled(x)
+    torch.testing.assert_close(found, expected, check_stride=False, rtol=1e-4, atol=1e-5)
+    direction = torch.randn_like(expected)
+    theirs, ours = (torch.autograd.grad(y, list(layer.parameters()), direction) for y in (expected, found))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.nn import few_channels, winograd
-from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last
+from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last, in_transform
 
 Size = int | tuple[int, ...]
 
@@ -106,7 +106,7 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
 
 def _made(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
     """`make(weight, *how)`, or what is `weights_kept` of it."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(weight):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform(weight):
         return make(weight, *how)  # its own gradient may be asked for
     if (ways := _kept.get(weight.data_ptr())) is None or not weight.is_contiguous():
         return make(weight, *how)
@@ -244,7 +244,8 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
-        function = _Convolve if torch._C._are_functorch_transforms_active() else _ConvolvePlainly
+        outside = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        function = _ConvolvePlainly if outside else _Convolve
         return function.apply(x, self.weight, self.bias, self.geometry)
 
     @property

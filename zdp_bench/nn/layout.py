@@ -17,9 +17,15 @@ import torch
 from torch import Tensor, nn
 
 
+def in_transform(x: Tensor) -> bool:
+    """Whether one of torch.func's transforms looks on x. While torch compiles that cannot be asked: the question would cut the
+    compiled code in two, at a map whose memory `torch.compile` (2.11) does not understand."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def channels_last(x: Tensor) -> Tensor:
     """x [B, C, *] with the channels of one position side by side in memory; copied only if they are not yet."""
-    if x.dim() == 4 and not torch._C._functorch.is_functorch_wrapped_tensor(x):  # vmap knows no torch.channels_last
+    if x.dim() == 4 and not in_transform(x):  # vmap knows no torch.channels_last
         return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
@@ -68,9 +74,7 @@ def lie_plainly(*tensors: Tensor) -> bool:
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or _rounded_alike:
         return False
     return all(
-        type(x) in (Tensor, nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and (x.dtype == torch.complex64 and x.is_cpu and x.numel() > 0)
+        type(x) in (Tensor, nn.Parameter) and not in_transform(x) and x.dtype == torch.complex64 and x.is_cpu and x.numel() > 0
         for x in tensors
     )
 
