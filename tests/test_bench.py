@@ -188,6 +188,46 @@ def test_a_case_measured_anew_leaves_the_others_as_they_stand(tmp_path: Path, mo
         tables.run("scaling", False, 1, tmp_path, only="CNM")
 
 
+def test_what_another_machine_measured_stays_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, on = iter(range(1, 99)), {"device": "cpu (one)"}
+
+    def case(name: str) -> tables.Case:
+        row = Row(name, "private, fast", 0.0, 1.0, 1.0, 1.0, None)
+        return tables.Case(name, lambda: iter([dataclasses.replace(row, milliseconds=next(times))]))
+
+    cases = [case(f"MLP, batch {batch}") for batch in (1, 2, 3)]
+    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: cases)
+    monkeypatch.setattr(tables, "hold_memory", lambda: False)
+    monkeypatch.setattr(tables, "environment", lambda threads: {**on, "threads": str(threads)})
+    before = torch.get_num_threads()
+    tables.run("scaling", False, 1, tmp_path)
+    on["device"] = "cpu (other)"
+    tables.run("scaling", False, 1, tmp_path)
+    _, (markdown, numbers) = tables.run("scaling", False, 1, tmp_path, only="batch 2")
+    torch.set_num_threads(before)
+    stood = [(row.case[-1], facts["device"], row.milliseconds) for row, facts in read_csv(numbers)]
+    assert sorted(stood) == [
+        ("1", "cpu (one)", 1.0),
+        ("1", "cpu (other)", 4.0),
+        ("2", "cpu (one)", 2.0),
+        ("2", "cpu (other)", 7.0),
+        ("3", "cpu (one)", 3.0),
+        ("3", "cpu (other)", 6.0),
+    ]
+    page = markdown.read_text()
+    assert page.count("## MLP, batch 2") == 1
+    assert page.count("On cpu (one), 1 threads") == page.count("On cpu (other), 1 threads") == 4  # each case, and the line
+
+
+def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
+    there = tmp_path / "bench_scaling.csv"
+    there.write_text("case,side\nmine,own\n")
+    with pytest.raises(
+        UserError, match=r"bench_scaling.csv: has no column 'deviation', as a table of `zdp-bench bench` has; move it"
+    ):
+        read_csv(there)
+
+
 def test_the_line_through_the_times_shows_a_jump() -> None:
     straight = {16: 2.6, 32: 4.2, 64: 7.4, 128: 13.8}
     rows = [Row(f"MLP, batch {b}", "private, fast", t, 1.0, 1.0, 1.0, 0.0) for b, t in straight.items()]

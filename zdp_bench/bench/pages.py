@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from zdp_bench.errors import UserError
+
 
 @dataclass(frozen=True)
 class Row:
@@ -35,7 +37,12 @@ class Row:
     note: str = ""
 
 
-Measured = tuple[Row, dict[str, str]]  # and what it was measured on
+Measured = tuple[Row, dict[str, str]]  # and what it was measured on and with
+
+
+def machine(facts: dict[str, str]) -> tuple[str, str]:
+    """What ratios are of: device and threads. A table holds what each of several measured, beside each other."""
+    return facts["device"], facts["threads"]
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -109,7 +116,7 @@ def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, fl
 
 
 def as_markdown(table: str, measured: list[Measured]) -> str:
-    """One table a case."""
+    """One table for each case and machine."""
     lines = [
         f"# Measured: {table}",
         "",
@@ -119,25 +126,35 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
         "Peak memory: the most that a step holds at once, in a process of its own, without what an allocator keeps for later.",
         "",
     ]
+    machines = dict.fromkeys(machine(facts) for _, facts in measured)
     for case in dict.fromkeys(row.case for row, _ in measured):
-        own = [(row, facts) for row, facts in measured if row.case == case]
-        facts = own[0][1]
-        others = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "threads"))
-        lines += [f"## {case}", "", f"On {facts['device']}, {facts['threads']} threads ({others}).", ""]
-        lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-        lines += ["| " + " | ".join(cells(row).values()) + " |" for row, _ in own]
-        lines.append("")
-    if table == "scaling" and (fitted := lines_in_the_batch([row for row, _ in measured])):
+        lines += [f"## {case}", ""]
+        for on in machines:
+            if own := [(row, facts) for row, facts in measured if row.case == case and machine(facts) == on]:
+                others = ", ".join(f"{key} {value}" for key, value in own[0][1].items() if key not in ("device", "threads"))
+                lines += [f"On {on[0]}, {on[1]} threads ({others}).", ""]
+                lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+                lines += ["| " + " | ".join(cells(row).values()) + " |" for row, _ in own]
+                lines.append("")
+    fitted = {
+        on: lines_in_the_batch([row for row, facts in measured if machine(facts) == on]) for on in machines if table == "scaling"
+    }
+    if any(fitted.values()):
         lines += ["## Against the batch: the line a + b·B through the times", ""]
-        lines += ["| model | side | a, ms | b, ms a record | largest time / line |", "| --- | --- | --- | --- | --- |"]
-        lines += [f"| {model} | {side} | {a:.2f} | {b:.3f} | {jump:.2f} |" for model, side, a, b, jump in fitted]
+    for on, series in fitted.items():
+        if series:
+            lines += [f"On {on[0]}, {on[1]} threads.", ""]
+            lines += ["| model | side | a, ms | b, ms a record | largest time / line |", "| --- | --- | --- | --- | --- |"]
+            lines += [f"| {model} | {side} | {a:.2f} | {b:.3f} | {jump:.2f} |" for model, side, a, b, jump in series]
+            lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def as_csv(measured: list[Measured]) -> str:
     """The numbers, and on every line what they were measured on."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*asdict(measured[0][0]), *measured[0][1]], lineterminator="\n")
+    facts_told = dict.fromkeys(key for _, facts in measured for key in facts)  # another version may have told more, or less
+    writer = csv.DictWriter(out, [*asdict(measured[0][0]), *facts_told], lineterminator="\n")
     writer.writeheader()
     for row, facts in measured:
         plain = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in asdict(row).items()}
@@ -146,10 +163,19 @@ def as_csv(measured: list[Measured]) -> str:
 
 
 def read_csv(path: Path) -> list[Measured]:
-    """What `as_csv` wrote."""
+    """What `as_csv` wrote.
+
+    Raises:
+        UserError: it did not.
+    """
     kinds = {field.name: str(field.type) for field in fields(Row)}
     measured = []
-    for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+    reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    if lacking := {*kinds, "device", "threads"} - {*(reader.fieldnames or ())}:
+        raise UserError(
+            f"{path}: has no column '{min(lacking)}', as a table of `zdp-bench bench` has; move it away, and measure again."
+        )
+    for line in reader:
         values: dict[str, Any] = {}
         for name, kind in kinds.items():
             text = line.pop(name)

@@ -6,7 +6,8 @@ scaling          time and peak memory of a private step against the batch
 algorithms       a private step of each algorithm against the non-private one, on its own paper's network
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over records, with peak memory (its text has no numbers)
 
-A table is a list of cases, each measured by itself: `--case` measures some of them anew and leaves the others as they stand.
+A table is a list of cases, each measured by itself: `--case` measures some of them anew and leaves the others as they stand. What
+another machine measured, or another number of threads, stays beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from zdp_bench import records
 from zdp_bench.bench.measure import Step, by_turns, hold_memory, peak_memory, require_agreement
-from zdp_bench.bench.pages import Measured, Row, as_csv, as_markdown, environment, installed, read_csv
+from zdp_bench.bench.pages import Measured, Row, as_csv, as_markdown, environment, installed, machine, read_csv
 from zdp_bench.bench.steps import SIDES, Workload, computes, device, may_be_baseline
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.nn.convolution import ComplexConv2d
@@ -65,7 +66,7 @@ def run(table: str, quick: bool, threads: int, results: Path, only: str = "") ->
         only: measure the cases whose name contains this; what the table has of the others stays.
 
     Raises:
-        UserError: no such table or case, or sides that should agree do not.
+        UserError: no such table or case, sides that should agree do not, or the table that is there is none of ours.
     """
     if table not in _TABLES:
         raise unknown("table", table, _TABLES)
@@ -78,12 +79,14 @@ def run(table: str, quick: bool, threads: int, results: Path, only: str = "") ->
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
     facts = environment(threads) | {"allocator": "held" if held else "as malloc likes"}
-    stood = read_csv(paths[1]) if only and paths[1].exists() else []
+    stood = read_csv(paths[1]) if paths[1].exists() else []
     fresh = {case.name: list(case.measure()) for case in chosen}
     measured: list[Measured] = []
     for case in cases:
-        new = [(row, facts) for row in fresh.get(case.name, [])]
-        measured += new or [(row, on) for row, on in stood if row.case == case.name]
+        of_case = [(row, on) for row, on in stood if row.case == case.name]
+        if case.name in fresh:
+            of_case = [(row, on) for row, on in of_case if machine(on) != machine(facts)]
+        measured += of_case + [(row, facts) for row in fresh.get(case.name, [])]
     records.write_text(paths[0], as_markdown(table, measured))
     records.write_text(paths[1], as_csv(measured))
     return [row for rows in fresh.values() for row in rows], paths
