@@ -63,11 +63,12 @@ def store(builder: Any, vector: Any, place: Any) -> None:
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 
 
-def foreseen(builder: Any, place: Any) -> None:
-    """The line of memory around a place comes to the core's larger cache, while other work goes on. Any place is allowed."""
+def foreseen(builder: Any, place: Any, to_write: bool = False) -> None:
+    """The line of memory around a place comes to the core's larger cache, or to write it to the smaller one, while other work
+    goes on. Any place is allowed."""
     fetch = cgutils.get_or_insert_function(builder.module, _FETCH, "llvm.prefetch.p0")
-    read, larger, data = (ir.IntType(32)(number) for number in (0, 2, 1))
-    builder.call(fetch, (builder.bitcast(place, _BYTES), read, larger, data))
+    write, locality, data = (ir.IntType(32)(number) for number in ((1, 3, 1) if to_write else (0, 2, 1)))
+    builder.call(fetch, (builder.bitcast(place, _BYTES), write, locality, data))
 
 
 _BYTES = ir.IntType(8).as_pointer()

@@ -81,14 +81,14 @@ def shape_of(
 
 
 _G = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], device="cpu")
-_OF_FILTER = torch.kron(_G, _G)  # [16, 9]
+OF_FILTER = torch.kron(_G, _G)  # [16, 9]
 
 
 def filters(weight: Tensor) -> Tensor:
     """G w Gᵀ of a complex weight [O, C, 3, 3] as `convolved` takes it, complex [16, O/16, C, 16]."""
     panels = weight.unflatten(0, (-1, PANEL // 2)).permute(3, 4, 0, 2, 1).contiguous()  # [3, 3, O/16, C, 16]
     numbers = torch.view_as_real(panels.resolve_conj())
-    return torch.view_as_complex((_OF_FILTER @ numbers.view(9, -1)).view(16, *numbers.shape[2:]))
+    return torch.view_as_complex((OF_FILTER @ numbers.view(9, -1)).view(16, *numbers.shape[2:]))
 
 
 def backward_filters(weight: Tensor) -> Tensor:

@@ -50,12 +50,12 @@ TOGETHER = 8  # channels whose gradients are folded together: a stretch of memor
 Piece = Callable[[Any, list[Any]], list[Any]]  # one of the transforms, of one row or column
 
 
-def _of_input(b: Any, d: list[Any]) -> list[Any]:
+def of_input(b: Any, d: list[Any]) -> list[Any]:
     """Bᵀd."""
     return [b.fsub(d[0], d[2]), b.fadd(d[1], d[2]), b.fsub(d[2], d[1]), b.fsub(d[1], d[3])]
 
 
-def _to_outputs(b: Any, m: list[Any]) -> list[Any]:
+def to_outputs(b: Any, m: list[Any]) -> list[Any]:
     """Aᵀm."""
     return [b.fadd(b.fadd(m[0], m[1]), m[2]), b.fsub(b.fsub(m[1], m[2]), m[3])]
 
@@ -72,7 +72,7 @@ def _to_filter(b: Any, m: list[Any]) -> list[Any]:
     return [b.fadd(m[0], sum_), difference, b.fadd(m[3], sum_)]
 
 
-def _both_ways(b: Any, piece: Piece, numbers: list[Any]) -> list[Any]:
+def both_ways(b: Any, piece: Piece, numbers: list[Any]) -> list[Any]:
     """The columns of a square, which is given row by row, transformed; and then the rows."""
     side = math.isqrt(len(numbers))
     columns = [piece(b, numbers[j::side]) for j in range(side)]
@@ -93,7 +93,7 @@ def _transforming(piece: Piece, count: int) -> Callable[..., None]:
         def transform(i: Any, nothing: list[Any]) -> list[Any]:
             channel = b.mul(i, i.type(LANES))
             met = [load(b, at(b, source, channel)) for source in sources]
-            for target, vector in zip(targets, _both_ways(b, piece, met), strict=True):
+            for target, vector in zip(targets, both_ways(b, piece, met), strict=True):
                 store(b, vector, at(b, target, channel))
             return nothing
 
@@ -110,7 +110,7 @@ def _finishing(b: Any, m: Any, step: Any, bias: Any, places: Any, first: Any) ->
     def finish(i: Any, nothing: list[Any]) -> list[Any]:
         channel = b.mul(i, i.type(LANES))
         start = load(b, at(b, bias, channel))
-        outputs = _both_ways(b, _to_outputs, [load(b, at(b, source, channel)) for source in sources])
+        outputs = both_ways(b, to_outputs, [load(b, at(b, source, channel)) for source in sources])
         for target, vector in zip(targets, outputs, strict=True):
             store(b, b.fadd(vector, start), at(b, target, channel))
         return nothing
@@ -168,14 +168,14 @@ def _folding(b: Any, m: Any, step: Any, parts: Any, apart: Any, to: Any) -> None
         return [b.fadd(sum_, load(b, at(b, source, b.mul(i, apart)))) for sum_, source in zip(sums, sources, strict=True)]
 
     sums = repeated(b, parts, [ZEROS] * 16, add_part)
-    for t, vector in enumerate(_both_ways(b, _to_filter, sums)):
+    for t, vector in enumerate(both_ways(b, _to_filter, sums)):
         store(b, vector, at(b, to, LANES * t))
 
 
 _correlate_first, _correlate_further = _correlating(True), _correlating(False)
 _fold = tile([FLOATS, types.int64, types.int64, types.int64, FLOATS], _folding)
 _multiply = tile([FLOATS, types.int64, FLOATS, types.int64, FLOATS, FLOATS], _multiplying)
-_transform_input, _transform_gradient = _transforming(_of_input, 16), _transforming(_of_gradient, 4)
+_transform_input, _transform_gradient = _transforming(of_input, 16), _transforming(_of_gradient, 4)
 _finish = tile([FLOATS, types.int64, FLOATS, WORDS, types.int64], _finishing)
 
 
