@@ -100,7 +100,7 @@ def hold_memory() -> bool:
     glibc hands blocks above 32 MiB back to the system at once, so that every step of every side would pay for fresh pages: seen,
     a real convolution's 4 ms becoming 19.
     """
-    no_mmap, no_trim = (-4, 0), (-1, 2**31 - 1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+    no_mmap, no_trim = (-4, 0), (-1, -1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h; of which -1 is that there is none
     return _glibc_takes(no_mmap, no_trim)
 
 
