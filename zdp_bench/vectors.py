@@ -63,6 +63,12 @@ def store(builder: Any, vector: Any, place: Any) -> None:
     builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
 
 
+def store_past(builder: Any, vector: Any, place: Any) -> None:
+    """A whole line of memory, which begins there, past the caches: it is not read before, as one that is kept would be."""
+    stored = builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4 * LANES)
+    stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+
+
 def foreseen(builder: Any, place: Any, to_write: bool = False) -> None:
     """The line of memory around a place comes to the core's larger cache, or to write it to the smaller one, while other work
     goes on. Any place is allowed."""

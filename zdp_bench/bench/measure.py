@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,12 @@ def _hand_memory_back() -> bool:
     return _glibc_takes((-3, 2**16))  # M_MMAP_THRESHOLD
 
 
+def _let_go() -> None:
+    """Hand back what was held and is not used, once, where the C library is glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def _glibc_takes(*options: tuple[int, int]) -> bool:
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -134,10 +141,12 @@ def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | No
         return _peak_of(workload, side)
     if not Path("/proc/self/clear_refs").exists():
         return None
+    _let_go()  # both processes must fit
     asked = json.dumps({"workload": workload, "side": side, "threads": threads})
     child = subprocess.run([sys.executable, "-m", "zdp_bench.bench.measure", asked], capture_output=True, text=True, check=False)
     if child.returncode:
-        raise UserError(f"bench: '{side}' failed while its memory was measured: {child.stderr.strip().splitlines()[-1]}")
+        said = child.stderr.strip().splitlines() or [f"it was ended with {child.returncode}, as where memory runs out"]
+        raise UserError(f"bench: '{side}' failed while its memory was measured: {said[-1]}")
     return float(child.stdout.strip().splitlines()[-1])
 
 

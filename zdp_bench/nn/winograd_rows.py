@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from zdp_bench.vectors import (
     load_first,
     repeated,
     store,
+    store_past,
     tile,
 )
 
@@ -68,14 +70,14 @@ def _transforming(reals: int) -> Callable[..., None]:
     return tile([FLOATS, types.int64, FLOATS], code)
 
 
-def _multiplying(reals: int) -> Callable[..., None]:
+def _multiplying(reals: int, past: bool) -> Callable[..., None]:
     """Products, and half of the way back in registers, for the tiles p of a group and a panel of outputs:
 
         m[k, j, p, :] = Σ_s z[k, j, 2p·reals + s]·w[k, j, s, :]
         h[k, 0] = m[k, 0] + m[k, 1] + m[k, 2]     h[k, 1] = m[k, 1] − m[k, 2] − m[k, 3]
 
     The last products' sign is the weight's, and m[k, 1] begins with `start[k]`. Meanwhile the memory of the outputs comes to the
-    cache (seen, for large maps: a tenth of the time).
+    cache (seen, for large maps: a tenth of the time), but where they go `past` it.
     """
 
     def code(b: Any, z: Any, w: Any, start: Any, lanes: Any, h: Any, upper: Any, lower: Any) -> None:
@@ -86,7 +88,7 @@ def _multiplying(reals: int) -> Callable[..., None]:
             )
             first = [load(b, at(b, start, b.mul(k, lanes), LANES * v)) for v in range(VECTORS)] * TILES
             quarter = 2 * TILES // 4  # of the positions of either row
-            for row in (upper, lower):
+            for row in () if past else (upper, lower):
                 for place in steps(b, at(b, row, b.mul(b.mul(k, k.type(quarter)), lanes)), lanes, quarter):
                     for v in range(VECTORS):
                         foreseen(b, at(b, place, LANES * v), to_write=True)
@@ -111,7 +113,7 @@ def _multiplying(reals: int) -> Callable[..., None]:
     return tile([FLOATS, FLOATS, FLOATS, types.int64, FLOATS, FLOATS, FLOATS], code)
 
 
-def _finishing(b: Any, h: Any, upper: Any, lower: Any, lanes: Any) -> None:
+def _finishing(to: Callable[[Any, Any, Any], None], b: Any, h: Any, upper: Any, lower: Any, lanes: Any) -> None:
     """The two rows of a group's outputs, of a panel."""
 
     def finish(p: Any, nothing: list[Any]) -> list[Any]:
@@ -121,19 +123,19 @@ def _finishing(b: Any, h: Any, upper: Any, lower: Any, lanes: Any) -> None:
             place = at(b, h, b.mul(p, p.type(PANEL)), column * A_PLANE + LANES * v)
             sums = [load(b, at(b, place, 2 * k * A_PLANE)) for k in range(4)]
             for row, vector in zip(rows, to_outputs(b, sums), strict=True):
-                store(b, vector, at(b, row[column], LANES * v))
+                to(b, vector, at(b, row[column], LANES * v))
         return nothing
 
     repeated(b, lanes.type(TILES), [], finish)
 
 
-_finish = tile([FLOATS, FLOATS, FLOATS, types.int64], _finishing)
+_finish, _finish_past = (tile([FLOATS, FLOATS, FLOATS, types.int64], partial(_finishing, to)) for to in (store, store_past))
 
 
-def _row_convolved(reals: int) -> Callable[..., None]:
+def _row_convolved(reals: int, past: bool) -> Callable[..., None]:
     """Two rows of outputs in groups, of which the last ends with the row: some tiles are computed twice. There is no lower row,
     or no last column, where the outputs' height or width is odd: what would stand there is laid aside."""
-    transform, multiply = _transforming(reals), _multiplying(reals)
+    transform, multiply, finish = _transforming(reals), _multiplying(reals, past), _finish_past if past else _finish
 
     @njit
     def row(x: Any, line: Any, w: Any, start: Any, upper: Any, lowest: Any, width: Any, lanes: Any, held: Any) -> None:
@@ -149,7 +151,7 @@ def _row_convolved(reals: int) -> Callable[..., None]:
                 below = further(target, width * lanes)
                 multiply(held, further(w, 16 * reals * v), further(start, v), lanes, sums, target, below)
                 if lowest == 0 and inside == 2 * TILES:
-                    _finish(sums, target, below, lanes)
+                    finish(sums, target, below, lanes)
                     continue
                 _finish(sums, aside, further(aside, 2 * A_PLANE), PANEL)
                 for i in range(2 - lowest):
@@ -159,7 +161,8 @@ def _row_convolved(reals: int) -> Callable[..., None]:
     return row
 
 
-_row_6, _row_8 = _row_convolved(6), _row_convolved(8)
+_row_6, _row_8 = _row_convolved(6, past=False), _row_convolved(8, past=False)
+_row_6_past, _row_8_past = _row_convolved(6, past=True), _row_convolved(8, past=True)
 
 
 def convolve(task: Any) -> None:
@@ -173,7 +176,7 @@ def convolve(task: Any) -> None:
             break
         x, w, start, y = task[at], float32_at(task[at + 1]), float32_at(task[at + 2]), task[at + 3]
         reals, lanes, rows, height, width = task[at + 4], task[at + 5], task[at + 6], task[at + 7], task[at + 8]
-        record, line = task[at + 9], task[at + 10]
+        record, line, past = task[at + 9], task[at + 10], task[at + 11] != 0
         if len(room) == 0:
             room = np.empty(_HELD + 8 * A_PLANE + 4 * A_PLANE + LANES, np.float32)
         held = further(float32_at(room.ctypes.data), -(room.ctypes.data // 4) % LANES)
@@ -183,7 +186,11 @@ def convolve(task: Any) -> None:
             source = further(float32_at(x), n // of_record * record + row * line)
             target = further(float32_at(y), (n // of_record * height + row) * width * lanes)
             lowest = row + 1 == height
-            if reals == 6:
+            if reals == 6 and past:
+                _row_6_past(source, line, w, start, target, lowest, width, lanes, held)
+            elif reals == 6:
                 _row_6(source, line, w, start, target, lowest, width, lanes, held)
+            elif past:
+                _row_8_past(source, line, w, start, target, lowest, width, lanes, held)
             else:
                 _row_8(source, line, w, start, target, lowest, width, lanes, held)
