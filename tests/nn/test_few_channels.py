@@ -64,6 +64,15 @@ def test_equal_torchs_complex_convolution(numbers) -> None:
 
 
 @needs_wide_vectors
+def test_outputs_that_go_past_the_cache_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, x, w, bias, _ = _problem(*SHAPES[8])
+    assert shape.fewer_products
+    kept = few_channels.convolved(shape, x, w, bias)
+    monkeypatch.setattr(few_channels, "PAST", 0)
+    assert torch.equal(few_channels.convolved(shape, x, w, bias), kept)
+
+
+@needs_wide_vectors
 @pytest.mark.parametrize("layout", ["channels first", "conjugated", "every second column"])
 def test_any_layout_is_read_rightly(layout: str) -> None:
     shape, x, w, bias, g = _problem(*SHAPES[1])

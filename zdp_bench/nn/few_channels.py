@@ -98,7 +98,7 @@ def shape_of(
 def convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Complex [B, C, H, W] -> complex [B, O, H', W'], channels-last."""
     if shape.fewer_products:
-        return _convolved_by_fewer_products(shape, x, weight, bias, _minimal_convolver())
+        return _convolved_by_fewer_products(shape, x, weight, bias, _minimal_convolver(), PAST)
     return _convolved(shape, x, weight, bias, _convolver())
 
 
@@ -148,9 +148,8 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
     return y
 
 
-def _convolved_by_fewer_products(
-    shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loop: Loop, past: int = PAST
-) -> Tensor:
+def _convolved_by_fewer_products(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loop: Loop, past: int) -> Tensor:
+    """Outputs of `past` bytes and more are stored past the cache."""
     (height, width), (down, across) = shape.size(*x.shape[2:]), shape.padding
     reals, lanes, rows = 2 * shape.channels, 2 * shape.outputs, -(-height // 2)
     x = _padded(x, (across, across + width % 2, down, down + height % 2))  # whole tiles of outputs
