@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,13 +182,46 @@ def test_where_nothing_can_be_kept_on_disk_loops_are_compiled_anew(monkeypatch: 
         return refuse if cache else cfunc(signature, **options)
 
     monkeypatch.setattr(room, "cfunc", faulty)
+    monkeypatch.setattr(room, "_forget", lambda loop: None)
     assert doubles(compiled(double, doubles))
 
 
 def test_kept_code_that_is_another_versions_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba looks at the date of one file only."""
     monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
+    monkeypatch.setattr(room, "_forget", lambda loop: None)
     assert doubles(compiled(double, doubles))
+
+
+@pytest.fixture
+def own_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """`double` of a file of its own, whose code is kept beside it."""
+    (tmp_path / "own_double.py").write_text(
+        "from __future__ import annotations\nfrom numba import carray\n"
+        "from zdp_bench.compiled import begin, float32_at, next_share\n\n\n" + inspect.getsource(double)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_double", raising=False)
+    loop: Callable[[Any], None] = importlib.import_module("own_double").double
+    return loop
+
+
+@pytest.mark.parametrize("fault", ["another version's", "cut short"])
+def test_kept_code_that_is_not_right_is_made_anew_once(
+    own_double: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    """Else every process would make it anew, in seconds, for as long as it lies there."""
+    assert compiled(own_double, doubles).code.cache_hits == 0
+    assert compiled(own_double, doubles).code.cache_hits == 1
+    if fault == "cut short":
+        (code,) = tmp_path.rglob("*.nbc")
+        code.write_bytes(code.read_bytes()[:100])
+    else:
+        monkeypatch.setattr(room, "_VERSION", room._VERSION + 1)
+    anew = compiled(own_double, doubles)
+    assert doubles(anew)
+    assert anew.code.cache_hits == 0
+    assert compiled(own_double, doubles).code.cache_hits == 1
 
 
 def test_a_machine_whose_code_is_wrong_is_told() -> None:
@@ -201,6 +238,7 @@ def test_kept_code_is_looked_at_before_it_is_used(
     monkeypatch: pytest.MonkeyPatch, loop: Callable[[Any], None], right: Callable[[Loop], bool]
 ) -> None:
     monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
+    monkeypatch.setattr(room, "_forget", lambda loop: None)
     assert right(compiled(loop, right))
     with pytest.raises(MemoryError):
         right(Loop(cfunc(room._TASK)(wrong)))

@@ -11,6 +11,7 @@ import warnings
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ import numba
 import numpy as np
 import torch
 from numba import cfunc, njit, types
+from numba.core.caching import FunctionCache
 from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
 
@@ -62,7 +64,7 @@ class Loop:
 
 def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop:
     """The machine code of a loop over a task's shares: what an earlier process kept on disk where that is `right`, else made
-    anew, in seconds.
+    anew, in seconds, and kept in its place.
 
     numba tells by one file's date whether kept code is today's, which knows nothing of the pieces from this file and others, and
     may keep it under the wrong date when a disk is full: so `right` calls the code and looks at what it does.
@@ -76,18 +78,22 @@ def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop
     options: dict[str, Any] = {"error_model": "numpy"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)  # that code of such old processors cannot be kept
-        try:
-            kept = Loop(cfunc(_TASK, cache=True, **options)(loop))
-            if right(kept):
-                return kept
-        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # no folder, a full disk, a file cut short
-            pass
-        except MemoryError:  # another version's code, which does nothing
-            pass
+        for before in (lambda: None, lambda: _forget(loop)):
+            # No folder, a full disk, a file cut short; and another version's code, which does nothing.
+            with suppress(RuntimeError, OSError, EOFError, pickle.UnpicklingError, MemoryError):
+                before()
+                kept = Loop(cfunc(_TASK, cache=True, **options)(loop))
+                if right(kept):
+                    return kept
         fresh = Loop(cfunc(_TASK, **options)(loop))
         if not right(fresh):
             raise RuntimeError(f"{loop.__name__}: the code that numba {numba.__version__} makes for this machine is wrong")
         return fresh
+
+
+def _forget(loop: Callable[[Any], None]) -> None:
+    """Every process would make anew what is not right on disk, for as long as it stays there."""
+    FunctionCache(loop).flush()
 
 
 _TASK = types.void(types.CPointer(types.int64))
