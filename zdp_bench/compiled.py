@@ -78,10 +78,11 @@ def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop
     options: dict[str, Any] = {"error_model": "numpy"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)  # that code of such old processors cannot be kept
-        for before in (lambda: None, lambda: _forget(loop)):
+        for anew in (False, True):
             # No folder, a full disk, a file cut short; and another version's code, which does nothing.
             with suppress(RuntimeError, OSError, EOFError, pickle.UnpicklingError, MemoryError):
-                before()
+                if anew:
+                    _forget(loop)
                 kept = Loop(cfunc(_TASK, cache=True, **options)(loop))
                 if right(kept):
                     return kept
@@ -178,7 +179,8 @@ def word_of(number: float, kind: Literal["<f", "<d"]) -> int:
 # Words in front of the items: the version of the pieces that loops are made of, threads that came, shares that are done, all
 # shares, threads, words an item, words in all, and shares taken of each thread's stretch.
 _KIND, _COME, _DONE, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(8)
-_VERSION = crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("compiled.py", "vectors.py")))
+_OF_PIECES = "compiled.py", "vectors.py", "nn/winograd_tiles.py"  # files that hold pieces of other files' loops
+_VERSION = crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in _OF_PIECES))
 
 
 @_intrinsic

@@ -43,6 +43,14 @@ def at(builder: Any, place: Any, *further: Any) -> Any:
     return place
 
 
+def steps(builder: Any, place: Any, step: Any, count: int) -> list[Any]:
+    """Places a step apart."""
+    places = [place]
+    while len(places) < count:
+        places.append(at(builder, places[-1], step))
+    return places
+
+
 def load(builder: Any, place: Any) -> Any:
     return builder.load(builder.bitcast(place, _VECTOR.as_pointer()), align=4)
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def hold_memory() -> bool:
     a real convolution's 4 ms becoming 19.
     """
     no_mmap, no_trim = (-4, 0), (-1, -1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h; of which -1 is that there is none
-    return _glibc_takes(no_mmap, no_trim)
+    return _of_glibc("mallopt", *no_mmap) and _of_glibc("mallopt", *no_trim)
 
 
 def _hand_memory_back() -> bool:
@@ -111,21 +110,20 @@ def _hand_memory_back() -> bool:
     What glibc would keep for later is no need of the step, and differs from run to run: seen, 1.04 to 1.13 times the memory of
     the non-private step where what both hold at once is the same to 0.2 %.
     """
-    return _glibc_takes((-3, 2**16))  # M_MMAP_THRESHOLD
+    return _of_glibc("mallopt", -3, 2**16)  # M_MMAP_THRESHOLD
 
 
 def _let_go() -> None:
     """Hand back what was held and is not used, once, where the C library is glibc."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    _of_glibc("malloc_trim", 0)
 
 
-def _glibc_takes(*options: tuple[int, int]) -> bool:
+def _of_glibc(function: str, *numbers: int) -> bool:
+    """Whether a function of glibc did as it was told; False where the C library is another."""
     try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        return bool(getattr(ctypes.CDLL("libc.so.6"), function)(*numbers))
     except (OSError, AttributeError):
         return False
-    return all(bool(mallopt(*option)) for option in options)
 
 
 # ---------------------------------------------------------------------------------------------------------- memory

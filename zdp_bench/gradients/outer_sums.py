@@ -21,7 +21,7 @@ from numba import types
 from torch import Tensor
 
 from zdp_bench.compiled import Loop, begin, compiled, float32_at, next_share, task_of, wide_vectors
-from zdp_bench.nn.tiles import have_their_registers, steps
+from zdp_bench.nn.tiles import have_their_registers
 from zdp_bench.vectors import (
     FLOATS,
     LANES,
@@ -33,6 +33,7 @@ from zdp_bench.vectors import (
     load,
     parted,
     repeated,
+    steps,
     store,
     tile,
     woven,

@@ -40,6 +40,7 @@ from zdp_bench.vectors import (
     load,
     load_first,
     repeated,
+    steps,
     store,
     sums,
     tile,
@@ -172,14 +173,6 @@ def _spreading(b: Any, g: Any, rows: Any, width: Any, y: Any, line: Any, total: 
 
 
 _spread = tile([FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS], _spreading)
-
-
-def steps(builder: Any, place: Any, step: Any, count: int) -> list[Any]:
-    """Places a step apart."""
-    places = [place]
-    while len(places) < count:
-        places.append(at(builder, places[-1], step))
-    return places
 
 
 # ---------------------------------------------------------------------------------------------------------------- over rows

@@ -18,7 +18,6 @@ from llvmlite import ir
 from numba import njit, types
 
 from zdp_bench.compiled import begin, float32_at, next_share, wide_vectors
-from zdp_bench.nn.tiles import steps
 from zdp_bench.nn.winograd_tiles import PANEL, VECTORS, both_ways, of_input, to_outputs
 from zdp_bench.vectors import (
     FLOATS,
@@ -33,6 +32,7 @@ from zdp_bench.vectors import (
     load,
     load_first,
     repeated,
+    steps,
     store,
     store_past,
     tile,

@@ -19,7 +19,6 @@ from llvmlite import ir
 from numba import carray, njit, types
 
 from zdp_bench.compiled import begin, counted, float32_at, float64_at, int64_at, next_share, sum_of_squares, wide_vectors
-from zdp_bench.nn.tiles import steps
 from zdp_bench.vectors import (
     FLOATS,
     LANES,
@@ -32,6 +31,7 @@ from zdp_bench.vectors import (
     fused,
     load,
     repeated,
+    steps,
     store,
     tile,
     turned,
