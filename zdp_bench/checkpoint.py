@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.errors import UserError
@@ -20,7 +21,7 @@ from zdp_bench.privacy.ledger import Position
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on: sampling and noise need nothing, for they are functions of (seed, step)."""
+    """Everything a run needs to go on: sampling and noise need nothing, for they are functions of (key, step)."""
 
     run: str  # the run's digest: a checkpoint of another run is refused
     step: int  # steps done
@@ -37,6 +38,31 @@ class Checkpoint:
         optimizer.load_state_dict(self.optimizer)
         if scheduler:
             scheduler.load_state_dict(self.scheduler)
+
+
+def state_digest(*states: dict[str, Any]) -> str:
+    """SHA-256 of the state dictionaries of model, optimiser and schedule, bit for bit, on whatever device they lie."""
+    chain = hashlib.sha256()
+
+    def take(node: Any) -> None:
+        if isinstance(node, Tensor):
+            value = node.detach().cpu().resolve_conj().contiguous()
+            chain.update(f"{value.dtype}{list(value.shape)}".encode())
+            chain.update(value.flatten().view(torch.uint8).numpy().data)
+        elif isinstance(node, dict):
+            for key in sorted(node, key=str):
+                chain.update(f"{key!r}:".encode())
+                take(node[key])
+        elif isinstance(node, list | tuple):
+            for entry in node:
+                take(entry)
+        else:
+            chain.update(repr(node).encode())
+        chain.update(b";")
+
+    for state in states:
+        take(state)
+    return chain.hexdigest()
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +20,11 @@ from zdp_bench.experiment import open_ledger
 from zdp_bench.federated.messages import digest
 from zdp_bench.federated.partition import Part, dealt, steps_of
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.machine import foreign_code, made_with
 from zdp_bench.parts import build_algorithm, build_model, check_fit, check_model, micro_batch_size, micro_batches, seed_layers
 from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 
@@ -105,8 +104,8 @@ class Node:
     """One node. It is asked to `join`, then to `prepare`, then for a `release` a round.
 
     Formal guarantees:
-        - what a release is computed from, and its noise, is a function of (seed, node, step, weights): on the same weights it is
-          the same release, bit for bit, and on others it has another sample and other noise;
+        - what a release is computed from, and its noise, is a function of (run, node, its data, step, weights): on the same
+          weights it is the same release, bit for bit, and on others it has another sample and other noise;
         - its steps stand in this node's own ledger before they exist, so a release that never arrives is counted as well.
     """
 
@@ -152,6 +151,8 @@ class Node:
         self.mechanism = self.algorithm.mechanism()
         self.size = micro_batch_size(self.config, self.plan, site.model, site.task, site.data, site.device)
         name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else "")
+        code = f"{foreign_code()}:node {self.number}:{site.data.digest}"  # of the data only in here: it leaves no node
+        self._key = run_key(run, self.mechanism, code)
         self._path = records.folder(site.config.results, site.config.recipe, run) / "nodes" / name / "ledger.jsonl"
         self._open(at_least)
         return self.standing() | {"mechanism": self.mechanism.digest()}
@@ -160,8 +161,9 @@ class Node:
         if self.ledger:
             self.ledger.close()
         repeatable = not self.config.privacy.secure
-        whose, drawer = f"node {self.number}", drawn_on(self.site.device)
-        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, whose=whose, drawn_on=drawer)
+        made = made_with(self.site.device, self.size.records, 1, self.config.execution.deterministic)
+        start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
+        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}")
         privacy, before = self.config.privacy, self.plan.before
         still = before + self.ledger.releases + self.plan.steps  # the most that can have been released at the end
         budget = privacy.max_epsilon
@@ -190,24 +192,18 @@ class Node:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
-        own = own_seed(config.seed, self.number, of)
-        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(own)
+        key = f"{self._key}:{self.ledger.generation}:{of}"
+        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
         optimizer = Collecting(parameters, config.federated.local_lr)
         training = Training(self.algorithm, site.model, optimizer, noise, self.ledger, self.limit)
-        seeded, data = replace(config, seed=own), site.data
+        data = site.data
         with arithmetic(config.precision, config.execution.deterministic, site.model, self.algorithm, site.device):
             for step in range(round_ * count, (round_ + 1) * count):
-                indices, divisor = self.plan.draw(own, step, config.privacy.secure)
-                seed_layers(own, step, 0, config.privacy.secure)
+                indices, divisor = self.plan.draw(key, step, config.privacy.secure)
+                seed_layers(key, step, 0, config.privacy.secure)
                 batches = micro_batches(
-                    self.records, indices, seeded, site.device, step, data.augment, data.augment_targets, self.size
+                    self.records, indices, config, site.device, key, step, data.augment, data.augment_targets, self.size
                 )
                 private_step(training, step, batches, divisor, of)
         self._size = self._path.stat().st_size
         return self.standing((round_ + 1) * count) | {"round": round_}, optimizer.sums
-
-
-def own_seed(seed: int, node: int, of: str) -> int:
-    """The seed of a node's steps from the weights with digest `of`: sample, noise and layers' chance all follow from it."""
-    high, low = stream(seed, "node", node, of).generate_state(2, np.uint64)
-    return int(high) << 64 | int(low)

@@ -51,7 +51,7 @@ from zdp_bench.parts import (
     micro_batch_size,
 )
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.ledger import Copy
+from zdp_bench.privacy.ledger import Copy, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
@@ -168,7 +168,8 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     mechanisms = {n: own.mechanism for n, own in made.items()}
     fixed = check_model(model, made[0].algorithm, task, data)
     repeatable = not config.privacy.secure
-    asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, saved.ledger if saved else None, whose="server")
+    at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
+    asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server")
     size = micro_batch_size(config, made[0].plan, model, task, data, device)
     parameters = trainable(model)
 
@@ -304,7 +305,7 @@ def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool) -> dic
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
         own = made[like]
-        return account(own.config, own.mechanism, own.plan, Copy((0,) * releases, "", repeatable), patient)
+        return account(own.config, own.mechanism, own.plan, Copy((), Position(releases, ""), repeatable), patient)
 
     first = {made[number].mechanism: number for number in sorted(made, reverse=True)}  # nodes with one mechanism have one ε
     found = {}
