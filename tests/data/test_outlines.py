@@ -61,7 +61,7 @@ def held_against(name: str, root: Path, **changes: Any) -> Outline:
     inputs, targets = made.train.batch(torch.arange(1))
     assert (said.train, said.test) == (len(made.train), len(made.test))
     assert said.validation == len(made.validation or ())
-    assert said.records_per_patient == made.records_per_patient
+    assert (said.records_per_patient, said.unit) == (made.records_per_patient, made.unit)
     assert (said.input_shape, said.outputs) == (tuple(made.input_shape), made.outputs)
     assert (said.dtype, said.target_dtype) == (inputs.dtype, targets.dtype)
     assert (tuple(inputs.shape[1:]), tuple(targets.shape[1:])) == (said.input_shape, said.target_shape)
@@ -140,6 +140,7 @@ def test_other_digits_and_pictures_are_counted(tmp_path: Path) -> None:
 
 REAL: dict[str, dict[str, Any]] = {
     "mnist": {},
+    "phasemnist": {},
     "cifar10": {"check": False},
     "cpsc2018": {"positive": "RBBB"},
     "speech_commands": {"words": ["yes", "no"]},
