@@ -32,12 +32,22 @@ def options(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key not in ("name", "card")} | changes
 
 
+# What a record, or several, belong to where no patient is known.
+UNITS = {
+    **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits", "cifar10", "synthetic_images"), "image"),
+    **dict.fromkeys(("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"),
+    **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
+    **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
+}
+
+
 @pytest.mark.parametrize("name", sorted(assets.group(assets.DATASETS)))
 def test_every_data_set_has_an_outline(name: str, tmp_path: Path) -> None:
     assert name in names("outline")
     said: Outline = lookup("outline", name)(tmp_path, **options(name))
     assert said.train > 0 < said.test
     assert 1 <= said.records_per_patient <= said.train
+    assert said.unit == UNITS.get(name, "patient")
 
 
 SMALL: dict[str, dict[str, Any]] = {

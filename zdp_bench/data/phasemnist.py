@@ -185,10 +185,10 @@ def phase_digits_outline(root: Path, *, pairing_seed: int, test_share: float) ->
     """What the bundled labels leave after the split and the pairing."""
     labels = load_digits().target
     train, test = _split(labels, test_share, pairing_seed)
-    whole = Outline(len(train), len(test), (8, 8), CLASSES, torch.complex64)
+    whole = Outline(len(train), len(test), (8, 8), CLASSES, torch.complex64, unit="image")
     return _count_pairs(whole, couple_images(labels[train], pairing_seed))
 
 
 def _count_pairs(images: Outline, made: Pairing) -> Outline:
     """Turn the outline of images into that of the examples which `made` makes of them."""
-    return replace(images, train=len(made.real), records_per_patient=made.most_of_one, unit="image")
+    return replace(images, train=len(made.real), records_per_patient=made.most_of_one)
