@@ -277,7 +277,7 @@ def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:
     record = carry_out(tmp_path, *sizes).record
     assert record["privacy"]["adjacency"] == "replace_one"
     assert record["privacy"]["z"] == pytest.approx(0.75)
-    assert record["privacy"]["steps"] == 14  # 1437 // 100
+    assert record["privacy"]["steps"] == 14  # 1426 // 100
 
 
 @pytest.mark.parametrize("kept", [0, 100, 5000, 0.5, 0.99])
@@ -361,20 +361,26 @@ def test_tight_epsilon_of_nothing_is_zero(tmp_path: Path) -> None:
     assert tight_epsilon(mechanism, 0, 1e-5) == 0
 
 
+def test_an_image_costs_more_than_a_record_and_the_record_says_so(tmp_path: Path) -> None:
+    privacy = carry_out(tmp_path).record["privacy"]
+    assert (privacy["records_per_patient"], privacy["unit"]) == (2, "image")
+    assert 1.5 * privacy["epsilon_tight"] < privacy["epsilon_patient"] < math.inf
+
+
 def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from zdp_bench.registry import lookup
 
-    plain = carry_out(tmp_path / "a").record["privacy"]
+    plain = carry_out(tmp_path / "a", "dataset=synthetic_images").record["privacy"]
     assert plain["epsilon_patient"] == plain["epsilon_tight"]
-    real = lookup("dataset", "phase_digits")
+    real = lookup("dataset", "synthetic_images")
     monkeypatch.setattr(experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name))
 
     def owned(root: Path, **options: Any) -> Any:
         return replace(real(root, **options), records_per_patient=3)
 
-    several = carry_out(tmp_path / "b").record["privacy"]
+    several = carry_out(tmp_path / "b", "dataset=synthetic_images").record["privacy"]
     assert several["epsilon_tight"] == plain["epsilon_tight"]
     assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]
 

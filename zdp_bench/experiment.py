@@ -234,7 +234,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             return {}
         metrics = final_metrics(home, model, task, data.test, device, size.records)  # in the run's own arithmetic
     return described(config, data, digest, model, fixed) | {
-        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient),
+        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
@@ -278,7 +278,7 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
     }
 
 
-def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:
+def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int, unit: str) -> dict[str, Any]:
     """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
     releases, delta = plan.before + ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
@@ -291,6 +291,7 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, recor
         "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "epsilon_patient": patient_epsilon(mechanism, records_per_patient, releases, delta),
         "records_per_patient": records_per_patient,
+        "unit": unit,
         "delta": delta,
         "noise_multiplier": sigma,
         "z": mechanism.z,

@@ -232,7 +232,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     roster.dismiss()
 
     return described(config, data, given.run, model, fixed) | {
-        "privacy": accounted(roster, made, repeatable),
+        "privacy": accounted(roster, made, repeatable, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": final[task.headline]},
         "metrics": final,
@@ -296,7 +296,7 @@ def weighed_mean(releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[i
     return mean
 
 
-def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool) -> dict[str, Any]:
+def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: str) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 
     Patients are at one node each, so a patient's data moves that node's releases alone (parallel composition).
@@ -305,7 +305,7 @@ def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool) -> dic
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
         own = made[like]
-        return account(own.config, own.mechanism, own.plan, Copy((), Position(releases, ""), repeatable), patient)
+        return account(own.config, own.mechanism, own.plan, Copy((), Position(releases, ""), repeatable), patient, unit)
 
     first = {made[number].mechanism: number for number in sorted(made, reverse=True)}  # nodes with one mechanism have one ε
     found = {}
