@@ -12,7 +12,8 @@ import torch
 from tests.federated.conftest import Make, carried_out
 from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import ArrayRecord, Message, identify
+from zdp_bench.federated.fleet import identify
+from zdp_bench.federated.flower import ArrayRecord, Message
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
@@ -60,7 +61,7 @@ def test_an_epoch_is_as_many_rounds_as_draw_every_record_once(configured: Make) 
 
 
 def test_tensors_travel_without_loss() -> None:
-    identify(run=1)
+    identify()
     torch.manual_seed(0)
     sent = {
         "weight": torch.randn(3, 4, dtype=torch.complex64),
@@ -86,10 +87,11 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_telemetry_is_off_before_flower_is_imported() -> None:
-    code = """
+@pytest.mark.parametrize("module", ["simulation", "superlink", "supernode"])
+def test_telemetry_is_off_before_flower_is_imported(module: str) -> None:
+    code = f"""
 import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
-import zdp_bench.federated.simulation
+import zdp_bench.federated.{module}
 from flwr.supercore import telemetry
 print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
 """
