@@ -21,12 +21,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -66,7 +67,6 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.routers.fleet.router import router as fleet
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
@@ -202,7 +202,8 @@ async def _check(grid: LinkGrid, state: InMemoryLinkState, request: Request, han
         if whose != {node} or len(roots) != 1 or roots != [tree.object_id for tree in asked.message_object_trees]:
             _say(f"node {node - FIRST}", "an answer that is not its own, or not one; it is dropped")
             raise HTTPException(400, "not one answer of this node")
-        if to not in grid.asked or sum(1 for _ in iterate_object_tree(asked.message_object_trees[0])) > grid.asked[to][0]:
+        pieces = sum(1 for _ in iterate_object_tree(asked.message_object_trees[0]))
+        if pieces > grid.asked.get(to, (0, 0))[0]:
             _say(f"node {node - FIRST}", "an answer that comes late, or in too many pieces; it is dropped")
             raise HTTPException(410, "late or too large")
     elif isinstance(asked, ConfirmMessageReceivedRequest):
@@ -314,11 +315,12 @@ class LinkGrid(Grid):
     def _forget(self, name: str) -> None:
         """Drop a message, its answer and their content: whatever still comes to it is late."""
         del self.asked[name], self._sent[name]
-        answer, store = self._arriving.pop(name, None), self._state.object_store
+        self._arriving.pop(name, None)
+        answer = self._state.message_ins_id_to_message_res_id.get(name, name)
         self._state.delete_messages({name})
-        for number in (name, answer.metadata.message_id if answer else name):
+        for number in (name, answer):
             with suppress(KeyError):  # of a tree that was never whole
-                store.delete(number)
+                self._state.object_store.delete(number)
 
 
 # -------------------------------------------------------------------------------------------------------------- a node
@@ -346,7 +348,8 @@ def connected(address: str, authority: str, key: ec.EllipticCurvePrivateKey, pat
     """
     signs: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
     over = threading.Event()
-    with FleetHttpClient.from_server_address(address, False, authority, interceptors=signs) as client:
+    trusted = Path(authority).read_bytes()
+    with FleetHttpClient.from_server_address(address, False, trusted, interceptors=signs) as client:
         joins = ActivateNodeRequest(public_key=public_pem(key.public_key()), heartbeat_interval=BEAT)
         node = Node(node_id=_patiently(client.ActivateNode, joins, patience=patience).node_id)
 
