@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from zdp_bench.federated.flower import ArrayRecord, Message
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def splits(patients: int, each: int) -> Splits:
@@ -109,6 +112,17 @@ main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().endswith("`pip install 'zdp-bench[federated]'`.")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_flowers_private_modules_are_imported_in_one_file() -> None:
+    public = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+    private = set()
+    for path in (ROOT / "zdp_bench").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            private |= {path.name for name in names if name.split(".")[0] == "flwr" and name not in public}
+    assert private == {"fleet.py"}
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:

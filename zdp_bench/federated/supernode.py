@@ -13,7 +13,7 @@ from zdp_bench.experiment import only_one_process
 from zdp_bench.federated.client import client_app, reply_of, site_open
 from zdp_bench.federated.endpoint import endpoint, node_key, pem
 from zdp_bench.federated.fleet import RUN, Link, Lost, Refused, connected
-from zdp_bench.federated.flower import ClientApp, Context, RecordDict
+from zdp_bench.federated.flower import FIRST, ClientApp, Context, RecordDict
 from zdp_bench.federated.node import Site
 from zdp_bench.survival import Stopped, stop_signals
 
@@ -47,6 +47,8 @@ def attend(config: Run, say: Callable[[str], None]) -> None:
             reach(host, port, authority, config.federated.patience, asked)
             try:
                 with connected(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", authority, private, BLIP) as link:
+                    if link.node.node_id != FIRST + number:
+                        raise UserError(f"federated.node_key is node {link.node.node_id - FIRST}'s, and this is node {number}.")
                     say(f"node {number}: joins {host}:{port}")
                     over = session(app, context, link, asked)
                 until = time.monotonic() + config.federated.patience
@@ -54,7 +56,11 @@ def attend(config: Run, say: Callable[[str], None]) -> None:
                 pass  # it may be started anew
             except Refused as refused:
                 if not refused.known or time.monotonic() > until:
-                    why = "another client is this node" if refused.known else "its federated.node_keys has no such key"
+                    why = (
+                        "another client is this node"
+                        if refused.known
+                        else "its federated.node_keys lacks this key, or its clock differs"
+                    )
                     raise UserError(f"the server at {host}:{port} refuses node {number}: {why}.") from None
             if signal := asked():
                 raise Stopped(signal)
