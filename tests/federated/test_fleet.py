@@ -202,6 +202,14 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
     with httpx.Client(verify=ssl.create_default_context(cafile=wire.chain)) as client:
         assert client.post(url, content=bytes(fleet.LARGEST + 1), headers=kind).status_code == 413
         assert client.post(url, content=iter([b"x"] * 3), headers=kind).status_code == 413  # no length is told
+    host, port = wire.address.split(":")
+    trusting = ssl.create_default_context(cafile=wire.chain)
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        trusting.wrap_socket(plain, server_hostname=host) as raw,
+    ):
+        raw.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert raw.recv(100).split()[1] in (b"413", b"400")
     assert told(caplog) == [f"a client at 127.0.0.1: a request of more than {fleet.LARGEST} bytes; it is dropped"]
 
 

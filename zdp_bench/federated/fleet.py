@@ -18,7 +18,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -69,8 +69,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import CRASHED
@@ -127,12 +127,15 @@ def fleet_api(host: str, port: int, certificate: str, key: str, keys: Sequence[b
     for number, public in enumerate(keys):
         _register(state, FIRST + number, public)
     grid = LinkGrid(state)
-    layers = [Middleware(BaseHTTPMiddleware, dispatch=_limit), Middleware(BaseHTTPMiddleware, dispatch=http_error_translator)]
+    layers = [Middleware(Limit), Middleware(BaseHTTPMiddleware, dispatch=http_error_translator)]
     layers += [Middleware(ProtobufTranslationMiddleware), Middleware(NodeAuthMiddleware)]
-    layers += [Middleware(BaseHTTPMiddleware, dispatch=partial(_check, grid, state))]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=layers)
     app.state.linkstate_factory, app.state.enable_supernode_auth = factory, True
-    app.include_router(fleet)
+
+    async def check(request: Request) -> None:
+        _check(grid, state, getattr(request.state, "protobuf_request", None))
+
+    app.include_router(fleet, dependencies=[Depends(check)])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -165,29 +168,38 @@ def _register(state: InMemoryLinkState, node: int, public: bytes) -> None:
     state.owner_to_node_ids[NOOP_FLWR_AID] = set(state.nodes)
 
 
-Handle = Callable[[Request], Awaitable[Response]]
-
-
-async def _limit(request: Request, handle: Handle) -> Response:
+class Limit:
     """Refuse a request of more bytes than any node needs before it is read, and tell of whoever has no key of this run."""
-    who = f"a client at {request.client.host}" if request.client else "a client"
-    length = request.headers.get("content-length", "")
-    if not length.isdigit() or len(length) > 12 or int(length) > LARGEST:
-        _say(who, f"a request of more than {LARGEST} bytes; it is dropped")
-        return JSONResponse({"detail": "too large"}, status_code=413)
-    response = await handle(request)
-    if response.status_code == 401:
-        _say(who, "has no key of federated.node_keys, or another clock; it is refused")
-    return response
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        who = f"a client at {scope['client'][0]}" if scope.get("client") else "a client"
+        headers = dict(scope["headers"])
+        length = b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")  # in chunks: of any length
+        if not length.isdigit() or len(length) > 12 or int(length) > LARGEST:
+            _say(who, f"a request of more than {LARGEST} bytes; it is dropped")
+            await JSONResponse({"detail": "too large"}, status_code=413)(scope, receive, send)
+            return
+
+        async def told(message: Any) -> None:
+            if message.get("status") == 401:
+                _say(who, "has no key of federated.node_keys, or another clock; it is refused")
+            await send(message)
+
+        await self._app(scope, receive, told)
 
 
-async def _check(grid: LinkGrid, state: InMemoryLinkState, request: Request, handle: Handle) -> Response:
+def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
     """Check what Flower leaves open once it knows whose key signed a request: the node speaks for itself alone, and not too much.
 
     Raises:
         HTTPException: it does not; the client gets the status.
     """
-    asked = getattr(request.state, "protobuf_request", None)
     if isinstance(asked, ActivateNodeRequest):
         node = state.get_node_id_by_public_key(asked.public_key)
         if node is None:
@@ -210,7 +222,6 @@ async def _check(grid: LinkGrid, state: InMemoryLinkState, request: Request, han
         message = state.message_ins_store.get(asked.message_object_id)
         if message is None or message.metadata.dst_node_id != asked.node.node_id:
             raise HTTPException(400, "not a message to this node")
-    return await handle(request)
 
 
 class LinkGrid(Grid):
