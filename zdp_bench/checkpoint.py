@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger import Position
 
+_FORMAT = 2  # of the file
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -67,7 +69,7 @@ def state_digest(*states: dict[str, Any]) -> str:
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write atomically: a kill leaves the old file or the new one, never half of one."""
-    body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest]}
+    body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest], "format": _FORMAT}
     whole = io.BytesIO()  # first, because torch tells of a full disk in words of its own
     torch.save(body, whole)
     partial = path.with_suffix(".partial")
@@ -96,9 +98,11 @@ def load(path: Path, run: str) -> Checkpoint | None:
         with warnings.catch_warnings(action="ignore"):  # torch warns of odd pickle protocols before it refuses them
             body = torch.load(path, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
+        if body.pop("format") != _FORMAT:
+            raise ValueError("another format")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{path}: is damaged or no checkpoint of zdp-bench. {advice}") from None
+        raise UserError(f"{path}: is damaged, or no checkpoint of this version of zdp-bench. {advice}") from None
     if checkpoint.run != run:
         raise UserError(f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}")
     return checkpoint

@@ -16,6 +16,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step
+from zdp_bench.errors import UserError
 from zdp_bench.experiment import open_ledger
 from zdp_bench.federated.messages import digest
 from zdp_bench.federated.partition import Part, dealt, steps_of
@@ -170,20 +171,20 @@ class Node:
         self.limit = max(0, affordable_steps(self.mechanism, privacy.delta, budget, still) - before) if budget else None
         self._size = self._path.stat().st_size
 
-    def standing(self, steps: int | None = None) -> dict[str, Any]:
-        """How far the ledger has come, how much of the budget is left (-1: there is none), and what `steps` steps have cost."""
+    def standing(self) -> dict[str, Any]:
+        """How far the ledger has come."""
         assert self.ledger is not None
-        entries, chain = self.ledger.position.entries, self.ledger.position.digest
-        left = -1 if self.limit is None else max(0, self.limit - entries)
-        before = entries if steps is None else self.ledger.releases_before(steps)
-        return {"node": self.number, "entries": entries, "digest": chain, "left": left, "before": before}
+        return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
 
     def release(self, round_: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """One round: `federated.local_steps` private steps from these weights, and the sum of the gradients they released.
 
         Raises:
             BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
+            UserError: this process was not asked to `prepare`; the server asks it to join again.
         """
+        if not hasattr(self, "plan"):
+            raise UserError("it was started anew, and joins again")
         site, config, count = self.site, self.config, self.config.federated.local_steps
         if self.ledger is None or self._path.stat().st_size != self._size:  # another process was this node in between (Ray)
             self._open()
@@ -206,4 +207,4 @@ class Node:
                 )
                 private_step(training, step, batches, divisor, of)
         self._size = self._path.stat().st_size
-        return self.standing((round_ + 1) * count) | {"round": round_}, optimizer.sums
+        return self.standing() | {"round": round_}, optimizer.sums
