@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from zdp_bench.records import Record
-from zdp_bench.report.numbers import epsilon
+from zdp_bench.report.numbers import epsilon, interval
 
 
 def as_rich(record: Record, path: Path, found: bool) -> Table:
@@ -17,7 +17,8 @@ def as_rich(record: Record, path: Path, found: bool) -> Table:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_row(f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}")
     table.add_row("claimed ε", f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})")
-    table.add_row("tight ε", f"{epsilon(privacy['epsilon_tight'])}  (PLD of what was run, z = {privacy['z']:.4g})")
+    tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
+    table.add_row("tight ε", f"{tight}  (PLD of what was run, z = {privacy['z']:.4g})")
     table.add_row("δ", f"{privacy['delta']:g}")
     table.add_row("steps", f"{privacy['steps']:,}" + ("" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"))
     table.add_row("data", f"{data['name']}, {data['provenance']}" + (f": {data['notes']}" if data["notes"] else ""))
