@@ -90,6 +90,7 @@ def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> Non
     assert set(frame["privacy_unit"]) == {"patient"}  # what a record means that does not name its unit
     assert frame[["recipe", "seed"]].to_numpy().tolist() == [["a", 3], ["b", 1], ["b", 2]]
     assert math.isinf(frame["epsilon_tight"][0])
+    assert frame["epsilon_tight_at_least"].isna().all()  # records of before there was one
     first = (tmp_path / "records.csv").read_bytes()
     records.rebuild_csv(tmp_path)
     assert (tmp_path / "records.csv").read_bytes() == first

@@ -41,7 +41,15 @@ from zdp_bench.parts import (
     micro_batches,
     seed_layers,
 )
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import (
+    ACCOUNTANTS,
+    Claim,
+    affordable_steps,
+    patient_interval,
+    rdp_epsilon,
+    tight_epsilon,
+    tight_interval,
+)
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
@@ -283,13 +291,16 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, recor
     releases, delta = plan.before + ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
     claim = Claim(sigma, plan.sampling.sample_rate, releases, delta, plan.sampling.records, config.trainer.epochs)
-    tight = tight_epsilon(mechanism, releases, delta)
+    at_least, tight = tight_interval(mechanism, releases, delta)
+    patient_at_least, patient = patient_interval(mechanism, records_per_patient, releases, delta)
     return {
         "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight,
+        "epsilon_tight_at_least": at_least,
         "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
-        "epsilon_patient": patient_epsilon(mechanism, records_per_patient, releases, delta),
+        "epsilon_patient": patient,
+        "epsilon_patient_at_least": patient_at_least,
         "records_per_patient": records_per_patient,
         "unit": unit,
         "delta": delta,

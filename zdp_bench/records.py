@@ -39,6 +39,7 @@ COLUMNS: dict[str, str] = {
     "epsilon_claimed": "privacy.epsilon_claimed",
     "claimed_by": "privacy.claimed_by",
     "epsilon_tight": "privacy.epsilon_tight",
+    "epsilon_tight_at_least": "privacy.epsilon_tight_at_least",
     "epsilon_rdp": "privacy.epsilon_rdp",
     "epsilon_patient": "privacy.epsilon_patient",
     "records_per_patient": "privacy.records_per_patient",

@@ -7,14 +7,24 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as peer
 from dp_accounting.pld.common import self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from scipy.stats import binom, norm
+from scipy.stats import binom, hypergeom, norm
 
 from zdp_bench.privacy.accounting import pld, pld_uniform, rdp, rdp_uniform
 from zdp_bench.privacy.complex_gaussian import gdp_delta, gdp_epsilon
-from zdp_bench.privacy.loss_distribution import Law, epsilon, one_record, poisson_laws, several_records, uniform_laws
+from zdp_bench.privacy.loss_distribution import (
+    Law,
+    attack_law,
+    epsilon,
+    epsilon_at_least,
+    one_record,
+    poisson_laws,
+    several_records,
+    uniform_laws,
+)
 
 EPSILONS = np.concatenate([np.linspace(-4, 4, 41), [-0.01, -1e-3, 1e-3, 0.01, 0.1234]])
 
@@ -51,8 +61,8 @@ CASES = [(1.1, 0.01), (0.5, 0.3), (3.0, 0.001), (0.05, 0.02), (50.0, 0.9), (1.0,
 @pytest.mark.parametrize("steps", [1, 10_000])  # the two grids
 @pytest.mark.parametrize(("z", "q"), CASES)
 def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps: int) -> None:
-    remove, add = poisson_laws(z, one_record(q), steps)
-    (uniform,) = uniform_laws(z, one_record(q), steps)
+    remove, add = poisson_laws(z, one_record(q), steps, 1e-5)
+    (uniform,) = uniform_laws(z, one_record(q), steps, 1e-5)
     for law, curve in ((remove, remove_delta), (add, add_delta), (uniform, uniform_delta)):
         assert math.fsum(law.mass) + law.infinite == pytest.approx(1, abs=1e-12)
         assert law.mass.min() >= 0
@@ -65,7 +75,7 @@ def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps:
 
 @pytest.mark.parametrize(("z", "q"), CASES)
 def test_the_uniform_law_dominates_both_directions(z: float, q: float) -> None:
-    (uniform,) = uniform_laws(z, one_record(q), 1)
+    (uniform,) = uniform_laws(z, one_record(q), 1, 1e-5)
     for at in EPSILONS:
         assert law_delta(uniform, at) >= max(remove_delta(z, q, at), add_delta(z, q, at)) - 1e-12
 
@@ -97,7 +107,7 @@ def real_batch_deltas(one: list[float], other: list[float], size: int, z: float,
 def test_real_batches_never_leak_more_than_the_uniform_law(replaced: int, size: int, at: float) -> None:
     """Data sets of 5 numbers in [−1, 1], `replaced` of them changed from 1 to −1: σ = 2 on the sum, so z = 1."""
     chances = [math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size) for j in range(replaced + 1)]
-    (law,) = uniform_laws(1.0, several_records(np.log(chances)), 1)
+    (law,) = uniform_laws(1.0, several_records(np.log(chances)), 1, 1e-5)
     squared = Law(law.width, 2 * law.first, np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2) if at == 0.2 else None
     for rest in ([0.0] * 4, [1.0] * 4, [-1.0] * 4, [1.0, 1.0, -1.0, -1.0], [0.3, -0.9, 0.5, 1.0]):
         rest = rest[: 5 - replaced]
@@ -128,7 +138,7 @@ def test_several_records_agree_with_dp_accountings_mixture() -> None:
     z, q, k, steps = 1.3, 0.05, 3, 40
     chances = binom.pmf(np.arange(k + 1), k, q)
     theirs = peer.from_mixture_gaussian_mechanism(z, [*range(k + 1)], [*chances], value_discretization_interval=2e-3)
-    ours = epsilon(poisson_laws(z, several_records(np.log(chances)), steps), steps, 1e-5)
+    ours = epsilon(poisson_laws(z, several_records(np.log(chances)), steps, 1e-5), steps, 1e-5)
     assert ours == pytest.approx(theirs.self_compose(steps).get_epsilon_for_delta(1e-5), rel=2e-3)
 
 
@@ -155,7 +165,7 @@ def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
 
 def test_composition_matches_a_curve_known_in_closed_form() -> None:
     """A rate just below 1 composes by FFT what the closed form composes exactly; δ itself, not only ε, must agree."""
-    (law,) = uniform_laws(8.0, one_record(1 - 1e-12), 64)
+    (law,) = uniform_laws(8.0, one_record(1 - 1e-12), 64, 1e-4)
     at = epsilon((law,), 64, 1e-4)
     assert gdp_delta(1.0, at) == pytest.approx(1e-4, rel=5e-3)
     assert gdp_delta(1.0, at) <= 1e-4
@@ -163,7 +173,7 @@ def test_composition_matches_a_curve_known_in_closed_form() -> None:
 
 def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     """Near the FFT's floor the answer must lie above what the composed law says at δ itself."""
-    (law,) = uniform_laws(1.1, one_record(0.01), 100_000)
+    (law,) = uniform_laws(1.1, one_record(0.01), 100_000, 1e-11)
     _, composed = self_convolve(law.mass, 100_000, 1e-16)
     floor = len(composed) * abs(min(composed))
     steps, delta = 100_000, 5 * floor
@@ -171,3 +181,85 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     infinite = min(1e-15, 1e-4 * delta) + steps * law.infinite
     as_it_stands = DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True).get_epsilon_for_delta(delta)
     assert epsilon((law,), steps, delta) > as_it_stands + 1e-3
+
+
+# ------------------------------------------------------------------------------------------------------ lower bounds
+
+
+@pytest.mark.parametrize(("z", "q", "steps"), [(1.1 / math.sqrt(8), 0.01, 1000), (0.55, 0.01, 1000), (2.0, 0.1, 300)])
+def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(z: float, q: float, steps: int) -> None:
+    """Theirs from below rounds every loss down, which costs more than our charge for rounding."""
+    below, above = (
+        peer.from_gaussian_mechanism(z, sampling_prob=q, pessimistic_estimate=up, use_connect_dots=up)
+        .self_compose(steps)
+        .get_epsilon_for_delta(1e-5)
+        for up in (False, True)
+    )
+    ours = epsilon_at_least(attack_law(z, one_record(q), steps, 1e-5), steps, 1e-5)
+    assert below <= ours <= above
+    assert ours > 0.998 * above
+
+
+@pytest.mark.parametrize(("z", "q"), [case for case in CASES if case[1] > 1e-4])
+def test_the_attack_on_one_step_reaches_delta(z: float, q: float) -> None:
+    for delta in (1e-7, 1e-5, 1e-3):
+        at = epsilon_at_least(attack_law(z, one_record(q), 1, delta), 1, delta)
+        assert at == 0 or remove_delta(z, q, at) >= delta
+        assert remove_delta(z, q, 1.01 * at + 1e-6) <= delta
+
+
+def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
+    """A rate just below 1 composes on the grid what has a closed form; the loss of one step is 0.125 ± 0.125·8."""
+    for steps, cell in itertools.product((1, 8, 64), (0.01, 0.1, 0.5)):
+        law = grid_of_a_gaussian(8.0, cell)
+        exact = gdp_epsilon(math.sqrt(steps) / 8, 1e-4)
+        assert epsilon((law,), steps, 1e-4) >= exact * (1 - 1e-9)
+        assert exact - (4.5 * math.sqrt(steps) + 2) * cell < epsilon_at_least(law, steps, 1e-4) <= exact
+
+
+def grid_of_a_gaussian(z: float, width: float) -> Law:
+    """The law that connects the dots of N(1, z²) against N(0, z²), from its curve δ(ε) alone (dp-accounting's own way)."""
+    theirs = peer.from_gaussian_mechanism(z, value_discretization_interval=width)
+    pmf = theirs._pmf_remove.to_dense_pmf()
+    return Law(width, pmf._lower_loss, np.asarray(pmf._probs), pmf._infinity_mass)
+
+
+@pytest.mark.parametrize(("z", "q", "steps"), [(0.55, 0.01, 1000), (2.0, 0.1, 300), (5.0, 0.7, 30)])
+def test_no_other_pair_that_was_tried_is_told_apart_better(z: float, q: float, steps: int) -> None:
+    """The record comes instead of goes; the others are at 0 and the record is +C or −C (by dp-accounting)."""
+    best = epsilon_at_least(attack_law(z, one_record(q), steps, 1e-5), steps, 1e-5)
+    _, comes = poisson_laws(z, one_record(q), steps, 1e-5)
+    symmetric = peer.from_gaussian_mechanism(
+        z,
+        sensitivity=0.5,
+        sampling_prob=q,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        value_discretization_interval=1e-3,
+        use_connect_dots=False,
+    )
+    assert best > epsilon((comes,), steps, 1e-5)
+    assert best > symmetric.self_compose(steps).get_epsilon_for_delta(1e-5)
+
+
+@pytest.mark.parametrize(("replaced", "size", "z", "steps"), [(1, 3, 1.0, 3), (3, 4, 2.0, 2)])
+def test_the_attack_succeeds_on_real_batches(replaced: int, size: int, z: float, steps: int) -> None:
+    """Ten numbers, all −½ but for those replaced, which are +½: their batches drawn and told apart by the likelihood."""
+    delta, draws, rng = 0.01, 400_000, np.random.default_rng(5)
+    chances = hypergeom.pmf(np.arange(min(replaced, size) + 1), 10, replaced, size)
+    low = epsilon_at_least(attack_law(z, several_records(np.log(chances)), steps, delta), steps, delta)
+    data = np.full(10, -0.5)
+    data[:replaced] = 0.5
+    loss = np.zeros(draws)
+    for _ in range(steps):
+        batch = np.argpartition(rng.random((draws, 10)), size, axis=1)[:, :size]
+        x = data[batch].sum(axis=1) + z * rng.standard_normal(draws)
+        means = -size / 2 + np.arange(len(chances))
+        loss += np.log(norm.pdf(x[:, None], means, z) @ chances) - norm.logpdf(x, -size / 2, z)
+
+    def reached(at: float) -> float:
+        return float(np.maximum(0.0, -np.expm1(np.minimum(0.0, at - loss))).mean())
+
+    error = 4 * math.sqrt(delta / draws)
+    assert low > 0.3
+    assert reached(low) >= delta - error
+    assert reached(1.03 * low) <= delta + error

@@ -78,6 +78,13 @@ def test_zeta_2021_tight_epsilon_counts_circular_noise_and_its_sampling(table: l
     assert real_row.tight_poisson == pytest.approx(pld(1.1, 0.01, 1000, 1e-5))
 
 
+def test_only_fixed_size_batches_have_an_interval(table: list[Row]) -> None:
+    for row in table:
+        assert row.tight_at_least <= row.tight
+        assert (row.tight_at_least < row.tight) == (row.quoted.sampling == "uniform" and row.tight < math.inf)
+    assert epsilon._cells(of(table, "zeta_dp_2021", "Table 1")[0])[8] == "30.4 to 33.2"
+
+
 def test_gredp_target_2_is_3_4_with_complex_noise_and_infinite_with_real(table: list[Row]) -> None:
     rows = [row for row in of(table, "gredp_2024", "Table VIII") if row.quoted.printed == "2" and row.quoted.dataset == "MNIST"]
     noisy, naked = rows

@@ -52,6 +52,18 @@ def test_epochs_batches_and_uniform_sampling(capsys: pytest.CaptureFixture[str])
     assert lines[0]["epsilon"] == pytest.approx(pld_uniform(0.55, 0.064, 60, 1e-5), rel=1e-4)
 
 
+def test_fixed_size_batches_are_answered_with_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--sigma", "1.1", *SETTING, "--records", "60000", "--records-per-patient", "8", "--sampling", "uniform")
+    _, _, _, _, record, patient, *others = json.loads(run(capsys, *words, "--format", "json")[1])
+    assert record["at_least"] == pytest.approx(30.4, abs=0.05)
+    assert record["epsilon"] == pytest.approx(33.2, abs=0.05)
+    assert record["epsilon"] < patient["at_least"] < patient["epsilon"]
+    assert [other["at_least"] for other in others] == [None, None]
+    assert "30.4 to 33.2" in run(capsys, *words)[1]
+    exact, *_ = json.loads(run(capsys, "--sigma", "1.1", *SETTING, "--format", "json")[1])
+    assert exact["at_least"] == exact["epsilon"]
+
+
 def test_a_patients_epsilon_stands_beside_the_records(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--sigma", "2", *SETTING, "--records", "5000", "--records-per-patient", "3", "--accountant", "pld")
     record, patient, *_ = json.loads(run(capsys, *words, "--format", "json")[1])

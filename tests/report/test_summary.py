@@ -34,3 +34,8 @@ def test_the_epsilon_of_a_unit_stands_below_the_records(privacy: dict[str, Any],
 @pytest.mark.parametrize("privacy", [{}, {"unit": "patient", "records_per_patient": 1, "epsilon_patient": 1.0}])
 def test_a_record_that_is_a_unit_has_one_epsilon(privacy: dict[str, Any]) -> None:
     assert not [name for name in show(**privacy) if name.startswith("ε of")]
+
+
+def test_tight_epsilon_is_an_interval_where_its_law_is_not_exact() -> None:
+    for at_least, words in ((30.37, "30.4 to 33.2  (PLD"), (33.217, "33.2  (PLD"), (None, "33.2  (PLD")):
+        assert show(epsilon_tight=33.217, epsilon_tight_at_least=at_least)["tight ε"].startswith(words)

@@ -59,6 +59,21 @@ def test_seeds_are_averaged_and_the_difference_is_ours_minus_theirs(tmp_path: Pa
     assert (shown["ε claimed"], shown["ε tight"], shown["δ"], shown["provenance"]) == ("0.5", "∞", "1e-05", "official")
 
 
+def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
+    of = record("phasemnist", 1, 0.97)
+    of["privacy"] |= {"epsilon_tight": 33.217, "epsilon_tight_at_least": 30.37}
+    of["privacy"] |= {"epsilon_patient": 302.7, "epsilon_patient_at_least": 244.6}
+    save(tmp_path, of)
+    made = tables.build(TABLE, tmp_path, EXPECTED)
+    (row,) = (row for row in made.rows if row.numbers["recipe"] == "phasemnist")
+    assert (row.cells["ε tight"], row.cells["ε per unit"]) == ("30.4 to 33.2", "245 to 303 (patient)")
+    assert row.numbers["epsilon_tight_at_least"] == 30.37
+    assert tables.INTERVAL in made.notes
+    of["privacy"] |= {"epsilon_tight_at_least": 33.217}
+    save(tmp_path, of)
+    assert tables.INTERVAL not in tables.build(TABLE, tmp_path, EXPECTED).notes
+
+
 def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
     number = tables.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
     assert number.printed == "93.4 ± 0.01 %"

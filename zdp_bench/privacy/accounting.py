@@ -28,8 +28,17 @@ from scipy.special import ndtr
 from scipy.stats import binom, hypergeom
 
 from zdp_bench.privacy.complex_gaussian import gdp_epsilon
-from zdp_bench.privacy.loss_distribution import epsilon, one_record, poisson_laws, several_records, uniform_laws
-from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.loss_distribution import (
+    Mixture,
+    attack_law,
+    epsilon,
+    epsilon_at_least,
+    one_record,
+    poisson_laws,
+    several_records,
+    uniform_laws,
+)
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 # Below this z one drawn record costs an ε beyond 1000. Sampling is then left out of account, which bounds ε in closed form.
 HOPELESS = 0.02
@@ -42,12 +51,15 @@ LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 def pld(z: float, sample_rate: float, steps: int, delta: float) -> float:
     """Tight ε of the Poisson-subsampled Gaussian mechanism, records added or removed.
 
-    Formal guarantees: an upper bound on the true ε(δ); above it by less than 1 part in 1000 at common settings (δ ≥ 1e-10,
-    up to 10⁶ steps); exact (Balle & Wang 2018) at sample rate 1.
+    Formal guarantees: an upper bound on the true ε(δ); exact (Balle & Wang 2018) at sample rate 1.
+
+    Measured against a grid of 8 times as many cells, z in 0.4 to 20, rates from 1e-5, 1 to 10⁶ steps, δ 1e-5, ε in 1e-4 to 500:
+    above it by at most 0.15 % (z 0.6, rate 1e-5, 10⁶ steps), and by less than 0.04 % at rates from 1e-4. At δ 1e-7 that corner
+    is 0.7 % off, at 1e-8 9 %: there the rounding of the FFT, which is charged to δ, is no longer small beside it.
     """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
-    return epsilon(poisson_laws(z, one_record(sample_rate), steps), steps, delta)
+    return epsilon(poisson_laws(z, one_record(sample_rate), steps, delta), steps, delta)
 
 
 @lru_cache(maxsize=1024)
@@ -59,18 +71,35 @@ def pld_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float
     """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
-    return epsilon(uniform_laws(z, one_record(sample_rate), steps), steps, delta)
+    return epsilon(uniform_laws(z, one_record(sample_rate), steps, delta), steps, delta)
 
 
-def _trivial(z: float, sample_rate: float, steps: int, delta: float) -> tuple[float] | None:
+@lru_cache(maxsize=1024)
+def pld_uniform_at_least(z: float, sample_rate: float, steps: int, delta: float) -> float:
+    """What `pld_uniform` cannot fall below: ε of two data sets that exist, by the same fixed-size batches.
+
+    Formal guarantees: a lower bound on the true ε(δ), whatever the number of records; exact at sample rate 1.
+    """
+    if trivial := _trivial(z, sample_rate, steps, delta, hopeless=0.0):
+        return trivial[0]
+    return _at_least(z, one_record(sample_rate), steps, delta)
+
+
+def _trivial(z: float, sample_rate: float, steps: int, delta: float, hopeless: float = HOPELESS) -> tuple[float] | None:
     """The answer where nothing must be composed: no step, no noise, hardly any, δ = 0, or every record in every batch."""
     if steps == 0 or sample_rate == 0 or math.isinf(z):
         return (0.0,)
     if z == 0 or delta <= 0:
         return (math.inf,)
-    if sample_rate >= 1 or z < HOPELESS:
+    if sample_rate >= 1 or z < hopeless:
         return (gdp_epsilon(math.sqrt(steps) / z, delta),)
     return None
+
+
+def _at_least(z: float, drawn: Mixture, steps: int, delta: float) -> float:
+    """The ε that the best attack known on fixed-size batches reaches."""
+    steps = steps if z >= HOPELESS else 1  # one step alone shows enough there
+    return epsilon_at_least(attack_law(z, drawn, steps, delta), steps, delta)
 
 
 def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
@@ -169,6 +198,19 @@ def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     return pld(mechanism.z, 1.0 if scheme == "full" else rate, steps, delta)
 
 
+def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[float, float]:
+    """A lower and an upper bound on the ε of what was run: twice `tight_epsilon` but for fixed-size batches.
+
+    Of those no law is known that is exact under composition. The truth lies between what two data sets that exist are told apart
+    by and what is proven; the upper bound is the one to quote.
+    """
+    high = tight_epsilon(mechanism, steps, delta)
+    if mechanism.sampling.scheme != "uniform":
+        return high, high
+    # Rounding can put the lower bound above the upper by 1e-12 where both are exact.
+    return min(high, pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)), high
+
+
 def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     """The cross-check beside `tight_epsilon`: Rényi-DP of the same mechanism, sampling and adjacency."""
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
@@ -200,12 +242,31 @@ def patient_epsilon(mechanism: Mechanism, records_per_patient: int, steps: int, 
     if trivial := _trivial(z, rate, steps, delta):
         return trivial[0]
     if sampling.scheme == "poisson":
-        return epsilon(poisson_laws(z, several_records(binom.logpmf(np.arange(count + 1), count, rate)), steps), steps, delta)
+        chances = several_records(binom.logpmf(np.arange(count + 1), count, rate))
+        return epsilon(poisson_laws(z, chances, steps, delta), steps, delta)
     if count + batch > sampling.records:  # every batch holds some of this patient's records: sampling hides nothing
         return pld(z / min(count, batch), 1.0, steps, delta)
-    drawn = np.arange(min(count, batch) + 1)
-    chances = several_records(hypergeom.logpmf(drawn, sampling.records, count, batch))
-    return epsilon(uniform_laws(z, chances, steps), steps, delta)
+    return epsilon(uniform_laws(z, _patients_share(sampling, count), steps, delta), steps, delta)
+
+
+def patient_interval(mechanism: Mechanism, records_per_patient: int, steps: int, delta: float) -> tuple[float, float]:
+    """A lower and an upper bound for a patient: twice `patient_epsilon` but for fixed-size batches; see `tight_interval`.
+
+    Raises:
+        ValueError: as `patient_epsilon`.
+    """
+    sampling, z, count = mechanism.sampling, mechanism.z, records_per_patient
+    if count == 1:
+        return tight_interval(mechanism, steps, delta)
+    high = patient_epsilon(mechanism, count, steps, delta)
+    exact = sampling.scheme != "uniform" or _trivial(z, sampling.sample_rate, steps, delta, hopeless=0.0)
+    return high if exact else min(high, _at_least(z, _patients_share(sampling, count), steps, delta)), high
+
+
+def _patients_share(sampling: Sampling, count: int) -> Mixture:
+    """How many of a patient's records a batch of fixed size holds."""
+    batch = round(sampling.sample_rate * sampling.records)
+    return several_records(hypergeom.logpmf(np.arange(min(count, batch) + 1), sampling.records, count, batch))
 
 
 def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, limit: int) -> int:

@@ -10,6 +10,7 @@ whole shifts, in units of the largest shift of ONE record, with standard deviati
     uniform   a fixed-size batch without replacement, records REPLACED. Neither direction alone is a bound under composition:
               the proven profile is that of U against V for α ≥ 1 and of V against U mirrored for α < 1 (Zhu, Dong & Wang 2021,
               Proposition 30), a law of losses symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
+    attack    what that upper bound is held against: the law of two data sets that exist, so its ε is a lower bound.
 
 Composition, tail truncation and the conversion to ε are dp-accounting's. The grid of ONE step is ours, because dp-accounting's
 takes second differences of δ(ε), whose rounding error (1e-16 / step of the grid, in every cell) swamps the law of a step that
@@ -31,8 +32,10 @@ from scipy.special import log_ndtr, logsumexp, ndtr
 
 # Accuracy against time: cells a standard deviation of the step's loss is cut into (few steps, many steps), and cells in all.
 FINE, COARSE, FEW = 400, 40, 64
-STEP_CELLS, COMPOSED_CELLS = 2**18, 2**19
-TAIL = 10.0  # standard deviations kept of every normal law; the mass beyond, 8e-24, counts as disclosure
+CELLS = 2**19
+FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which pays for its rounding in full
+TAIL = 10.0  # standard deviations kept at most of every normal law; the mass beyond, 8e-24, counts as disclosure
+CUT = 1e-5  # the share of δ that the upper tails of all steps together may hold where they are cut
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,17 @@ class Law:
     infinite: float
 
 
-def poisson_laws(z: float, drawn: Mixture, steps: int) -> tuple[Law, Law]:
-    """The laws of ONE Poisson-sampled step, records removed and records added, on a grid fit for composing it `steps` times.
+def poisson_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[Law, Law]:
+    """The laws of ONE Poisson-sampled step, records removed and records added, on a grid fit for `steps` steps at `delta`.
 
     Args:
         z: noise standard deviation in units of one record's largest shift; finite, positive.
         drawn: how many of the added or removed records a step sees.
     """
-    return _poisson_laws(z, drawn, _width(z, drawn, steps))
+    return _poisson_laws(z, drawn, *_grid(z, drawn, steps, delta))
 
 
-def uniform_laws(z: float, drawn: Mixture, steps: int) -> tuple[Law]:
+def uniform_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[Law]:
     """The law of ONE step with a fixed-size batch drawn without replacement, for replaced records.
 
     Args:
@@ -97,26 +100,61 @@ def uniform_laws(z: float, drawn: Mixture, steps: int) -> tuple[Law]:
     α ≥ 1, the profile Σⱼ wⱼ H_α'(N(j, z²), N(0, z²)) with α' = 1 + (α − 1)/(1 − w₀): the mean over j, given that any is drawn,
     of the one-record profile with shift j and sample rate 1 − w₀. The relation is symmetric, which gives α < 1.
     """
-    return _uniform_laws(z, drawn, _width(z, drawn, steps))
+    return _uniform_laws(z, drawn, *_grid(z, drawn, steps, delta))
+
+
+def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
+    """The law of ONE fixed-size batch for the two data sets that are told apart best: a lower bound for `uniform_laws`.
+
+    All other examples have the share −v, with ‖v‖ = C. The replaced ones go from v to −v, so that each one drawn takes the place
+    of a −v and moves the sum by 2C: (1 − w₀)-mixture against one normal law, `poisson`'s U against V. Every other pair that was
+    tried is told apart less, in both directions: V against U; the others at 0; the others between 0 and −v. A pair chosen anew
+    at every step, from what the steps before showed, gains less than 1 %.
+
+    Args:
+        z, drawn: as for `uniform_laws`.
+    """
+    return _poisson_laws(z, drawn, *_grid(z, drawn, steps, delta, FINEST, MOST_CELLS))[0]
 
 
 def epsilon(laws: tuple[Law, ...], steps: int, delta: float) -> float:
-    """The ε of `steps` steps at `delta`, the worst over the laws."""
+    """The ε of `steps` steps at `delta`, the worst over the laws: an upper bound."""
     return max(_epsilon(law, steps, delta) for law in laws)
 
 
+def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
+    """A lower bound on the ε of `steps` steps at `delta` for the pair of data sets that `law` is of.
+
+    Proof. The grid counts a loss ℓ between two points as either of them, at random, so that the mean of e^(−ℓ) is kept. By
+    Hoeffding's lemma this raises a step's mean loss by at most width²/8. The steps are independent, so by Hoeffding's inequality
+    all together are raised by more than steps·width²/8 + width·√(steps·ln(1/p)/2) with chance p at most. So δ(ε) is at least
+    the grid's δ at ε plus that, less p. What is lost in tails and in the FFT's rounding counts as no disclosure.
+    """
+    chance = delta / 1000
+    rounding = law.width * min(steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / chance) / 2))
+    mass, first, truncated, noise = _compose(law, steps, delta)
+    positive = max(0, -first)  # the losses below 0 have no part in an ε of at least 0, and can overflow
+    grid = DensePLDPmf(law.width, first + positive, mass[positive:], 0.0, pessimistic_estimate=False)
+    return max(0.0, float(grid.get_epsilon_for_delta(delta + chance + truncated + noise)) - rounding)
+
+
+def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float, float]:
+    """The law of `steps` steps: its mass, the first grid point, and what truncation and the FFT's rounding may hide of it."""
+    if steps == 1:
+        return law.mass, law.first, 0.0, 0.0
+    truncated = min(1e-15, 1e-4 * delta)
+    with np.errstate(all="ignore"):  # of the moments it bounds the tails with, some may overflow; it takes the best
+        offset, composed = self_convolve(law.mass, steps, truncated)
+    mass = np.asarray(composed)
+    # Rounding in the FFT leaves a floor, positive or negative, under the law.
+    return mass, law.first * steps + offset, truncated, len(mass) * abs(float(mass.min()))
+
+
 def _epsilon(law: Law, steps: int, delta: float) -> float:
-    mass, first, infinite, noise = law.mass, law.first, law.infinite, 0.0
-    if steps > 1:
-        truncated = min(1e-15, 1e-4 * delta)
-        with np.errstate(all="ignore"):  # of the moments it bounds the tails with, some may overflow; it takes the best
-            offset, composed = self_convolve(law.mass, steps, truncated)
-        mass, first = np.asarray(composed), law.first * steps + offset
-        infinite = truncated - math.expm1(steps * math.log1p(-law.infinite))
-        # Rounding in the FFT leaves a floor, positive or negative, under the law; what it may hide is charged to δ.
-        noise = len(mass) * abs(float(mass.min()))
+    mass, first, truncated, noise = _compose(law, steps, delta)
     if noise > delta / 2:
         return _epsilon_by_moments(law, steps, delta)
+    infinite = truncated - math.expm1(steps * math.log1p(-law.infinite))
     composed_law = DensePLDPmf(law.width, first, mass, infinite, pessimistic_estimate=True)
     return float(composed_law.get_epsilon_for_delta(delta - noise))
 
@@ -135,8 +173,8 @@ def _epsilon_by_moments(law: Law, steps: int, delta: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def _poisson_laws(z: float, drawn: Mixture, width: float) -> tuple[Law, Law]:
-    remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf)
+def _poisson_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[Law, Law]:
+    remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf, top)
     losses = (remove.first + np.arange(len(remove.mass))) * width
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
         mirrored = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)[::-1]  # V against U, on the mirrored grid
@@ -145,11 +183,11 @@ def _poisson_laws(z: float, drawn: Mixture, width: float) -> tuple[Law, Law]:
 
 
 @lru_cache(maxsize=16)
-def _uniform_laws(z: float, drawn: Mixture, width: float) -> tuple[Law]:
+def _uniform_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[Law]:
     rate = drawn.drawn
     shares = np.exp(np.array(drawn.log_weights[1:])) / rate  # of j, given that any is drawn
     weights = np.array([drawn.log_weights[0], math.log(rate)])
-    parts = [(share, _cells(z / j, weights, width, 0.0)[0]) for j, share in enumerate(shares, start=1) if share > 0]
+    parts = [(share, _cells(z / j, weights, width, 0.0, top / j)[0]) for j, share in enumerate(shares, start=1) if share > 0]
     mass = np.zeros(max(len(part.mass) for _, part in parts))
     for share, part in parts:
         mass[: len(part.mass)] += share * part.mass
@@ -172,18 +210,24 @@ def _whole(law: Law, excess: float, rest: int | None = None) -> Law:
 # -------------------------------------------------------------------------------------------------- the grid of a step
 
 
-def _width(z: float, drawn: Mixture, steps: int) -> float:
-    """The distance between grid points: small beside the spread of a step's loss, not so small that composing takes seconds."""
+def _grid(z: float, drawn: Mixture, steps: int, delta: float, fine: int | None = None, cells: int = CELLS) -> tuple[float, float]:
+    """The distance between grid points, and the x where the upper tail is cut.
+
+    The distance is small beside the spread of a step's loss, not so small that composing takes seconds. The largest losses are
+    rare and stretch the grid, so the tail is cut where all steps together hold a share `CUT` of δ beyond it.
+    """
     weights = np.array(drawn.log_weights)
-    top = len(weights) - 1
-    x = np.linspace(-12 * z, top + 12 * z, 8001)
+    x = np.linspace(-TAIL * z, len(weights) - 1 + TAIL * z, 8001)
     with np.errstate(under="ignore"):
         density = sum(math.exp(w) * np.exp(-((x - j) ** 2) / (2 * z * z)) for j, w in enumerate(weights))
+        beyond = sum(math.exp(w) * ndtr((j - x) / z) for j, w in enumerate(weights))
     loss = _loss(x, z, weights)
     spread = math.sqrt(float(np.sum(density * loss**2) / np.sum(density)))
-    width = spread / (FINE if steps <= FEW else COARSE)
-    span = float(loss[-1]) + 20 * spread * math.sqrt(steps)
-    return max(width, float(loss[-1]) / STEP_CELLS, span / COMPOSED_CELLS, 1e-9)
+    cut = min(int(np.searchsorted(-beyond, -CUT * delta / steps)), len(x) - 1)
+    highest = float(loss[cut])
+    width = spread / (fine or (FINE if steps <= FEW else COARSE))
+    span = highest + 20 * spread * math.sqrt(steps)
+    return max(width, 2 * highest / cells, span / cells, 1e-9), float(x[cut])
 
 
 def _loss(x: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
@@ -215,9 +259,8 @@ def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
     return x
 
 
-def _cells(z: float, log_weights: np.ndarray, width: float, least: float) -> tuple[Law, float]:
-    """U's mass at the grid points, from the cells whose loss is at least `least` (0, or −∞ for all), and V's mass below."""
-    top = len(log_weights) - 1 + TAIL * z
+def _cells(z: float, log_weights: np.ndarray, width: float, least: float, top: float) -> tuple[Law, float]:
+    """U's mass at the grid points up to x = `top`, from cells whose loss is at least `least` (0, or −∞), and V's mass below."""
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
     first = math.floor(max(float(lowest), least) / width)
     last = max(first + 1, math.ceil(float(highest) / width))

@@ -22,12 +22,13 @@ from rich import box
 from rich.table import Table as RichTable
 
 from zdp_bench import assets
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_interval, tight_epsilon, tight_interval
 from zdp_bench.privacy.calibration import calibrate
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
 from zdp_bench.records import write_text
 from zdp_bench.report.lines import as_csv, rounded
 from zdp_bench.report.numbers import epsilon as shown
+from zdp_bench.report.numbers import interval
 
 COLUMNS = (
     "paper",
@@ -49,7 +50,9 @@ NOTES = (
     "are the printed ones. Calibrated: the paper states a target and no σ, so σ is the one that accountant gives the target.",
     "ε tight: the privacy loss distribution of the release as the paper describes it, a proven upper bound. Factor: tight over "
     "printed. Batches of fixed size, drawn without replacement, can only hide WHICH record is there: a neighbour is "
-    "a replaced record and moves the sum by 2C. 'If Poisson' is the same noise under Poisson sampling, records added or removed.",
+    "a replaced record and moves the sum by 2C. No exact law is known of them: the first number is what two data sets that exist "
+    "are told apart by, the second is the proven bound. "
+    "'If Poisson' is the same noise under Poisson sampling, records added or removed.",
     "zeta_dp_2021: its Theorems 1 and 2 give circular noise of variance σ² the privacy of σ² on each part; z is σ/√2 before the "
     "sum's move is counted. Sampling as in its A.3 (uniform without replacement).",
     "dp_dfa_2020: z = σ·m/C, since its section 4.2 defines C for a modified record. If C bounds one record's share instead, z is "
@@ -105,9 +108,11 @@ class Row:
     reproduced: float
     verdict: Literal["reproduced", "not reproduced", "calibrated"]
     tight: float
+    tight_at_least: float
     factor: float | None
     tight_poisson: float | None
     tight_patient: float | None
+    tight_patient_at_least: float | None
 
 
 def quoted() -> list[Quoted]:
@@ -131,7 +136,7 @@ def rows() -> list[Row]:
 
 def _row(q: Quoted) -> Row:
     if q.noise == "none":
-        return Row(q, None, 0.0, None, None, math.inf, "reproduced", math.inf, None, None, None)
+        return Row(q, None, 0.0, None, None, math.inf, "reproduced", math.inf, math.inf, None, None, None, None)
     if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
         raise ValueError(f"results/reference/epsilon.csv: the line of {q.paper}, {q.place}, {q.label} lacks a number")
     rate = q.sample_rate or (q.batch_size or 0) / q.records
@@ -145,7 +150,9 @@ def _row(q: Quoted) -> Row:
     if q.sigma is not None:
         verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = described(q, claim.noise_multiplier, q.sampling, rate)
-    tight = tight_epsilon(mechanism, steps, q.delta)
+    at_least, tight = tight_interval(mechanism, steps, q.delta)
+    per_patient = q.records_per_patient
+    patient = _patient(mechanism, per_patient, steps, q.delta) if per_patient else (None, None)
     poisson = described(q, claim.noise_multiplier, "poisson", rate)
     return Row(
         q,
@@ -156,9 +163,11 @@ def _row(q: Quoted) -> Row:
         reproduced,
         verdict,
         tight,
+        at_least,
         tight / float(q.printed.lstrip("<")),
         None if q.sampling == "poisson" else tight_epsilon(poisson, steps, q.delta),
-        _patient(mechanism, q.records_per_patient, steps, q.delta) if q.records_per_patient else None,
+        patient[1],
+        patient[0],
     )
 
 
@@ -183,7 +192,7 @@ def mechanism_of(noise: str, bound: float, std: float, sampling: Sampling) -> Me
     return Mechanism((Block("gradient", (1,), dtype, bound, part, kind),), sampling)
 
 
-_patient = lru_cache(maxsize=None)(patient_epsilon)
+_patient = lru_cache(maxsize=None)(patient_interval)
 
 
 def same_digits(printed: str, value: float) -> bool:
@@ -210,10 +219,10 @@ def _cells(row: Row) -> tuple[str, ...]:
         _beside(q.printed, row.reproduced),
         q.convention or "",
         row.verdict,
-        shown(row.tight),
+        interval(row.tight_at_least, row.tight),
         "" if row.factor is None else f"{shown(row.factor)}",
         shown(row.tight_poisson),
-        shown(row.tight_patient),
+        interval(row.tight_patient_at_least, row.tight_patient),
     )
 
 

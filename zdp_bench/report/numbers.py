@@ -21,6 +21,12 @@ def name_one(unit: str) -> str:
     return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """'30.3 to 33.2', what ε lies between; one number where both print alike, or where no lower bound is known."""
+    ends = [epsilon(low), epsilon(high)]
+    return ends[1] if ends[0] in ("", ends[1]) else " to ".join(ends)
+
+
 def percent(value: float, digits: int = 2) -> str:
     """A fraction as a percentage: 0.9901 -> '99.01 %'."""
     return f"{100 * value:.{digits}f} %"

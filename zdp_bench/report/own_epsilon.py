@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from rich.table import Table as RichTable
@@ -19,15 +20,17 @@ from zdp_bench.privacy.accounting import (
     Claim,
     gdp_clt,
     patient_epsilon,
+    patient_interval,
     rdp_epsilon,
     tight_epsilon,
+    tight_interval,
 )
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import lines
 from zdp_bench.report.epsilon import mechanism_of
 from zdp_bench.report.lines import rounded
-from zdp_bench.report.numbers import epsilon as shown
+from zdp_bench.report.numbers import interval
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Answer:
-    """One line for a user: which noise, which accountant, σ and ε."""
+    """One line for a user: which noise, which accountant, σ and ε.
+
+    Attributes:
+        at_least: a lower bound on what the accountant bounds from above; None where it knows none.
+    """
 
     noise: str
     sigma: float
@@ -51,6 +58,7 @@ class Answer:
     accountant: str
     epsilon: float
     remark: str
+    at_least: float | None = None
 
 
 UNKNOWN_RECORDS = 10**9  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
@@ -58,6 +66,7 @@ CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
 }
+Bound = Callable[[Mechanism], float]
 CLAIMED = "what this convention would claim"
 
 
@@ -129,8 +138,9 @@ def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answ
     answers = []
     for noise in CONVENTIONS:
         mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
-        for name, epsilon_of, remark in _accountants(given, accountant):
-            answers.append(Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark))
+        for name, epsilon_of, remark, at_least in _accountants(given, accountant):
+            low = at_least(mechanism) if at_least else None
+            answers.append(Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark, low))
     return answers
 
 
@@ -151,7 +161,7 @@ def for_target(given: Setting, target: float, accountant: str | None) -> list[An
         entries = _accountants(given, name)
         if given.records_per_patient:
             entries = entries[1:] if name == "pld" else entries  # the target is then the patient's
-        _, epsilon_of, remark = entries[0]
+        _, epsilon_of, remark, at_least = entries[0]
         for noise in CONVENTIONS:
             question = {"given": dataclasses.asdict(given), "noise": noise, "by": name, "remark": remark}
 
@@ -159,7 +169,9 @@ def for_target(given: Setting, target: float, accountant: str | None) -> list[An
                 return epsilon_of(mechanism_of(noise, 1.0, sigma, given.sampling))
 
             sigma = solve(target, of, question)
-            answers.append(Answer(noise, sigma, mechanism_of(noise, 1.0, sigma, given.sampling).z, name, of(sigma), remark))
+            mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
+            low = at_least(mechanism) if at_least else None
+            answers.append(Answer(noise, sigma, mechanism.z, name, of(sigma), remark, low))
         return answers
     except ValueError as error:
         raise UserError(f"--target-epsilon={target:g}: {error}.") from None
@@ -185,7 +197,8 @@ def _is_convention(given: Setting, accountant: str | None) -> bool:
     return True
 
 
-def _accountants(given: Setting, only: str | None) -> list[tuple[str, Callable[[Mechanism], float], str]]:
+def _accountants(given: Setting, only: str | None) -> list[tuple[str, Bound, str, Bound | None]]:
+    """Name, ε and a remark of each accountant, and a lower bound where it knows one."""
     steps, delta, sampling = given.steps, given.delta, given.sampling
     per_patient = given.records_per_patient
 
@@ -193,15 +206,17 @@ def _accountants(given: Setting, only: str | None) -> list[tuple[str, Callable[[
         batches: Literal["uniform", "poisson"] = "uniform" if sampling.scheme == "uniform" else "poisson"
         return gdp_clt(mechanism.z * sampling.shift, sampling.sample_rate, steps, delta, batches)
 
-    tight = "tight: the best proven upper bound" if sampling.scheme == "uniform" else "tight: an upper bound, nearly exact"
-    every = [
-        ("pld", lambda m: tight_epsilon(m, steps, delta), tight),
-        ("rdp", lambda m: rdp_epsilon(m, steps, delta), "an upper bound, looser"),
-        ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth"),
+    fixed = sampling.scheme == "uniform"
+    tight = "tight: from the best attack known to the best proven bound" if fixed else "tight: an upper bound, nearly exact"
+    every: list[tuple[str, Bound, str, Bound | None]] = [
+        ("pld", lambda m: tight_epsilon(m, steps, delta), tight, lambda m: tight_interval(m, steps, delta)[0]),
+        ("rdp", lambda m: rdp_epsilon(m, steps, delta), "an upper bound, looser", None),
+        ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth", None),
     ]
     if per_patient:
         text = f"tight, for a patient or image with {per_patient} records"
-        every.insert(1, ("pld", lambda m: patient_epsilon(m, per_patient, steps, delta), text))
+        patient = partial(patient_epsilon, records_per_patient=per_patient, steps=steps, delta=delta)
+        every.insert(1, ("pld", patient, text, lambda m: patient_interval(m, per_patient, steps, delta)[0]))
     return [entry for entry in every if only in (None, entry[0])]
 
 
@@ -213,7 +228,8 @@ def as_rich(given: Setting, answers: list[Answer]) -> RichTable:
     for column in ("noise", "σ", "z", "accountant", "ε", ""):
         table.add_column(column)
     for a in answers:
-        table.add_row(CONVENTIONS.get(a.noise, a.noise), f"{a.sigma:.5g}", f"{a.z:.4g}", a.accountant, shown(a.epsilon), a.remark)
+        epsilon = interval(a.at_least, a.epsilon)
+        table.add_row(CONVENTIONS.get(a.noise, a.noise), f"{a.sigma:.5g}", f"{a.z:.4g}", a.accountant, epsilon, a.remark)
     return table
 
 

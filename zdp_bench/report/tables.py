@@ -24,7 +24,7 @@ from zdp_bench import assets, records
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.records import Record
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.numbers import epsilon, mean_and_deviation
+from zdp_bench.report.numbers import epsilon, interval, mean_and_deviation
 
 # What every table and figure of a paper has to say of its runs, beside what the runs say themselves.
 OF_PAPER = {
@@ -33,6 +33,11 @@ OF_PAPER = {
     "dp_dfa_2020": "C is read in two ways: `epsilon.md` takes it as what a modified record moves (Figure 2, σ = 0.03: z = 5.12), "
     "the runs here as the bound of one record's share (z = 2.56), so their tight ε is larger than there.",
 }
+
+INTERVAL = (
+    "ε 'A to B': batches of fixed size have no exact law known. A is what an attack on two data sets that exist reaches, "
+    "B is proven; quote B."
+)
 
 COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "ε per unit", "δ", "provenance")
 
@@ -186,6 +191,8 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     )
     notes += sorted({words for run in shown if (words := _baseline(run))})
     notes += [sentence for family in families.values() for sentence in family.sentences(results)]
+    if any(" to " in row.cells["ε tight"] for row in rows):
+        notes.append(INTERVAL)
     if _units_differ(rows):
         notes.append(
             "ε per unit: of all training records that one patient, or the unit named behind it, is in, together; the other ε "
@@ -240,7 +247,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
     cells |= {
         "ours": mean_and_deviation(values, metric.unit),
         "ε claimed": epsilon(privacy["epsilon_claimed"]),
-        "ε tight": epsilon(privacy["epsilon_tight"]),
+        "ε tight": interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"]),
         "δ": f"{privacy['delta']:g}",
         "provenance": provenance,
     }
@@ -248,7 +255,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
         cells["difference"] = f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
     unit = privacy.get("unit", "patient")  # records of older versions do not name it
     if "epsilon_patient" in privacy:
-        together = epsilon(privacy["epsilon_patient"])
+        together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
         cells["ε per unit"] = together if together == cells["ε tight"] else f"{together} ({unit})"
     return Row(
         cells,
@@ -263,6 +270,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
             "epsilon_claimed": privacy["epsilon_claimed"],
             "claimed_by": privacy["claimed_by"],
             "epsilon_tight": privacy["epsilon_tight"],
+            "epsilon_tight_at_least": privacy.get("epsilon_tight_at_least"),
             "epsilon_patient": privacy.get("epsilon_patient"),
             "records_per_patient": privacy.get("records_per_patient"),
             "privacy_unit": unit,
