@@ -1,4 +1,4 @@
-"""The reference on modules and weights that stand in a model under several names: right, and put back exactly."""
+"""The reference where torch.func needs help: what stands in a model under several names, and recurrent layers."""
 
 from __future__ import annotations
 
@@ -108,6 +108,14 @@ def assert_the_very_same(model: nn.Module, before: dict[str, Tensor]) -> None:
     assert [name for name in before if after[name] is not before[name]] == []
 
 
+def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """[B, *shape] by parameter, by plain autograd, one record at a time."""
+    parameters = dict(model.named_parameters())
+    losses = [loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(len(inputs))]
+    rows = [torch.autograd.grad(one, [*parameters.values()]) for one in losses]
+    return {name: torch.stack(own) for name, own in zip(parameters, zip(*rows, strict=True), strict=True)}
+
+
 @every_model
 @real_and_complex
 def test_every_name_holds_the_same_object_afterwards(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> None:
@@ -125,11 +133,7 @@ def test_every_name_holds_the_same_object_afterwards(build: Callable[[torch.dtyp
 @real_and_complex
 def test_both_engines_have_pytorchs_own_gradients(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> None:
     model, (inputs, targets) = made(build, dtype)
-    parameters = dict(model.named_parameters())
-    rows = [
-        torch.autograd.grad(loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum(), [*parameters.values()]) for i in range(3)
-    ]
-    right = {name: torch.stack(own) for name, own in zip(parameters, zip(*rows, strict=True), strict=True)}
+    right = gradients_one_by_one(model, inputs, targets)
     for _ in range(2):  # what one pass leaves behind, the next would meet
         ours = reference.per_sample_gradients(model, loss, (inputs, targets))
         torch.testing.assert_close(ours, right)
@@ -155,3 +159,46 @@ def test_a_private_step_moves_every_name(build: Callable[[torch.dtype], nn.Modul
     assert_the_very_same(model, before)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         assert not torch.equal(parameter, values[name]), name
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over the positions of a record, or a cell that is called position by position."""
+
+    def __init__(self, layer: nn.Module, given: bool = False) -> None:
+        super().__init__()
+        self.layer, self.last, self.given = layer, nn.LazyLinear(2, dtype=torch.float64), given
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, 2]
+        if isinstance(self.layer, nn.RNNCellBase):
+            state = None
+            for t in range(x.shape[1]):
+                state = self.layer(x[:, t], state)
+            return self.last(state[0] if isinstance(state, tuple) else state)
+        ordered = x if self.layer.batch_first else x.transpose(0, 1)
+        if self.given:
+            return self.last(self.layer(ordered, hx=x.new_ones(1, len(x), 3))[0].mean(dim=1))
+        return self.last(self.layer(ordered)[0].mean(dim=1 if self.layer.batch_first else 0))
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "RNN": lambda: Recurrent(nn.RNN(2, 3, batch_first=True, dtype=torch.float64)),
+    "GRU of two layers, both ways": lambda: Recurrent(nn.GRU(2, 3, num_layers=2, bidirectional=True, dtype=torch.float64)),
+    "GRU with a first state": lambda: Recurrent(nn.GRU(2, 3, batch_first=True, dtype=torch.float64), given=True),
+    "LSTM": lambda: Recurrent(nn.LSTM(2, 3, num_layers=2, batch_first=True, dtype=torch.float64)),
+    "LSTM with a projection": lambda: Recurrent(nn.LSTM(2, 4, proj_size=3, dtype=torch.float64)),
+    "RNNCell": lambda: Recurrent(nn.RNNCell(2, 3, dtype=torch.float64)),
+    "GRUCell": lambda: Recurrent(nn.GRUCell(2, 3, dtype=torch.float64)),
+    "LSTMCell": lambda: Recurrent(nn.LSTMCell(2, 3, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = RECURRENT[name](), torch.randn(3, 5, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    model(inputs)  # gives the last layer its size
+    right = gradients_one_by_one(model, inputs, targets)
+    torch.testing.assert_close(reference.per_sample_gradients(model, loss, (inputs, targets)), right)
+    whole = clipped_sum(model, loss, (inputs, targets), float("inf"))
+    torch.testing.assert_close(whole.sums, {name: rows.sum(dim=0) for name, rows in right.items()})
+    assert not any(module._forward_pre_hooks for module in model.modules())
