@@ -105,7 +105,7 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
-    check_model(model, algorithm, task, data)
+    check_model(model, algorithm, task, data, config, plan)
     mechanism, seed = algorithm.mechanism(), _own_seed(config.seed, lowest, highest, steps)
     limit = _affordable(config, mechanism, plan, steps)
     noise = SecureNoise() if config.privacy.secure else SeededNoise(seed)

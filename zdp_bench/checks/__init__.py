@@ -13,9 +13,11 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.algorithms import Algorithm
+from zdp_bench.checks.batches import largest_kept_apart
 from zdp_bench.checks.mixing import no_sample_sees_another
 from zdp_bench.checks.trials import (
     Innermost,
@@ -34,12 +36,13 @@ from zdp_bench.checks.trials import (
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.memory import largest
 from zdp_bench.nn.layout import rounded_alike
 
 SAMPLES = 3
 
 
-def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outputs: int) -> list[str]:
+def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outputs: int, records: int = SAMPLES) -> list[str]:
     """Refuse a model that per-sample clipping does not protect; say which fixed state the output depends on.
 
     Args:
@@ -48,13 +51,15 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
         loss: (outputs, targets) -> one loss per record, [B].
         like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; n may be 0, no value is read.
         outputs: integer targets are drawn below this.
+        records: how many the run will process at once.
 
     Returns:
         The names of buffers and frozen parameters that the output depends on. What they hold is released with the model as it
         is, outside of any ε: it must not come from the training records.
 
     Formal guarantees (as far as running can tell, on random inputs of three sizes):
-        - changing or leaving out one sample changes no other sample's output, loss or gradient;
+        - changing or leaving out one sample changes no other sample's output, loss or gradient, among three and among as many as
+          the run will process, where these fit into memory and two seconds;
         - a forward pass in training leaves nothing behind that depends on the samples;
         - the algorithm's sum over a batch is the sum of its per-record contributions, each within its bound.
 
@@ -66,10 +71,20 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
     with left_as_it_was(model, device), rounded_alike():
         _takes(model, batch[0])
         steady = _is_deterministic(model, batch[0])
-        no_sample_sees_another(model, batch[0], steady)
+        try:
+            no_sample_sees_another(model, batch[0], steady)
+        except RuntimeError as error:  # of torch's backward pass, which does not say whose
+            raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
         _keeps_nothing(model, batch[0])
         _one_loss_a_record(model, loss, batch)
         _every_parameter_has_a_gradient(model, batch[0])
+        if records > SAMPLES:
+            _takes(model, batch[0][:1])
+            fit = min(records, largest(model, loss, like, records, device).records)
+            many = synthetic(like[0], fit, outputs, device), synthetic(like[1], fit, outputs, device)
+            size = largest_kept_apart(model, many[0], SAMPLES, steady)
+            _keeps_nothing(model, many[0][:size])
+            _one_loss_a_record(model, loss, (many[0][:size], many[1][:size]))
         _contributions_add_up(model, algorithm, batch, steady)
         return _fixed_state(model, batch[0])
 
@@ -160,9 +175,7 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"{inside.name} has no per-sample gradient: torch.func says: {first_line(error)} Use another layer there."
-        ) from None
+        raise _no_gradient(inside.name, error) from None
     _within_bounds(algorithm, shares)
     if not steady:  # dropout drew different masks for the two
         return
@@ -176,6 +189,26 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
                 f"{owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
                 "algorithm.gradients=reference."
             )
+
+
+def _no_gradient(layer: str, error: Exception) -> UserError:
+    if any(word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")):  # what torch says of either of its kinds
+        return UserError(
+            f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call what it wraps directly, and set "
+            "trainer.micro_batch to save memory."
+        )
+    return UserError(f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer there.")
+
+
+def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
+    """The layer in which the forward pass ends when torch.func runs it; the model where it does not end early."""
+    inside = Innermost(model)
+    try:
+        with inside:
+            vmap(model, randomness="different")(inputs.unsqueeze(1))
+    except RuntimeError:
+        return inside.name
+    return describe(model, "")
 
 
 def _within_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:

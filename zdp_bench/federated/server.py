@@ -166,7 +166,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
 
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
-    fixed = check_model(model, made[0].algorithm, task, data)
+    fixed = check_model(model, made[0].algorithm, task, data, config, made[0].plan)
     repeatable = not config.privacy.secure
     asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, saved.ledger if saved else None, whose="server")
     size = micro_batch_size(config, made[0].plan, model, task, data, device)
