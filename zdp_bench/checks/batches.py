@@ -20,8 +20,9 @@ SECONDS = 2.0  # no batch is begun that would take longer, and no more of its sa
 GROWTH = 4  # each batch to the one before
 GROUP = 8  # samples that one comparison watches
 PASSES = 8  # forward passes of the batch that one comparison takes as long as, about
-# Alone, a sample is rounded otherwise than in a batch, and a badly conditioned network makes much of it: 3 % of a gradient.
-ALONE = 0.1
+# Alone, a sample is rounded otherwise than in a batch. Seen, with instance norms of few pixels: 7e-6 of an output, 1e-2 of a
+# gradient; what depends on the size of the batch is off by much more.
+ALONE, ALONE_GRADIENT = 1e-3, 0.1
 
 
 def largest_kept_apart(model: nn.Module, inputs: Tensor, smallest: int, steady: bool) -> int:
@@ -91,7 +92,7 @@ def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool) -> None
             raise mixes(mixing_layer(model, inputs, sample, [at], [0]))
     largest = max((float(value.abs().max()) for value in gradients.values()), default=0.0)
     for name, value in gradients.items():  # a bias in front of a norm has a gradient of rounding errors only
-        allowed = ALONE * float(value.abs().max()) + 1e-3 * largest
+        allowed = ALONE_GRADIENT * float(value.abs().max()) + 1e-3 * largest
         if not torch.allclose(value, gradients_alone[name], rtol=0.0, atol=allowed, equal_nan=True):
             raise mixes(owner(model, name), "in its gradient")
 
