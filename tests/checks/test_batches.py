@@ -14,6 +14,12 @@ from zdp_bench.checks import SAMPLES, batches
 from zdp_bench.errors import UserError
 
 
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(batches, "SECONDS", 1e9)
+
+
 def above(limit: int, mixing: Callable[[Tensor], Tensor]) -> nn.Module:
     """A layer that mixes where more samples come than `limit`, and else passes them on."""
     return Layer(lambda x: mixing(x) if len(x) > limit else x)
@@ -116,9 +122,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, records: int, inputs: Tensor = VE
     sizes: list[int] = []
     compare = batches._compare
 
-    def spy(model: nn.Module, inputs: Tensor, group: int, steady: bool) -> None:
+    def spy(model: nn.Module, inputs: Tensor, group: int, *how: bool) -> None:
         sizes.append(len(inputs))
-        compare(model, inputs, group, steady)
+        compare(model, inputs, group, *how)
 
     monkeypatch.setattr(batches, "_compare", spy)
     check(mlp(), inputs, records=records)
@@ -126,8 +132,15 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, records: int, inputs: Tensor = VE
 
 
 def test_every_sample_is_compared_where_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "SECONDS", 1e9)
     assert looked_at(monkeypatch, 40) == [12, 40, 40, 40, 40, 40]
+
+
+def test_where_gradients_take_too_long_outputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "SECONDS", 10.0)
+    model, inputs = mlp(above(4, without_mean)), torch.randn(40, 5)
+    assert batches.largest_kept_apart(model, inputs, SAMPLES, took=100.0, steady=True, backward=True) == SAMPLES
+    with pytest.raises(UserError, match=r"layer '1' \(Layer\) lets one sample see another, so"):
+        batches.largest_kept_apart(model, inputs, SAMPLES, took=0.1, steady=True, backward=False)
 
 
 def test_a_slow_model_is_compared_in_smaller_batches_or_none(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -137,17 +150,24 @@ def test_a_slow_model_is_compared_in_smaller_batches_or_none(monkeypatch: pytest
     assert f"in batches of {SAMPLES}, not of 40" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("took", "sizes"),
+    [(0.1, [(3, 12), (12, 40), (40, None)]), (0.8, [(3, 7), (7, 17)]), (1.1, [(3, None), (30, 40)]), (9.0, [(3, None)])],
+)
+def test_batches_grow_as_far_as_two_seconds_go(took: float, sizes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "SECONDS", 2.0)
+    assert [(size, batches.next_size(size, took, 40)) for size, _ in sizes] == sizes
+
+
 def test_no_more_are_compared_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "SECONDS", 1e9)
     monkeypatch.setattr("zdp_bench.memory.available_memory", lambda: 2**13)
     assert 3 < max(looked_at(monkeypatch, 2048)) < 200
 
 
-def test_where_memory_runs_out_the_last_batch_that_fitted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_runs_out_the_last_batch_that_fitted_counts() -> None:
     def greedy(x: Tensor) -> Tensor:
         if len(x) > 20:
             raise MemoryError("can't allocate memory")
         return x
 
-    monkeypatch.setattr(batches, "SECONDS", 1e9)
-    assert batches.largest_kept_apart(mlp(Layer(greedy)), torch.randn(60, 5), SAMPLES, steady=True) == 12
+    assert batches.largest_kept_apart(mlp(Layer(greedy)), torch.randn(60, 5), SAMPLES, took=0.1, steady=True, backward=True) == 12

@@ -9,7 +9,9 @@ BatchNorm is the usual offender; `batchnorm.py` replaces it, when asked.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.checks.batches import largest_kept_apart
+from zdp_bench.checks.batches import PASSES, largest_kept_apart, next_size
 from zdp_bench.checks.mixing import no_sample_sees_another
 from zdp_bench.checks.trials import (
     Innermost,
@@ -38,6 +40,8 @@ from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.memory import largest
 from zdp_bench.nn.layout import rounded_alike
+
+log = logging.getLogger(__name__)
 
 SAMPLES = 3
 
@@ -70,21 +74,21 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
     batch = synthetic(like[0], SAMPLES, outputs, device), synthetic(like[1], SAMPLES, outputs, device)
     with left_as_it_was(model, device), rounded_alike():
         _takes(model, batch[0])
+        start = time.perf_counter()
         steady = _is_deterministic(model, batch[0])
+        a_pass = (time.perf_counter() - start) / 2
         try:
             no_sample_sees_another(model, batch[0], steady)
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
             raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
         _keeps_nothing(model, batch[0])
         _one_loss_a_record(model, loss, batch)
+        start = time.perf_counter()
         _every_parameter_has_a_gradient(model, batch[0])
-        if records > SAMPLES:
-            _takes(model, batch[0][:1])
-            fit = min(records, largest(model, loss, like, records, device).records)
-            many = synthetic(like[0], fit, outputs, device), synthetic(like[1], fit, outputs, device)
-            size = largest_kept_apart(model, many[0], SAMPLES, steady)
-            _keeps_nothing(model, many[0][:size])
-            _one_loss_a_record(model, loss, (many[0][:size], many[1][:size]))
+        there_and_back = time.perf_counter() - start
+        tried = _in_a_large_batch(model, loss, like, outputs, records, steady, (a_pass, there_and_back))
+        if tried < records:
+            log.info("large model: that it keeps records apart was checked in batches of %d, not of %d", tried, records)
         _contributions_add_up(model, algorithm, batch, steady)
         return _fixed_state(model, batch[0])
 
@@ -100,6 +104,29 @@ def _takes(model: nn.Module, inputs: Tensor) -> None:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples.")
+
+
+def _in_a_large_batch(
+    model: nn.Module, loss: Loss, like: Batch, outputs: int, records: int, steady: bool, seconds: tuple[float, float]
+) -> int:
+    """Ask of so many samples, or of as many as time and memory allow, what was asked of three; return of how many it was.
+
+    Args:
+        seconds: what a forward pass of three takes, and one there and back.
+    """
+    forward_pass, there_and_back = (PASSES * one for one in seconds)
+    if next_size(SAMPLES, forward_pass, records) is None:
+        return SAMPLES
+    device = next(model.parameters()).device
+    _takes(model, synthetic(like[0], 1, outputs, device))
+    fit = min(records, largest(model, loss, like, records, device).records)
+    inputs, targets = (synthetic(part, fit, outputs, device) for part in like)
+    size = largest_kept_apart(model, inputs, SAMPLES, there_and_back, steady, backward=True)
+    size = largest_kept_apart(model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False)
+    if size > SAMPLES:
+        _keeps_nothing(model, inputs[:size])
+        _one_loss_a_record(model, loss, (inputs[:size], targets[:size]))
+    return size
 
 
 def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
