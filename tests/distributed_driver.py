@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.algorithms.test_properties import CASES, make, records
 from zdp_bench.distributed import Ranks, join, leave
 from zdp_bench.engine import Training, private_step
-from zdp_bench.privacy.ledger import Copy, Ledger
+from zdp_bench.privacy.ledger import Copy, Ledger, Position
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 
 STEPS = 3
@@ -32,7 +32,7 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> di
     mechanism = algorithm.mechanism()
     ledger = Ledger(folder / "ledger.jsonl", mechanism, noise.repeatable) if ranks.first else None
     if ledger is None:
-        ledger = Copy((), "", noise.repeatable)
+        ledger = Copy((), Position(0, ""), noise.repeatable)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     training = Training(algorithm, model, optimizer, noise, ledger, None, ranks)
     for step, size in zip(range(STEPS), SIZES, strict=True):

@@ -72,14 +72,14 @@ ALLOWED: dict[str, set[str]] = {
     "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "survival", "tensorboard", "federated"},
     "audit": BASE
     | DATA_SIDE
-    | {"config", "parts", "devices", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
+    | {"config", "parts", "devices", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal", "machine"},
     "bench": BASE
     | DATA_SIDE
     | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
     "validate": BASE
     | DATA_SIDE
     | {"devices", "config", "parts", "algorithms", "gradients", "privacy", "batchnorm", "cost", "federated"},
-    "range_test": BASE | DATA_SIDE | {"config", "parts", "evaluation", "devices", "engine", "algorithms", "privacy"},
+    "range_test": BASE | DATA_SIDE | {"config", "parts", "evaluation", "devices", "engine", "algorithms", "privacy", "machine"},
     "reproduce": BASE | DATA_SIDE | {"config", "experiment", "devices", "sweep", "terminal", "bench", "cost"},
     "cli": BASE
     | DATA_SIDE

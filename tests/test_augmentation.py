@@ -20,20 +20,20 @@ def shifted(inputs: Tensor, chance: Tensor) -> Tensor:
     return inputs + chance[:, :2]
 
 
-def augmented(micro_batch: int, step: int = 3, seed: int = 0) -> Tensor:
-    config = parse(compose([*TINY, f"trainer.micro_batch={micro_batch}", f"seed={seed}"]))
+def augmented(micro_batch: int, step: int = 3, key: str = "a run's") -> Tensor:
+    config = parse(compose([*TINY, f"trainer.micro_batch={micro_batch}"]))
     drawn = np.array([7, 1, 4, 9])
-    return torch.cat([inputs for inputs, _ in micro_batches(RECORDS, drawn, config, CPU, step, shifted)])
+    return torch.cat([inputs for inputs, _ in micro_batches(RECORDS, drawn, config, CPU, key, step, shifted)])
 
 
 def test_the_micro_batch_does_not_matter() -> None:
     assert torch.equal(augmented(4), augmented(2))
 
 
-def test_every_step_seed_and_record_has_its_own_chance() -> None:
+def test_every_step_run_and_record_has_its_own_chance() -> None:
     first = augmented(4)
     assert not torch.equal(first, augmented(4, step=4))
-    assert not torch.equal(first, augmented(4, seed=1))
+    assert not torch.equal(first, augmented(4, key="another's"))
     moved = first - RECORDS.inputs[[7, 1, 4, 9]]
     assert len(moved.unique()) == moved.numel()
     assert torch.equal(first, augmented(4))

@@ -170,7 +170,7 @@ def test_the_real_data_root_checks_out(data_root: Path, capsys: pytest.CaptureFi
 def test_run_in_an_empty_folder_then_again_then_results(tmp_path: Path) -> None:
     first = zdp("run", "recipe=quickstart", *TINY, at=tmp_path)
     assert first.returncode == 0, first.stderr
-    for words in ("test accuracy", "claimed ε", "tight ε", "derived", "record.json"):
+    for words in ("test accuracy", "claimed ε", "tight ε", "ε of an image", "derived", "record.json"):
         assert words in first.stdout
     run = next((tmp_path / "results" / "runs" / "quickstart").iterdir())
     if run.suffix == ".lock":

@@ -17,7 +17,7 @@ from tests.distributed_driver import STEPS, trained
 from zdp_bench.config import compose, parse
 from zdp_bench.distributed import ALONE, Ranks, launched, rank
 from zdp_bench.experiment import run
-from zdp_bench.privacy.ledger import Copy
+from zdp_bench.privacy.ledger import Copy, Entry, Position
 from zdp_bench.terminal import Silent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,7 +114,7 @@ def test_every_record_is_in_one_share() -> None:
 
 
 def test_a_copy_of_the_ledger_counts_along_and_writes_nothing() -> None:
-    copy = Copy((0, 1, 2), "d", repeatable=True)
+    copy = Copy(tuple(Entry(step, "") for step in range(3)), Position(3, "d"), repeatable=True)
     copy.append(1)  # taken again after a crash
     copy.append(3)
     assert (copy.releases, copy.holds(3), copy.holds(4)) == (4, True, False)

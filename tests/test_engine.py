@@ -15,7 +15,9 @@ from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.distributed import ALONE, Ranks
 from zdp_bench.engine import Total, Training, private_step
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, add_up
+from zdp_bench.memory import MicroBatches, Size
 from zdp_bench.nn import convolution
 from zdp_bench.nn.activations import CReLU
 from zdp_bench.nn.convolution import ComplexConv2d
@@ -207,3 +209,38 @@ def test_the_mean_of_complex_and_conjugated_sums() -> None:
     found = mean({"a": z.clone(), "b": z.clone().conj(), "c": z.real.clone()}, 4.0)
     for name, expected in (("a", z / 4), ("b", z.conj() / 4), ("c", z.real / 4)):
         torch.testing.assert_close(found[name], expected)
+
+
+def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its noise belongs to a sum of the pieces it was first cut into: the difference of the two would be no noise at all."""
+    path = tmp_path / "ledger.jsonl"
+    inputs = torch.randn(8, 3, dtype=torch.complex64)
+    whole = lambda cut: (inputs[cut], torch.zeros(len(inputs[cut])))  # noqa: E731
+    for process in range(2):
+        model, algorithm = problem()
+        ledger = Ledger(path, algorithm.mechanism(), repeatable=True)
+        assert ledger.begin("code", 0, "new") == 0
+        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise("key"), ledger)
+        if process:
+            monkeypatch.setattr(algorithm, "accumulate", once_out_of_memory(algorithm.accumulate))
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            with pytest.raises(UserError, match=r"out of memory in step 0, .*trainer\.micro_batch=4"):
+                private_step(training, 0, MicroBatches(8, whole, Size(8)), 7.0)
+            assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+        else:
+            private_step(training, 0, MicroBatches(8, whole, Size(8)), 7.0)
+        ledger.close()
+    again = Ledger(path, algorithm.mechanism(), repeatable=True)
+    assert again.begin("code", 0, "new") == 1
+    again.close()
+
+
+def once_out_of_memory(accumulate: Any) -> Any:
+    calls = iter([True])
+
+    def failing(total: Any, batch: Batch) -> None:
+        if next(calls, False):
+            raise MemoryError("out of memory")
+        accumulate(total, batch)
+
+    return failing

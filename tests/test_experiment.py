@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ledgers import steps_in
 from zdp_bench import checkpoint, devices, evaluation, experiment, records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
@@ -17,7 +19,9 @@ from zdp_bench.data import Records
 from zdp_bench.errors import UserError
 from zdp_bench.evaluation import evaluate
 from zdp_bench.experiment import Outcome, run
+from zdp_bench.parts import Plan
 from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.registry import lookup
 
 TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]
@@ -56,7 +60,7 @@ def test_a_run_writes_what_it_promises(tmp_path: Path) -> None:
     record = outcome.record
     assert outcome.path == records.folder(tmp_path, "quickstart", record["run"]) / "record.json"
     assert {path.name for path in outcome.path.parent.iterdir()} == {"record.json", "ledger.jsonl", "checkpoint.pt"}
-    assert record["privacy"]["steps"] == 20 == len((outcome.path.parent / "ledger.jsonl").read_text().splitlines()) - 1
+    assert record["privacy"]["steps"] == 20 == len(steps_in(outcome.path.parent / "ledger.jsonl"))
     assert record["privacy"]["z"] == pytest.approx(1.5)
     assert 0 < record["privacy"]["epsilon_tight"] < record["privacy"]["epsilon_rdp"]
     assert [epoch["step"] for epoch in record["epochs"]] == [10, 20]
@@ -106,6 +110,121 @@ def test_the_same_run_again_is_found_and_force_repeats_it(tmp_path: Path) -> Non
     forced = carry_out(tmp_path, "force=true")
     assert not forced.found
     assert repeatable(forced.record) == repeatable(first.record)
+    assert (first.path.parent / "ledger.jsonl.1").exists()
+
+
+def weights_of(outcome: Outcome) -> torch.Tensor:
+    model = torch.load(outcome.path.parent / "checkpoint.pt", weights_only=True)["model"]
+    return torch.cat([torch.view_as_real(value).flatten() for value in model.values()])
+
+
+def test_force_draws_new_noise_where_the_code_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two releases of different sums under one noise would show their difference."""
+    first = weights_of(carry_out(tmp_path))
+    monkeypatch.setattr(experiment, "made_with", lambda *_: "other code")
+    assert not torch.equal(weights_of(carry_out(tmp_path, "force=true")), first)
+
+
+def test_a_secure_run_that_is_forced_counts_what_it_released_before(tmp_path: Path) -> None:
+    first = carry_out(tmp_path, "privacy.secure=true").record["privacy"]
+    forced = carry_out(tmp_path, "privacy.secure=true", "force=true").record["privacy"]
+    assert (first["steps"], forced["steps"]) == (20, 40)
+    assert forced["epsilon_tight"] == pytest.approx(tight_epsilon(mechanism_of(forced), 40, 1e-4))
+    assert forced["epsilon_tight"] > first["epsilon_tight"]
+
+
+def mechanism_of(privacy: dict[str, Any]) -> Mechanism:
+    return Mechanism((Block("w", (1,), "float32", 1.0, privacy["z"], "real"),), Sampling(**privacy["sampling"]))
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path) -> None:
+    """Run until `step` is done, and no further."""
+    real = experiment.private_step
+
+    def dying(training: Any, number: int, *rest: Any) -> None:
+        real(training, number, *rest)
+        if number == step:
+            training.ledger.close()
+            raise PowerCut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "private_step", dying)
+        with pytest.raises(PowerCut):
+            carry_out(results)
+
+
+def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = carry_out(tmp_path / "whole")
+    kill_after(monkeypatch, 13, tmp_path / "killed")  # the checkpoint stands at 10, four steps are on record behind it
+    noises: list[tuple[int, str]] = []
+    real = experiment.private_step
+
+    def spy(training: Any, step: int, *rest: Any) -> None:
+        noises.append((step, training.noise.key))
+        real(training, step, *rest)
+
+    monkeypatch.setattr(experiment, "private_step", spy)
+    monkeypatch.setattr(experiment, "made_with", lambda *_: "a model file was changed")
+    resumed = carry_out(tmp_path / "killed").record
+    assert resumed["privacy"]["steps"] == 24
+    assert resumed["privacy"]["epsilon_tight"] > whole.record["privacy"]["epsilon_tight"]
+    assert "4 steps that a stopped process had taken are taken again" in caplog.text
+    assert [step for step, _ in noises] == list(range(10, 20))
+    carry_out(tmp_path / "fresh")
+    assert not {key for _, key in noises[:10]} & {key for _, key in noises[10:]}
+
+
+@pytest.mark.parametrize("change", ["trainer.micro_batch=7", "threads=1"])
+def test_a_killed_run_that_goes_on_with_other_pieces_counts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    torch.set_num_threads(2)
+    kill_after(monkeypatch, 13, tmp_path)
+    assert carry_out(tmp_path, change).record["privacy"]["steps"] == 24
+
+
+def test_a_killed_run_whose_checkpoint_holds_other_weights_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_after(monkeypatch, 13, tmp_path)
+    (path,) = tmp_path.rglob("checkpoint.pt")
+    body = torch.load(path, weights_only=True)
+    next(iter(body["model"].values()))[0, 0] += 1
+    torch.save(body, path)
+    assert carry_out(tmp_path).record["privacy"]["steps"] == 24
+
+
+def test_two_runs_that_differ_share_neither_noise_nor_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In σ, in the rate, in one training example: with shared noise their difference would show the sums as they are."""
+    keys: list[str] = []
+    real = experiment.private_step
+
+    def spy(training: Any, step: int, *rest: Any) -> None:
+        if step == 0:
+            keys.append(training.noise.key)
+        real(training, step, *rest)
+
+    monkeypatch.setattr(experiment, "private_step", spy)
+    changes: list[list[str]] = [[], ["algorithm.noise_multiplier=1.6"], ["optimizer.lr=0.4"], ["algorithm.max_grad_norm=2"]]
+    for i, change in enumerate(changes):
+        carry_out(tmp_path / f"{i}", *change)
+    data = lookup("dataset", "phase_digits")
+
+    def without_one(*arguments: Any, **options: Any) -> Any:
+        splits = data(*arguments, **options)
+        fewer = Records(splits.train.inputs[1:], splits.train.targets[1:])
+        return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
+
+    monkeypatch.setattr(experiment, "lookup", lambda kind, name: without_one if kind == "dataset" else lookup(kind, name))
+    carry_out(tmp_path / "fewer")
+    assert len(set(keys)) == 5
+    plan = Plan(Sampling("poisson", 0.1, 100.0, 1000), 1, 10)
+    batches = {plan.draw(key, 0)[0].tobytes() for key in keys}
+    assert len(batches) == 5
 
 
 @pytest.mark.parametrize("dies_after", [3, 10, 13])
@@ -158,7 +277,7 @@ def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:
     record = carry_out(tmp_path, *sizes).record
     assert record["privacy"]["adjacency"] == "replace_one"
     assert record["privacy"]["z"] == pytest.approx(0.75)
-    assert record["privacy"]["steps"] == 14  # 1437 // 100
+    assert record["privacy"]["steps"] == 14  # 1426 // 100
 
 
 @pytest.mark.parametrize("kept", [0, 100, 5000, 0.5, 0.99])
@@ -196,7 +315,7 @@ def test_a_truncated_ledger_is_refused(tmp_path: Path) -> None:
     home = carry_out(tmp_path).path.parent
     (home / "record.json").unlink()
     ledger = home / "ledger.jsonl"
-    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-3]))
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-4]))  # three steps and the checkpoint's line
     with pytest.raises(UserError, match=r"holds 17 steps, but the checkpoint beside it was written after 20"):
         carry_out(tmp_path)
 
@@ -242,20 +361,26 @@ def test_tight_epsilon_of_nothing_is_zero(tmp_path: Path) -> None:
     assert tight_epsilon(mechanism, 0, 1e-5) == 0
 
 
+def test_an_image_costs_more_than_a_record_and_the_record_says_so(tmp_path: Path) -> None:
+    privacy = carry_out(tmp_path).record["privacy"]
+    assert (privacy["records_per_patient"], privacy["unit"]) == (2, "image")
+    assert 1.5 * privacy["epsilon_tight"] < privacy["epsilon_patient"] < math.inf
+
+
 def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from zdp_bench.registry import lookup
 
-    plain = carry_out(tmp_path / "a").record["privacy"]
+    plain = carry_out(tmp_path / "a", "dataset=synthetic_images").record["privacy"]
     assert plain["epsilon_patient"] == plain["epsilon_tight"]
-    real = lookup("dataset", "phase_digits")
+    real = lookup("dataset", "synthetic_images")
     monkeypatch.setattr(experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name))
 
     def owned(root: Path, **options: Any) -> Any:
         return replace(real(root, **options), records_per_patient=3)
 
-    several = carry_out(tmp_path / "b").record["privacy"]
+    several = carry_out(tmp_path / "b", "dataset=synthetic_images").record["privacy"]
     assert several["epsilon_tight"] == plain["epsilon_tight"]
     assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]
 
@@ -282,7 +407,7 @@ def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp
         carry_out(tmp_path, "optimizer.lr=1e20")
     assert "\n" not in str(told.value)
     (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
-    assert len(ledger.read_text().splitlines()) - 1 == 10
+    assert len(steps_in(ledger)) == 10
     assert not list(tmp_path.glob("runs/*/*/record.json"))
 
 
@@ -293,7 +418,7 @@ def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(tmp_path: Pa
         with pytest.raises(UserError, match=rf"^diverged at epoch 1, step {step}: "):
             carry_out(tmp_path, *slow)
         (home,) = (path for path in tmp_path.glob("runs/*/*") if path.is_dir())
-        assert len((home / "ledger.jsonl").read_text().splitlines()) - 1 == step
+        assert len(steps_in(home / "ledger.jsonl")) == step
         assert not (home / "checkpoint.pt").exists()
 
 

@@ -126,7 +126,7 @@ def test_every_record_is_in_one_piece(records: int) -> None:
     config = parse(compose(["recipe=quickstart", "trainer.micro_batch=5"]))
     found = Records(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
     drawn = np.arange(records)[::-1].copy()
-    parts = list(micro_batches(found, drawn, config, CPU))
+    parts = list(micro_batches(found, drawn, config, CPU, "key"))
     assert [len(inputs) for inputs, _ in parts] == [5] * (records // 5) + [records % 5] * (records % 5 > 0)
     assert torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)]).flatten().tolist() == drawn.tolist()
 

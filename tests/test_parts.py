@@ -68,7 +68,9 @@ def test_one_record_more_changes_no_other_records_augmentation(tmp_path: Path, s
     records_ = Records(torch.arange(100.0).view(100, 1), torch.zeros(100))
 
     def changed(*indices: int) -> dict[int, float]:
-        pieces = micro_batches(records_, np.array(indices), config, torch.device("cpu"), 5, lambda x, chance: x + chance[:, :1])
+        pieces = micro_batches(
+            records_, np.array(indices), config, torch.device("cpu"), "key", 5, lambda x, chance: x + chance[:, :1]
+        )
         values = torch.cat([inputs for inputs, _ in pieces]).flatten().tolist()
         return dict(zip(indices, values, strict=True))
 

@@ -59,13 +59,20 @@ def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
     said = validate(configured(tmp_path))
     record = carry_out(tmp_path).record
     assert said.model["parameters_real"] == record["model"]["parameters_real"]
-    for key in ("z", "delta", "epsilon_claimed", "epsilon_tight", "epsilon_rdp", "epsilon_patient", "noise_multiplier"):
+    for key in ("z", "delta", "epsilon_claimed", "epsilon_tight", "epsilon_rdp", "epsilon_patient", "unit", "noise_multiplier"):
         assert said.privacy[key] == record["privacy"][key]
     assert said.sampling["steps"] == record["privacy"]["steps"]
     assert said.sampling["records"] == record["data"]["train"]
     assert said.cost is not None
     assert said.cost.seconds > 0
     assert said.cost.bytes > 4 * 3 * said.model["parameters_real"]
+
+
+@pytest.mark.parametrize(("recipe", "shown"), [("phasemnist", "7.26 of an image with 2 records"), ("mnist", "1 record")])
+def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
+    report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
+    facts = validation.as_rich(dataclasses.asdict(report))[0]
+    assert shown in str(list(facts.columns[1].cells))
 
 
 def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:
@@ -82,7 +89,7 @@ def test_the_verb_prints_json_and_refuses_in_one_sentence(tmp_path: Path, capsys
     with pytest.raises(SystemExit) as ended:
         main(["validate", "recipe=quickstart", "--format", "json", f"paths.data={tmp_path}"])
     assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out)["data"]["train"] == 1437
+    assert json.loads(capsys.readouterr().out)["data"]["train"] == 1426
     with pytest.raises(SystemExit) as ended:
         main(["validate", "recipe=quickstrt"])
     assert ended.value.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -11,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger import Position
 
+_FORMAT = 2  # of the file
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on: sampling and noise need nothing, for they are functions of (seed, step)."""
+    """Everything a run needs to go on: sampling and noise need nothing, for they are functions of (key, step)."""
 
     run: str  # the run's digest: a checkpoint of another run is refused
     step: int  # steps done
@@ -39,9 +42,34 @@ class Checkpoint:
             scheduler.load_state_dict(self.scheduler)
 
 
+def state_digest(*states: dict[str, Any]) -> str:
+    """SHA-256 of the state dictionaries of model, optimiser and schedule, bit for bit, on whatever device they lie."""
+    chain = hashlib.sha256()
+
+    def take(node: Any) -> None:
+        if isinstance(node, Tensor):
+            value = node.detach().cpu().resolve_conj().contiguous()
+            chain.update(f"{value.dtype}{list(value.shape)}".encode())
+            chain.update(value.flatten().view(torch.uint8).numpy().data)
+        elif isinstance(node, dict):
+            for key in sorted(node, key=str):
+                chain.update(f"{key!r}:".encode())
+                take(node[key])
+        elif isinstance(node, list | tuple):
+            for entry in node:
+                take(entry)
+        else:
+            chain.update(repr(node).encode())
+        chain.update(b";")
+
+    for state in states:
+        take(state)
+    return chain.hexdigest()
+
+
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write atomically: a kill leaves the old file or the new one, never half of one."""
-    body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest]}
+    body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest], "format": _FORMAT}
     whole = io.BytesIO()  # first, because torch tells of a full disk in words of its own
     torch.save(body, whole)
     partial = path.with_suffix(".partial")
@@ -70,9 +98,11 @@ def load(path: Path, run: str) -> Checkpoint | None:
         with warnings.catch_warnings(action="ignore"):  # torch warns of odd pickle protocols before it refuses them
             body = torch.load(path, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
+        if body.pop("format") != _FORMAT:
+            raise ValueError("another format")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{path}: is damaged or no checkpoint of zdp-bench. {advice}") from None
+        raise UserError(f"{path}: is damaged, or no checkpoint of this version of zdp-bench. {advice}") from None
     if checkpoint.run != run:
         raise UserError(f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}")
     return checkpoint

@@ -61,7 +61,7 @@ def measured(config: Run, timed: int = 3) -> Cost:
     clocks = [time.perf_counter()]
     for step in range(timed):
         indices, divisor = plan.draw(config.seed, step)
-        batches = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
+        batches = micro_batches(data.train, indices, config, device, config.seed, step, data.augment, data.augment_targets)
         release = add_noise(summed(algorithm, mechanism, batches, device), mechanism, SeededNoise(config.seed), step)
         descend(dict(model.named_parameters()), optimizer, algorithm.postprocess(release, divisor))
         clocks.append(time.perf_counter())

@@ -73,15 +73,26 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
 
     Raises:
         BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
-        UserError: memory does not even hold one record at a time.
+        UserError: memory does not even hold one record at a time; or it ran out in a step that was taken before.
     """
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
     if spent and not training.ledger.holds(step, of):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism, ranks = training.algorithm, training.mechanism(), training.ranks
     device = next(iter(training.parameters.values())).device
+    counted = training.ledger.releases
     training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
+    taken_again = training.ledger.releases == counted
+    pieces = micro_batches.size.records if isinstance(micro_batches, MicroBatches) else 0
     total = widened(summed(algorithm, mechanism, micro_batches, device, training.model), training.noise)  # this rank's share of S
+    if isinstance(micro_batches, MicroBatches) and ranks.largest(micro_batches.size.records != pieces):
+        training.ledger.doubt(step)  # the sum was cut into other pieces than it will be when it is drawn again
+        if taken_again:  # before the release: its noise belongs to a sum of other pieces
+            raise UserError(
+                f"out of memory in step {step:,}, which was taken before and would not come out the same in smaller pieces: run "
+                f"the same command with trainer.micro_batch={micro_batches.size.records}. It goes on with new noise, and counts "
+                "the step again."
+            )
     # The same numbers in one pass, where the noisy sum is only divided, and not sent or rounded before.
     at_once = algorithm.postprocess is mean and ranks.size == 1 and training.noise.repeatable
     if ranks.first:

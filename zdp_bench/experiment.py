@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -27,7 +27,7 @@ from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.machine import environment, peak_memory
+from zdp_bench.machine import environment, foreign_code, made_with, peak_memory
 from zdp_bench.parts import (
     Plan,
     advance,
@@ -42,13 +42,15 @@ from zdp_bench.parts import (
     seed_layers,
 )
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, affordable_steps, patient_epsilon, rdp_epsilon, tight_epsilon
-from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position
+from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.survival import Stopped, stop_signals, writes
 from zdp_bench.tasks import Task
+
+log = logging.getLogger(__name__)
 
 NOT_RECORDED = set(OPERATIONAL) - {"claims"}  # of the configuration: what may differ between a run and its resumption
 
@@ -113,8 +115,7 @@ def once(config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Pa
     home = records.folder(config.results, config.recipe, digest)
     with writes(home), only_one_process(home, wait) if ranks.first else nullcontext():
         if config.force and ranks.first:
-            shutil.rmtree(home)
-            home.mkdir()
+            _start_anew(home)
         if done := ranks.broadcast(records.read(home / "record.json") if ranks.first else None):
             return Outcome(done, home / "record.json", found=True)
         record = ranks.broadcast(train(home))
@@ -122,6 +123,20 @@ def once(config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Pa
             records.write(home / "record.json", record)
             records.rebuild_csv(config.results)
     return Outcome(record, home / "record.json", found=False)
+
+
+def _start_anew(home: Path) -> None:
+    """Clear a run's folder but for its ledgers, which are set aside: what was released once stays counted.
+
+    The record goes first: a kill on the way leaves a run to be made, never a record without its ledger.
+    """
+    ledgers = [*home.rglob("*.jsonl")]
+    kept = {*ledgers, *home.rglob("*.jsonl.*")}
+    for path in sorted(home.rglob("*"), key=lambda path: path.name != "record.json"):
+        if path not in kept and not path.is_dir():
+            path.unlink()
+    for path in ledgers:
+        set_aside(path)
 
 
 def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher, ranks: Ranks) -> Record:
@@ -139,25 +154,35 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     scheduler = build_scheduler(config, optimizer, data)
     fixed = check_model(model, algorithm, task, data, config, plan)
     mechanism = algorithm.mechanism()
-    noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
+    size = micro_batch_size(config, plan, model, task, data, device)
 
     saved = ranks.broadcast(checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None)
     step, epochs = 0, []
     if saved:
         saved.restore(model, optimizer, scheduler)
         step, epochs = saved.step, saved.epochs
-    at_least, drawer = saved.ledger if saved else None, drawn_on(device)
-    ledger = open_ledger(home / "ledger.jsonl", mechanism, noise.repeatable, at_least, ranks, drawn_on=drawer)
+
+    def states() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        return model.state_dict(), optimizer.state_dict(), scheduler.state_dict() if scheduler else {}
+
+    def made() -> str:
+        return made_with(device, size.records, ranks.size, config.execution.deterministic)
+
+    at_least, path = saved.ledger if saved else None, home / "ledger.jsonl"
+    ledger = open_ledger(
+        path, mechanism, not config.privacy.secure, at_least, (made(), step, checkpoint.state_digest(*states())), ranks
+    )
+    key = run_key(digest, mechanism, foreign_code()) + ledger.generation
+    noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
     still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end
     limit = max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
     training = Training(algorithm, model, optimizer, noise, ledger, limit, ranks)
-    size = micro_batch_size(config, plan, model, task, data, device)
 
     def save() -> None:
         if ranks.first:
-            rates = scheduler.state_dict() if scheduler else {}
-            weights, moments = model.state_dict(), optimizer.state_dict()
+            weights, moments, rates = states()
+            ledger.note(made(), step, checkpoint.state_digest(weights, moments, rates))  # first: what is saved is then known
             state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
             checkpoint.save(home / "checkpoint.pt", state)
 
@@ -175,12 +200,12 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     with closing(ledger), policy, stop_signals() as asked:
         while step < plan.steps and stopped_by == "epochs":
             try:
-                indices, divisor = plan.draw(config.seed, step, config.privacy.secure)
+                indices, divisor = plan.draw(key, step, config.privacy.secure)
                 if config.privacy.secure:  # nobody can draw the same: rank 0's batch is the batch
                     indices = ranks.broadcast(indices)
-                seed_layers(config.seed, step, ranks.rank, config.privacy.secure)
+                seed_layers(key, step, ranks.rank, config.privacy.secure)
                 batches = micro_batches(
-                    data.train, indices, config, device, step, data.augment, data.augment_targets, size, ranks
+                    data.train, indices, config, device, key, step, data.augment, data.augment_targets, size, ranks
                 )
                 private_step(training, step, batches, divisor)
                 step += 1
@@ -209,7 +234,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
             return {}
         metrics = final_metrics(home, model, task, data.test, device, size.records)  # in the run's own arithmetic
     return described(config, data, digest, model, fixed) | {
-        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient),
+        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
@@ -253,7 +278,7 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
     }
 
 
-def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int) -> dict[str, Any]:
+def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int, unit: str) -> dict[str, Any]:
     """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
     releases, delta = plan.before + ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
@@ -266,6 +291,7 @@ def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, recor
         "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "epsilon_patient": patient_epsilon(mechanism, records_per_patient, releases, delta),
         "records_per_patient": records_per_patient,
+        "unit": unit,
         "delta": delta,
         "noise_multiplier": sigma,
         "z": mechanism.z,
@@ -308,23 +334,29 @@ def open_ledger(
     mechanism: Mechanism,
     repeatable: bool,
     at_least: Position | None,
+    start: tuple[str, int, str],
     ranks: Ranks = ALONE,
     whose: str = "",
-    drawn_on: str = "cpu",
 ) -> Ledger:
-    """The run's ledger: rank 0's is the file, the others' a copy that counts along.
+    """The run's ledger, begun at `start` (`Ledger.begin`): rank 0's is the file, the others' a copy that counts along.
 
     Raises:
         UserError: the file is not to be trusted.
     """
-    if ranks.first:
-        try:
-            ledger = Ledger(path, mechanism, repeatable, at_least, whose, drawn_on)
-        except LedgerError as error:
-            raise UserError(
-                f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
-            ) from None
-        ranks.broadcast((ledger.steps, ledger.position.digest))
-        return ledger
-    steps, digest = ranks.broadcast(((), ""))
-    return Copy(steps, digest, repeatable)
+    if not ranks.first:
+        return ranks.broadcast(Copy((), Position(0, ""), repeatable))
+    try:
+        ledger = Ledger(path, mechanism, repeatable, at_least, whose)
+    except LedgerError as error:
+        raise UserError(
+            f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
+        ) from None
+    if again := ledger.begin(*start):
+        log.warning(
+            "%s: %s steps that a stopped process had taken are taken again with code, libraries, a machine or a state that are "
+            "not provably the same, so they get new noise and count twice in every ε.",
+            path,
+            f"{again:,}",
+        )
+    ranks.broadcast(ledger.copy())
+    return ledger

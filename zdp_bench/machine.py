@@ -1,17 +1,21 @@
-"""What a run was made on and with: device, versions, commit, memory."""
+"""What a run was made on and with: device, versions, code, commit, memory."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import resource
 import subprocess
+import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from zdp_bench import __version__
+from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
 
 
@@ -48,6 +52,47 @@ def git_commit() -> str | None:
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def foreign_code() -> str:
+    """Name the code a run is computed with: this package's version and a digest of the plug-ins' files.
+
+    Not a digest of this package's files: a run repeats bit for bit from one commit to the next, as long as no number changes.
+    """
+    return f"{__version__}:{_digest_of(registry.foreign_packages())}"
+
+
+def made_with(device: torch.device, micro_batch: int, ranks: int, deterministic: bool) -> str:
+    """Name everything that decides the bits of a step, beside its key and the state it starts from; SHA-256.
+
+    Empty on a GPU without `execution.deterministic`: there no step can be repeated bit for bit.
+    """
+    if device.type != "cpu" and not deterministic:
+        return ""
+    libraries = {name: _version(name) for name in ("torch", "numpy", "numba", "llvmlite", "scipy")}
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    code = _digest_of(("zdp_bench", *registry.foreign_packages()))
+    what = (code, libraries, device.type, chip, platform.machine(), torch.get_num_threads(), ranks, micro_batch)
+    return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+@cache
+def _digest_of(packages: tuple[str, ...]) -> str:
+    """SHA-256 of all Python files of top-level packages or modules that are imported, by their path within."""
+    chain = hashlib.sha256()
+    for name in packages:
+        module = sys.modules[name]
+        folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+        files = [(file, folder) for folder in folders for file in sorted(folder.rglob("*.py"))]
+        if not files and getattr(module, "__file__", None):
+            files = [(Path(str(module.__file__)), Path(str(module.__file__)).parent)]
+        for file, folder in files:
+            chain.update(f"{name}/{file.relative_to(folder).as_posix()}:{_sha256(file)};".encode())
+    return chain.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def peak_memory(device: torch.device) -> int:

@@ -67,15 +67,19 @@ class Plan:
         per_epoch = -(-size // batch) if scheme == "shuffled" else size // batch
         return Plan(Sampling(scheme, batch / size, batch, size), trainer.epochs, trainer.epochs * per_epoch, before)
 
-    def draw(self, seed: int, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
-        """The records of a step, and the divisor of its sum: a function of (seed, step) alone, or of nothing when `secure`."""
+    def draw(self, key: int | str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
+        """The records of a step, and the divisor of its sum: a function of (key, step) alone, or of nothing when `secure`.
+
+        Args:
+            key: the run's (`noise.run_key`), as for its noise.
+        """
         size, batch = self.sampling.records, int(self.sampling.expected_batch_size)
         if self.sampling.scheme == "shuffled":
             per_epoch = self.steps // self.epochs
-            rng = np.random.default_rng(stream(seed, "shuffle", step // per_epoch))
+            rng = np.random.default_rng(stream(key, "shuffle", step // per_epoch))
             indices = sampling.shuffled(size, batch, step % per_epoch, rng)
             return indices, len(indices)
-        random: sampling.Random = SecureRandom() if secure else np.random.default_rng(stream(seed, "sample", step))
+        random: sampling.Random = SecureRandom() if secure else np.random.default_rng(stream(key, "sample", step))
         if self.sampling.scheme == "poisson":
             return sampling.poisson(size, self.sampling.sample_rate, random), self.sampling.expected_batch_size
         return sampling.uniform(size, batch, random), self.sampling.expected_batch_size
@@ -294,6 +298,7 @@ def micro_batches(
     indices: np.ndarray,
     config: Run,
     device: torch.device,
+    key: int | str,
     step: int = 0,
     augment: Augment | None = None,
     augment_targets: Augment | None = None,
@@ -303,13 +308,13 @@ def micro_batches(
     """This rank's share of the sampled records, in pieces, on the device.
 
     Args:
-        step: names the chance by which records are made or `augment` changes their inputs: a resumed step meets the same.
+        key, step: name the chance by which records are made or `augment` changes their inputs: a resumed step meets the same.
         size: how large the pieces are; by default `trainer.micro_batch`.
     """
     chance = torch.empty(0)
     if augment or augment_targets or records_.by_chance:
-        key = stream(config.seed, "augment", step).generate_state(2, np.uint64).tobytes()
-        chance = ranks.share(torch.from_numpy(sampling.chance_of(indices, CHANCES, key)))
+        own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
+        chance = ranks.share(torch.from_numpy(sampling.chance_of(indices, CHANCES, own)))
     indices = ranks.share(indices)
     pin, prefetch = pinned(device), config.execution.prefetch
 
@@ -328,13 +333,13 @@ def micro_batches(
     return MicroBatches(len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH), placed)
 
 
-def seed_layers(seed: int, step: int, rank: int, secure: bool = False) -> None:
-    """Make what layers draw themselves (dropout) a function of (seed, step), like sampling and noise; of nothing when `secure`.
+def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> None:
+    """Make what layers draw themselves (dropout) a function of (key, step), like sampling and noise; of nothing when `secure`.
 
     So a checkpoint needs no state of any generator: torch's, on whatever device, numpy's and Python's own all start anew. What a
     layer draws for a record depends on the records before it, so where the seed is no secret it must be another one.
     """
-    own = stream(seed, "layers", step, rank)
+    own = stream(key, "layers", step, rank)
     number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
     torch.manual_seed(number)
     np.random.seed(number % 2**32)

@@ -11,7 +11,6 @@ and that is the number to count, however early it stopped.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from zdp_bench.algorithms import Problem
+from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.config.values import require_central
 from zdp_bench.data import Records, Splits
@@ -28,11 +28,12 @@ from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError, require
 from zdp_bench.evaluation import evaluate
+from zdp_bench.machine import foreign_code
 from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, seed_layers
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import SecureNoise, SeededNoise
+from zdp_bench.privacy.noise import SecureNoise, SeededNoise, run_key
 from zdp_bench.registry import lookup
 
 FEWEST = 3  # steps that have a slope
@@ -106,9 +107,11 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
     check_model(model, algorithm, task, data, config, plan)
-    mechanism, seed = algorithm.mechanism(), _own_seed(config.seed, lowest, highest, steps)
+    mechanism = algorithm.mechanism()
     limit = _affordable(config, mechanism, plan, steps)
-    noise = SecureNoise() if config.privacy.secure else SeededNoise(seed)
+    own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"  # no run draws the same noise
+    key = run_key(own, mechanism, foreign_code())
+    noise = SecureNoise() if config.privacy.secure else SeededNoise(key)
     rates, losses = [], []
     policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
     with tempfile.TemporaryDirectory() as folder, policy:
@@ -118,9 +121,9 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            indices, divisor = plan.draw(seed, step, config.privacy.secure)
-            seed_layers(seed, step, 0, config.privacy.secure)
-            batch = micro_batches(data.train, indices, config, device, step, data.augment, data.augment_targets)
+            indices, divisor = plan.draw(key, step, config.privacy.secure)
+            seed_layers(key, step, 0, config.privacy.secure)
+            batch = micro_batches(data.train, indices, config, device, key, step, data.augment, data.augment_targets)
             try:
                 private_step(training, step, batch, divisor)
             except BudgetExceeded:
@@ -177,9 +180,3 @@ def _first(records: Records, most: int) -> Records:
     rows = slice(0, most)
     groups = records.groups[rows] if records.groups is not None else None
     return Records(records.inputs[rows], records.targets[rows], groups, records.pixels)
-
-
-def _own_seed(seed: int, lowest: float, highest: float, steps: int) -> int:
-    """A seed for this very test: no run and no other test draws the same noise."""
-    name = f"range test:{seed}:{lowest!r}:{highest!r}:{steps}"
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])

@@ -42,6 +42,7 @@ COLUMNS: dict[str, str] = {
     "epsilon_rdp": "privacy.epsilon_rdp",
     "epsilon_patient": "privacy.epsilon_patient",
     "records_per_patient": "privacy.records_per_patient",
+    "privacy_unit": "privacy.unit",
     "delta": "privacy.delta",
     "z": "privacy.z",
     "steps": "privacy.steps",
@@ -164,9 +165,10 @@ def frame(records: list[Record]) -> pd.DataFrame:
     """One row a record, with `COLUMNS`."""
     import pandas as pd  # here, for it takes a quarter of a second that most verbs can do without
 
-    return pd.DataFrame(
+    made = pd.DataFrame(
         [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records], columns=list(COLUMNS)
     )
+    return made.fillna({"privacy_unit": "patient"})  # records of older versions do not name it
 
 
 def rebuild_csv(results: Path) -> Path:

@@ -77,3 +77,10 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     if name not in _builders[kind]:
         raise unknown(kind, name, _builders[kind])
     return _builders[kind][name]
+
+
+def foreign_packages() -> tuple[str, ...]:
+    """The top-level packages of all plug-ins that are not this package's own, sorted."""
+    _load("task")  # of any kind: the plug-ins of other packages come with it
+    modules = {builder.__module__.partition(".")[0] for builders in _builders.values() for builder in builders.values()}
+    return tuple(sorted(modules - {"zdp_bench"}))

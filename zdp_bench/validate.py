@@ -1,6 +1,6 @@
 """What a recipe would do, without training: model, clipping, sampling, z, every ε, time, memory, and whether its data is there.
 
-No record is read. The data set's shapes come from its outline (names, headers, or the release's counts), the ε from the
+No input is read. The data set's shapes come from its outline (names, headers, labels, or the release's counts), the ε from the
 mechanism, the time from one step on random numbers. What is wrong with a recipe is found here in seconds and not after an hour.
 """
 
@@ -147,5 +147,6 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
         "epsilon_tight": tight_epsilon(mechanism, steps, delta),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(mechanism, min(data.records_per_patient, data.train), steps, delta),
+        "unit": data.unit,
         "max_epsilon": config.privacy.max_epsilon,
     }

@@ -15,8 +15,8 @@ def test_gradient_canaries_are_drawn_by_the_recipes_own_sampling(monkeypatch: py
     taken: list[np.ndarray] = []
     real = Plan.draw
 
-    def spy(self: Plan, seed: int, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
-        drawn = real(self, seed, step, secure)
+    def spy(self: Plan, key: str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
+        drawn = real(self, key, step, secure)
         taken.append(drawn[0])
         return drawn
 
@@ -24,7 +24,7 @@ def test_gradient_canaries_are_drawn_by_the_recipes_own_sampling(monkeypatch: py
     attack_with_gradients(subject(), 0.99, 100, 7)
     assert len(taken) == 7
     of = subject()
-    assert all((a == of.plan.draw(0, step)[0]).all() for step, a in enumerate(taken[:7]))
+    assert all((a == of.plan.draw(of.key, step)[0]).all() for step, a in enumerate(taken[:7]))
 
 
 def test_steps_limit_the_run_and_the_claim() -> None:

@@ -51,7 +51,7 @@ def test_a_recipe_with_broken_noise_is_caught(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], runs_too: bool
 ) -> None:
     weakened(monkeypatch, spoil)
-    assert attack_recipe_release(subject(), 0.99, 1200)[0].verdict == "flagged"
+    assert attack_recipe_release(subject(), 0.99, 2400)[0].verdict == "flagged"
     if runs_too:
         finding = attack_with_gradients(subject(), 0.99, 400, 1000)
         assert finding.verdict == "flagged", finding
@@ -60,7 +60,7 @@ def test_a_recipe_with_broken_noise_is_caught(
 
 def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record in every step, where a tenth is claimed."""
-    monkeypatch.setattr(Plan, "draw", lambda self, seed, step, secure=False: (np.arange(1437), 143.7))
+    monkeypatch.setattr(Plan, "draw", lambda self, key, step, secure=False: (np.arange(1426), 142.6))
     finding = attack_with_gradients(subject("trainer.epochs=4"), 0.99, 400, 1000)
     assert finding.verdict == "flagged", finding
 

@@ -300,7 +300,7 @@ def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("drawn", "words"),
     [
-        (math.ceil(718.5 + 6 * 718.5**0.5), []),  # half of 1,437 digits, and six deviations
+        (math.ceil(713 + 6 * 713**0.5), []),  # half of 1,426 pairs of digits, and six deviations
         (64, ["trainer.micro_batch=64"]),
         (100, ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=100"]),
     ],

@@ -1,11 +1,10 @@
-"""MNIST and PhaseMNIST from their files: the real ones where they are, a miniature otherwise; refusals by name."""
+"""MNIST from its files: the real ones where they are, a miniature otherwise; refusals by name."""
 
 from __future__ import annotations
 
 import functools
 import gzip
 import http.server
-import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.conftest import idx_bytes, write_mini_mnist
 from zdp_bench.data import files
 from zdp_bench.data.files import Card, RemoteFile, fetch, md5
 from zdp_bench.data.mnist import mnist
-from zdp_bench.data.phasemnist import partners, phase_digits, phasemnist
 from zdp_bench.errors import UserError
 
 RAW = Path("MNIST/raw")
@@ -33,40 +31,6 @@ def test_official_mnist_is_what_was_released(data_root: Path) -> None:
     assert abs(float(splits.train.inputs.mean())) < 1e-3
     assert abs(float(splits.train.inputs.std()) - 1) < 1e-3
     assert torch.bincount(splits.train.targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-
-
-@pytest.mark.real_data
-def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> None:
-    splits = phasemnist(data_root, normalise="unit")
-    plain = mnist(data_root, normalise="unit")
-    assert torch.equal(splits.train.inputs.real, plain.train.inputs)
-    assert splits.provenance == "derived"
-    # Every imaginary part is, bit for bit, some image of the same split with label 9 − L.
-    for records, source in ((splits.train, plain.train), (splits.test, plain.test)):
-        labels_of = {image.tobytes(): int(label) for image, label in zip(source.inputs.numpy(), source.targets, strict=True)}
-        chosen = np.random.default_rng(0).choice(len(records), 500, replace=False)
-        for index in chosen:
-            assert labels_of[records.inputs[index].imag.numpy().tobytes()] == 9 - int(records.targets[index])
-
-
-def test_pairing_is_deterministic_uniform_and_follows_its_seed(mini_mnist: Path) -> None:
-    first, again, other = (phasemnist(mini_mnist, check=False, pairing_seed=seed) for seed in (9, 9, 10))
-    assert torch.equal(first.train.inputs, again.train.inputs)
-    assert first.digest == again.digest
-    assert not torch.equal(first.train.inputs, other.train.inputs)
-    assert first.digest != other.digest
-    labels = np.repeat(np.arange(10), 100)
-    drawn = np.stack([partners(labels, np.random.default_rng(seed)) for seed in range(200)])
-    assert (labels[drawn] == 9 - labels).all()
-    counts = np.bincount(drawn[:, labels == 3].ravel(), minlength=1000)[labels == 6]  # each partner expected 200 times
-    assert abs(counts.mean() - 200) < 1e-9
-    assert (np.abs(counts - 200) < 6 * np.sqrt(200)).all()
-
-
-def test_phase_digits_needs_no_files(tmp_path: Path) -> None:
-    splits = phase_digits(tmp_path)
-    assert (len(splits.train), len(splits.test), splits.input_shape, splits.outputs) == (1437, 360, (8, 8), 10)
-    assert splits.train.inputs.dtype == torch.complex64
 
 
 def test_unchecked_files_are_not_official(mini_mnist: Path) -> None:
@@ -188,9 +152,3 @@ def test_every_card_is_whole() -> None:
             assert len(file.md5) == 32
             assert not Path(file.path).is_absolute()
             assert ".." not in file.path
-
-
-@pytest.mark.parametrize("share", [-1.0, 0.0, 0.004, 0.999, 1.5, math.nan])
-def test_a_share_of_the_digits_that_leaves_none_is_refused(tmp_path: Path, share: float) -> None:
-    with pytest.raises(UserError, match=r"dataset.test_share=.*10 digits or more"):
-        phase_digits(tmp_path, test_share=share)

@@ -32,12 +32,22 @@ def options(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key not in ("name", "card")} | changes
 
 
+# What a record, or several, belong to where no patient is known.
+UNITS = {
+    **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits", "cifar10", "synthetic_images"), "image"),
+    **dict.fromkeys(("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"),
+    **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
+    **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
+}
+
+
 @pytest.mark.parametrize("name", sorted(assets.group(assets.DATASETS)))
 def test_every_data_set_has_an_outline(name: str, tmp_path: Path) -> None:
     assert name in names("outline")
     said: Outline = lookup("outline", name)(tmp_path, **options(name))
     assert said.train > 0 < said.test
     assert 1 <= said.records_per_patient <= said.train
+    assert said.unit == UNITS.get(name, "patient")
 
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -61,7 +71,7 @@ def held_against(name: str, root: Path, **changes: Any) -> Outline:
     inputs, targets = made.train.batch(torch.arange(1))
     assert (said.train, said.test) == (len(made.train), len(made.test))
     assert said.validation == len(made.validation or ())
-    assert said.records_per_patient == made.records_per_patient
+    assert (said.records_per_patient, said.unit) == (made.records_per_patient, made.unit)
     assert (said.input_shape, said.outputs) == (tuple(made.input_shape), made.outputs)
     assert (said.dtype, said.target_dtype) == (inputs.dtype, targets.dtype)
     assert (tuple(inputs.shape[1:]), tuple(targets.shape[1:])) == (said.input_shape, said.target_shape)
@@ -140,6 +150,7 @@ def test_other_digits_and_pictures_are_counted(tmp_path: Path) -> None:
 
 REAL: dict[str, dict[str, Any]] = {
     "mnist": {},
+    "phasemnist": {},
     "cifar10": {"check": False},
     "cpsc2018": {"positive": "RBBB"},
     "speech_commands": {"words": ["yes", "no"]},

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 pytest.importorskip("flwr")
 
@@ -36,6 +38,19 @@ def configured(tmp_path: Path) -> Make:
         return parse(compose([*TINY, f"paths.results={tmp_path / results}", *overrides]))
 
     return make
+
+
+def node_keys(folder: Path, nodes: int = 3) -> str:
+    """Make each node's key, node-N, as `ssh-keygen -t ecdsa -b 384` does; the file of the public ones."""
+    lines = []
+    for number in range(nodes):
+        key = ec.generate_private_key(ec.SECP384R1())
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        (folder / f"node-{number}").write_bytes(key.private_bytes(*form))
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        lines.append(public + f" node-{number}\n".encode())
+    (folder / "nodes.pub").write_bytes(b"".join(lines))
+    return str(folder / "nodes.pub")
 
 
 def carried_out(config: Run) -> Record:

@@ -67,7 +67,12 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         return parse(compose([*job["overrides"], address, *own]))
 
     conducting = config(f"paths.results={folder / 'server'}")
-    clients = [config(f"paths.results={folder / f'client{n}'}", f"federated.node={n}") for n in range(3)]
+    clients = [
+        config(
+            f"paths.results={folder / f'client{n}'}", f"federated.node={n}", f"federated.node_key={folder.parent.parent}/node-{n}"
+        )
+        for n in range(3)
+    ]
 
     def client(node: int) -> int:
         return forked(lambda: attend(clients[node], print), folder / f"client{node}.log")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from tests.federated.conftest import Make, carried_out
+from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated import simulation
 from zdp_bench.federated.client import client_app
-from zdp_bench.federated.flower import Array, Context, Message
+from zdp_bench.federated.flower import Array, Context, Message, RecordDict
 from zdp_bench.federated.messages import ARRAYS, VALUES, content, values_of
 
 NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on
@@ -47,6 +50,56 @@ def wrong_names(asked: Message, answer: Message) -> Message:
     return Message(content(values_of(answer), {"other": torch.zeros(2)}), reply_to=asked)
 
 
+def saying(**values: object) -> Fault:
+    """The answer, with other values; None leaves one out."""
+
+    def fault(asked: Message, answer: Message) -> Message:
+        for name, value in values.items():
+            if value is None:
+                del answer.content[VALUES][name]
+            else:
+                answer.content[VALUES][name] = value
+        return answer
+
+    return fault
+
+
+def with_bytes(data: bytes) -> Fault:
+    """The answer, with these bytes for its numbers."""
+
+    def fault(asked: Message, answer: Message) -> Message:
+        there = answer.content[ARRAYS]["float32"]
+        answer.content[ARRAYS]["float32"] = Array(there.dtype, there.shape, there.stype, data)
+        return answer
+
+    return fault
+
+
+def pickled(asked: Message, answer: Message) -> Message:
+    answer.content[ARRAYS]["float32"] = Array("float32", (2,), "pickle", b"cos\nsystem\n.")
+    return answer
+
+
+def archived(asked: Message, answer: Message) -> Message:
+    """Numbers as a zip archive, of the very length that is expected: numpy opens it, and does not come to an array."""
+    there, file = answer.content[ARRAYS]["float32"], io.BytesIO()
+    np.savez(file, numbers=np.zeros(1, np.float32))
+    zipped = bytearray(file.getvalue())
+    padding = len(there.data) - len(zipped)
+    assert padding > 0
+    return with_bytes(bytes(zipped[:-22]) + bytes(padding) + bytes(zipped[-22:]))(asked, answer)
+
+
+def two_more(asked: Message, answer: Message) -> Message:
+    numbers = answer.content[ARRAYS]["float32"].numpy()
+    answer.content[ARRAYS]["float32"] = Array(np.concatenate([numbers] * 2000))
+    return answer
+
+
+def nothing(asked: Message, answer: Message) -> Message:
+    return Message(RecordDict(), reply_to=asked)
+
+
 def late(asked: Message, answer: Message) -> Message:
     answer.content[VALUES]["round"] = values_of(answer)["round"] - 1
     return answer
@@ -63,6 +116,22 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "names": (wrong_names, "node 1: its answer does not fit the model: 'other float32 [2]' where 'net.0.weight complex64"),
     "few": (too_few_numbers, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
     "late": (late, "node 1: its answer is to round 1, not to 2"),
+    "many": (two_more, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
+    "pickle": (pickled, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
+    "garbage": (with_bytes(b"x"), "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
+    "zip": (archived, "node 1: its answer "),
+    "nothing": (nothing, "node 1: its answer has no entries"),
+    "no round": (saying(round=None), "node 1: its answer has no round"),
+    "no layout": (saying(layout=None), "node 1: its answer does not fit the model: '' where 'net.0.weight"),
+    "huge": (saying(entries=2**60), "node 1: its answer has entries=1152921504606846976, which is no count"),
+    "many runs": (saying(entries=10**6), "node 1: its answer has entries=1000000, more than 100 runs like this one"),
+    "negative": (saying(entries=-1000), "node 1: its answer has entries=-1000, which is no count"),
+    "word": (saying(entries="8"), "node 1: its answer has entries of type str"),
+    "true": (saying(round=True), "node 1: its answer has round of type bool"),
+    "float": (saying(round=float("nan")), "node 1: its answer has round of type float"),
+    "list": (saying(digest=[1, 2]), "node 1: its answer has digest of type list"),
+    "long": (saying(digest="f" * 10**6), "node 1: its answer has digest that is no word"),
+    "line": (saying(digest="a\nb"), "node 1: its answer has digest that is no word"),
 }
 
 
@@ -93,7 +162,7 @@ def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(con
     assert [node["steps"] for node in nodes] == [8, 8, 8]
     assert [node["unconfirmed"] for node in nodes] == [0, 0, 0]  # asked at the end, the node says what it has spent
     ledger = records.folder(config.results, config.recipe, record["run"]) / "nodes" / "01" / "ledger.jsonl"
-    assert len(ledger.read_text().splitlines()) == 1 + 8
+    assert len(steps_in(ledger)) == 8
 
 
 def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ import torch
 from tests.federated.conftest import Make, carried_out
 from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import ArrayRecord, Message, identify
+from zdp_bench.federated.fleet import identify
+from zdp_bench.federated.flower import ArrayRecord, Message
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def splits(patients: int, each: int) -> Splits:
@@ -60,7 +64,7 @@ def test_an_epoch_is_as_many_rounds_as_draw_every_record_once(configured: Make) 
 
 
 def test_tensors_travel_without_loss() -> None:
-    identify(run=1)
+    identify()
     torch.manual_seed(0)
     sent = {
         "weight": torch.randn(3, 4, dtype=torch.complex64),
@@ -86,10 +90,11 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_telemetry_is_off_before_flower_is_imported() -> None:
-    code = """
+@pytest.mark.parametrize("module", ["simulation", "superlink", "supernode"])
+def test_telemetry_is_off_before_flower_is_imported(module: str) -> None:
+    code = f"""
 import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
-import zdp_bench.federated.simulation
+import zdp_bench.federated.{module}
 from flwr.supercore import telemetry
 print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
 """
@@ -107,6 +112,17 @@ main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().endswith("`pip install 'zdp-bench[federated]'`.")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_flowers_private_modules_are_imported_in_one_file() -> None:
+    public = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+    private = set()
+    for path in (ROOT / "zdp_bench").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            private |= {path.name for name in names if name.split(".")[0] == "flwr" and name not in public}
+    assert private == {"fleet.py"}
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy.ledger import Ledger, LedgerError, Position
+from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 MECHANISM = Mechanism((Block("w", (3,), "float32", 1.0, 1.5, "real"),), Sampling("poisson", 0.1, 10.0, 100))
@@ -87,6 +87,104 @@ def test_releases_drawn_ahead_by_a_killed_process(tmp_path: Path) -> None:
     write(tmp_path / "secure", 7, repeatable=False)
     assert reopen(tmp_path / "seeded").releases_before(4) == 4  # steps 4 to 6 will be drawn again, the same
     assert reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7  # they were releases of their own
+
+
+# --------------------------------------------------------------------------------------------- the same release, or another
+
+
+def begun(path: Path, made: str, step: int, state: str, upto: int, secure: bool = False) -> tuple[Ledger, int]:
+    """A process that goes on at `step` and is stopped after `upto` steps; and how many it was told count again."""
+    ledger = Ledger(path, MECHANISM, repeatable=not secure)
+    again = ledger.begin(made, step, state)
+    for number in range(step, upto):
+        ledger.append(number)
+    ledger.close()
+    return ledger, again
+
+
+def test_steps_drawn_again_from_the_same_start_count_once(path: Path) -> None:
+    first = begun(path, "code", 0, "new", 5)[0]
+    first, again = begun(path, "code", 0, "new", 7)
+    assert (first.generation, first.releases, again) == ("", 7, 0)
+
+
+@pytest.mark.parametrize(("made", "state"), [("other code", "new"), ("code", "other weights"), ("", "new")])
+def test_steps_drawn_again_from_another_start_count_again_under_another_key(path: Path, made: str, state: str) -> None:
+    begun(path, "code", 0, "new", 5)
+    second, again = begun(path, made, 0, state, 3)
+    assert (second.releases, again) == (8, 5)
+    assert second.generation
+    assert second.releases_before(2) == 7  # the five of before are spent, whatever is drawn again
+    third, again = begun(path, made, 0, state, 3)
+    if made:  # the second process's steps, once more
+        assert (third.generation, third.releases, again) == (second.generation, 8, 0)
+    else:  # where nothing repeats, every start is another
+        assert third.generation not in ("", second.generation)
+        assert (third.releases, again) == (11, 8)
+    back, again = begun(path, "code", 0, "new", 6)  # and the first one's
+    assert (back.generation, back.releases, again) == ("", third.releases + 1, 0)
+
+
+def test_a_start_is_known_only_once_it_was_noted(path: Path) -> None:
+    ledger, _ = begun(path, "code", 0, "new", 4)
+    unknown, again = begun(path, "code", 2, "after two", 3)
+    assert (unknown.releases, again) == (5, 2)
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    ledger.note("code", 2, "after two, really")
+    position = ledger.position
+    ledger.close()
+    known = Ledger(path, MECHANISM, True, position)
+    assert known.begin("code", 2, "after two, really") == 0
+    assert [known.holds(step) for step in (2, 3, 4)] == [True, True, False]
+    known.close()
+
+
+def test_what_ran_out_of_memory_is_never_taken_for_the_same(path: Path) -> None:
+    ledger, _ = begun(path, "code", 0, "new", 2)
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    ledger.append(2)
+    ledger.doubt(2)
+    ledger.close()
+    again = begun(path, "code", 0, "new", 1)
+    assert (again[0].releases, again[1]) == (4, 3)
+
+
+def test_every_generation_has_a_key_of_its_own(path: Path) -> None:
+    generations = [begun(path, f"code {i}", 0, "new", 1)[0].generation for i in range(6)]
+    assert len(set(generations)) == 6
+
+
+def test_a_ledger_that_is_set_aside_still_counts_where_noise_is_secure(path: Path) -> None:
+    begun(path, "code", 0, "new", 5, secure=True)
+    set_aside(path)
+    assert begun(path, "code", 0, "new", 2, secure=True)[0].releases == 7
+    set_aside(path)
+    ledger = begun(path, "code", 0, "new", 1, secure=True)[0]
+    assert (ledger.releases, ledger.position.entries, ledger.releases_before(0)) == (8, 8, 8)
+    assert reopen(path, False, ledger.position).releases == 8
+    path.with_name("ledger.jsonl.1").unlink()
+    with pytest.raises(LedgerError, match="line 1"):  # a count that shrank
+        Ledger(path, MECHANISM, False)
+
+
+def test_a_ledger_that_is_set_aside_repeats_only_what_is_the_same(path: Path) -> None:
+    begun(path, "code", 0, "new", 5)
+    set_aside(path)
+    same = begun(path, "code", 0, "new", 5)[0]
+    assert (same.generation, same.releases) == ("", 5)
+    set_aside(path)
+    other = begun(path, "other code", 0, "new", 5)[0]
+    assert other.generation
+    assert other.releases == 5
+
+
+def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:
+    begun(path, "code", 0, "new", 5, secure=True)
+    path.write_bytes(path.read_bytes()[:-20] + b"\xff\nnot json\n[]\n")
+    set_aside(path)
+    assert begun(path, "code", 0, "new", 1, secure=True)[0].releases >= 6
 
 
 # -------------------------------------------------------------------------------------------------- on disk before the noise
@@ -246,21 +344,6 @@ def test_an_emptied_or_missing_ledger_is_refused_beside_a_checkpoint(path: Path)
         Ledger(path, MECHANISM, True, position)
 
 
-def test_repeatable_noise_goes_on_only_where_it_is_the_same(path: Path) -> None:
-    """A step drawn again on another device has other noise: a second release, which would be counted once."""
-    write(path, 3)
-    with pytest.raises(LedgerError, match="line 1: this run's noise was drawn on cpu, and cuda: H100 draws other noise"):
-        Ledger(path, MECHANISM, True, drawn_on="cuda: H100")
-    there = path.with_name("there")
-    Ledger(there, MECHANISM, True, drawn_on="cuda: H100").close()
-    with pytest.raises(LedgerError, match="drawn on cuda: H100, and cpu draws"):
-        Ledger(there, MECHANISM, True)
-    Ledger(there, MECHANISM, True, drawn_on="cuda: H100").close()
-    secure = path.with_name("secure")  # every step that is drawn again is counted again, wherever
-    write(secure, 3, repeatable=False)
-    Ledger(secure, MECHANISM, False, drawn_on="cuda: H100").close()
-
-
 def test_another_runs_ledger_is_refused(path: Path) -> None:
     write(path, 3)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
@@ -273,7 +356,7 @@ def test_another_runs_ledger_is_refused(path: Path) -> None:
         ledger.append(step)
     ledger.close()
     position = write(path.with_name("mine"), 3, repeatable=False)
-    with pytest.raises(LedgerError, match="line 4: not the step"):
+    with pytest.raises(LedgerError, match="does not hold the step that the checkpoint"):
         Ledger(path.with_name("other"), MECHANISM, False, position)
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from zdp_bench.privacy import ledger, noise
+from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import (
     NoiseSource,
@@ -178,10 +178,8 @@ def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
     assert not torch.equal(draw(one, SecureNoise(), 4, CPU), draw(one, SecureNoise(), 4, CPU))
 
 
-def test_the_bits_of_a_seed_are_those_of_this_ledgers_format() -> None:
-    """Runs go on after a kill with the noise of the version that is installed then. If these numbers change, raise
-    `ledger._FORMAT`, so that no run begun before goes on: its last step would be released twice and counted once."""
-    assert ledger._FORMAT == 5
+def test_the_bits_of_a_seed_are_the_same_from_version_to_version() -> None:
+    """A run repeats bit for bit from commit to commit: if these numbers change, say so in the changelog."""
     single, double = white(SeededNoise(7), 4), white(SeededNoise(7), 4, torch.float64)
     bits = ["0x1.3b0c60p+0", "0x1.4e4096p-1", "0x1.25e18cp+1", "0x1.298ff0p-1"]  # to the last, on every machine
     assert single.tolist() == [float.fromhex(number) for number in bits]
@@ -193,6 +191,18 @@ def test_keys_that_are_hashed_ahead_are_those_of_their_steps() -> None:
         for rest in (("w",), ("w", "rank", 1, 3)):
             assert noise._hashed(7, step, *rest) == hashed((7, "noise", step, *rest))
     assert noise._hashed(7, "w", 3) == hashed((7, "noise", "w", 3))
+
+
+def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
+    mechanisms = [Mechanism((block("real", (3,)),), Sampling("poisson", 0.1, 10.0, 100)) for _ in range(2)]
+    mechanisms.append(Mechanism(mechanisms[0].blocks, Sampling("poisson", 0.2, 20.0, 100)))
+    keys = [noise.run_key(run, mechanism, code) for run in "ab" for mechanism in mechanisms for code in "cd"]
+    assert len(keys) == 12
+    assert len(set(keys)) == 8  # the first two mechanisms are one
+    draws = [draw(block("real", (20,)), SeededNoise(key), 0, CPU) for key in sorted(set(keys))]
+    wide = [draw(block("real", (20,), wide=True), SeededNoise(key), 0, CPU) for key in sorted(set(keys))]
+    for rows in (torch.stack(draws), torch.stack(wide)):
+        assert rows.unique().numel() == rows.numel()  # no number of one run occurs in another
 
 
 def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None:

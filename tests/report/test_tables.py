@@ -135,13 +135,21 @@ def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path)
 
 
 def test_a_patients_epsilon_is_a_column_where_patients_own_several_records(tmp_path: Path) -> None:
-    assert "ε patient" not in tables.build(TABLE, tmp_path, EXPECTED).columns
+    assert "ε per unit" not in tables.build(TABLE, tmp_path, EXPECTED).columns
     one = record("mnist", 1)
     one["privacy"] |= {"records_per_patient": 3, "epsilon_patient": 7.5}
     save(tmp_path, one)
     made = tables.build(TABLE, tmp_path, EXPECTED)
-    assert "ε patient" in made.columns
-    assert [row.cells["ε patient"] for row in made.rows if row.numbers["recipe"] == "mnist"] == ["7.5"]
+    assert "ε per unit" in made.columns
+    assert [row.cells["ε per unit"] for row in made.rows if row.numbers["recipe"] == "mnist"] == ["7.5 (patient)"]
+    image = record("phasemnist", 1)
+    image["privacy"] |= {"records_per_patient": 2, "epsilon_patient": 8.5, "unit": "image"}
+    alone = record("phasemnist_tuned", 1)  # of a set where each record is a unit of its own
+    alone["privacy"] |= {"records_per_patient": 1, "epsilon_patient": math.inf, "unit": "patient"}
+    save(tmp_path, image, alone)
+    shown = cells(tmp_path)
+    assert [shown[recipe]["ε per unit"] for recipe in ("phasemnist", "phasemnist_tuned")] == ["8.5 (image)", "∞"]
+    assert "| 8.5 (image) |" in tables.as_markdown(tables.build(TABLE, tmp_path, EXPECTED))
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def attack_with_gradients(subject: Subject, confidence: float, canaries: int, st
     audited = WithCanaries(subject.algorithm, coordinates, indices, values)
 
     def batches(drawn: np.ndarray) -> Iterator[Batch]:
-        yield from micro_batches(subject.data.train, drawn[number[drawn] < 0], subject.config, subject.device)
+        yield from micro_batches(subject.data.train, drawn[number[drawn] < 0], subject.config, subject.device, subject.key)
         here = number[drawn][number[drawn] >= 0]
         amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
         audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
@@ -185,7 +185,7 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
         with torch.no_grad():
             parts = [
                 subject.task.loss(subject.model(x), y).cpu()
-                for x, y in micro_batches(judged, slots, subject.config, subject.device)
+                for x, y in micro_batches(judged, slots, subject.config, subject.device, subject.key)
             ]
         return torch.cat(parts).double().numpy()
 
@@ -194,7 +194,7 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
         subject,
         subject.algorithm,
         steps,
-        lambda drawn: micro_batches(trained_on, drawn[~out[drawn]], subject.config, subject.device),
+        lambda drawn: micro_batches(trained_on, drawn[~out[drawn]], subject.config, subject.device, subject.key),
     )
     delta = subject.config.privacy.delta
     bound, evidence = guess(np.nan_to_num(before - losses()), included, delta, confidence)
@@ -216,7 +216,7 @@ def _train(subject: Subject, algorithm: Algorithm, steps: int, batches: Callable
         ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable)
         training = Training(algorithm, subject.model, subject.optimizer, subject.noise, ledger)
         for step in range(steps):
-            drawn, divisor = subject.plan.draw(subject.config.seed, step, subject.config.privacy.secure)
+            drawn, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
             private_step(training, step, batches(drawn), divisor)
         ledger.close()
         return ledger.releases

@@ -9,21 +9,28 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.config.values import require_central
 from zdp_bench.data import Splits
 from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError
+from zdp_bench.machine import foreign_code
 from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key, stream
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A recipe's run, set up and not begun."""
+    """A recipe's run, set up and not begun.
+
+    Attributes:
+        key: names the streams of batches and noise, as a run's would, but not those of the run itself: an audit's releases of
+            the same data must not be subtracted from it.
+    """
 
     config: Run
     data: Splits
@@ -32,6 +39,7 @@ class Subject:
     algorithm: Algorithm
     optimizer: torch.optim.Optimizer
     plan: Plan
+    key: str
     noise: NoiseSource
     device: torch.device
 
@@ -55,8 +63,9 @@ class Subject:
         if algorithm.mechanism().z == 0 or plan.sampling.scheme == "shuffled":
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute.")
         check_model(model, algorithm, task, data, config, plan)
-        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(config.seed)
-        return Subject(config, data, task, model, algorithm, build_optimizer(config, model), plan, noise, device)
+        key = run_key(f"{run_digest(config, data.digest)}:audit", algorithm.mechanism(), foreign_code())
+        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
+        return Subject(config, data, task, model, algorithm, build_optimizer(config, model), plan, key, noise, device)
 
     @property
     def mechanism(self) -> Mechanism:

@@ -200,7 +200,7 @@ def _epsilon_arguments(of: argparse.ArgumentParser) -> None:
     of.add_argument("--delta", type=number("above 0 and below 1"), metavar="δ", help="default 1e-5")
     of.add_argument("--sampling", metavar="SCHEME", help="poisson (default), uniform (fixed-size batches) or full")
     of.add_argument("--accountant", metavar="NAME", help="one accountant only; `zdp-bench list accountants` names them")
-    of.add_argument("--records-per-patient", type=whole(1), metavar="K", help="also the ε of a patient who owns K records")
+    of.add_argument("--records-per-patient", type=whole(1), metavar="K", help="also the ε of a patient or image with K records")
     of.add_argument(
         "--format",
         choices=["rich", "md", "csv", "json"],

@@ -105,6 +105,8 @@ class Federated:
         certificate, key: the server's certificate (PEM, with its chain) and private key.
         authority: the certificate of who signed the server's; the clients trust no other.
         node: which node this client is, from 0.
+        node_key: this client's private key (OpenSSH, ECDSA), by which the server knows the node.
+        node_keys: the server's file of the nodes' public keys, a line each in the order of their numbers.
     """
 
     nodes: int | None = MISSING
@@ -119,6 +121,8 @@ class Federated:
     key: str | None = MISSING
     authority: str | None = MISSING
     node: int | None = MISSING
+    node_key: str | None = MISSING
+    node_keys: str | None = MISSING
 
 
 @dataclass(frozen=True)

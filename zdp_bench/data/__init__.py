@@ -82,6 +82,7 @@ class Splits:
         validation: records that steer training (`scheduler=reduce_on_plateau`) and are held to be PUBLIC, as the test set is: no
             ε covers them. None where the set has none.
         records_per_patient: the most training records that any one patient owns; an adapter that knows patients bounds it.
+        unit: what owns them, in a word for the reader, where it is no patient: "image", "speaker".
     """
 
     train: Source
@@ -95,6 +96,7 @@ class Splits:
     augment: Augment | None = None
     augment_targets: Augment | None = None
     validation: Records | None = None
+    unit: str = "patient"
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Outline:
         input_shape, dtype: of one record, as the model will get it.
         outputs: how many numbers a model must answer with.
         target_shape, target_dtype: of one record's target.
-        records_per_patient: the most training records of any one patient.
+        records_per_patient, unit: the most training records of any one patient, or of what else owns them; see `Splits`.
         found: whether the files are there; if not, the numbers are the release's.
         validation: how many records validate; 0 where the set has none.
     """
@@ -124,3 +126,4 @@ class Outline:
     records_per_patient: int = 1
     found: bool = True
     validation: int = 0
+    unit: str = "patient"

@@ -195,13 +195,15 @@ def cifar10(
     if normalise == "unit":
         mean, deviation = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
     train, test = _records(files[:5], mean, deviation), _records(files[5:], mean, deviation)
-    return Splits(train, test, SHAPE, CLASSES, provenance, digest, notes, augment=augmentation(augment, -mean / deviation))
+    return Splits(
+        train, test, SHAPE, CLASSES, provenance, digest, notes, augment=augmentation(augment, -mean / deviation), unit="image"
+    )
 
 
 @register("outline", "cifar10")
 def outline(root: Path, *, layout: Layout, **_: object) -> Outline:
     """From the sizes of the binary layout's files; the Python layout is the release or is refused."""
-    released = Outline(50_000, 10_000, SHAPE, CLASSES, found=False)
+    released = Outline(50_000, 10_000, SHAPE, CLASSES, found=False, unit="image")
     try:
         paths = _paths(root, layout_of(root, layout))
     except UserError:
@@ -211,7 +213,7 @@ def outline(root: Path, *, layout: Layout, **_: object) -> Outline:
     if paths[0].suffix != ".bin":
         return replace(released, found=True)
     counts = [path.stat().st_size // RECORD for path in paths]
-    return Outline(sum(counts[:5]), counts[5], SHAPE, CLASSES)
+    return Outline(sum(counts[:5]), counts[5], SHAPE, CLASSES, unit="image")
 
 
 @register("check", "cifar10")

@@ -313,6 +313,7 @@ def load(
         provenance=provenance,
         digest=digest.hexdigest(),
         notes=f"{notes}{counts[0]} {negative}, {counts[1]} {positive}" + (f", {skipped} unusable skipped" if skipped else ""),
+        unit="recording",
     )
 
 
@@ -376,4 +377,4 @@ def outline(
             elif (target := _label(one, positive, negative)) is not None:
                 counts[target] += 1
     train, test = parts(folder, positive, negative, counts, test_share)
-    return Outline(train, test, (fft_length,), 1, torch.complex64, found=found)
+    return Outline(train, test, (fft_length,), 1, torch.complex64, found=found, unit="recording")

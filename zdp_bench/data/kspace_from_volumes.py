@@ -5,13 +5,14 @@ The phase is a polynomial of second order over the slice, fixed by the volume's 
 What is made is written once in fastMRI's layout, and read by its adapter. Nobody can say what phase the scanner had, and the
 scanner's own filters and interpolation are in the magnitudes: numbers from here are 'derived', never fastMRI's.
 
-Each volume is taken for a patient of its own.
+A volume is the unit whose ε is stated; who owns two of them (Task04, see `msd.py`) has a larger one.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def kspace_from_volumes(
     if not made.is_dir():
         write_set(made, paths, axis, testing)
     notes = f"k-space of the volumes in {folder} with a smooth phase added, no noise"
-    return fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices)
+    return replace(fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices), unit="volume")
 
 
 @register("outline", "kspace_from_volumes")
@@ -117,7 +118,7 @@ def outline(
     testing = held_out(len(known), test_share, split_seed)
     train, test = ([one for one, held in zip(known, testing, strict=True) if held == side] for side in (False, True))
     splits = fastmri.as_splits((train, test), "derived", "", how=how, unit=unit, slices=slices)
-    return fastmri.outlined(splits, found)
+    return replace(fastmri.outlined(splits, found), unit="volume")
 
 
 @register("check", "kspace_from_volumes")

@@ -77,7 +77,7 @@ def _splits(name: str, root: Path, normalise: Normalise, check: bool, mirror: st
     records = [Records(to_float(split.images, name, normalise), torch.from_numpy(split.labels)) for split in (train, test)]
     black = float(to_float(np.zeros(1, np.uint8), name, normalise))
     shape = tuple(train.images.shape[1:])
-    return Splits(records[0], records[1], shape, CLASSES, provenance, digest, augment=augmentation(augment, black))
+    return Splits(records[0], records[1], shape, CLASSES, provenance, digest, augment=augmentation(augment, black), unit="image")
 
 
 @register("dataset", "mnist")
@@ -97,9 +97,9 @@ def fashion_mnist(
 def outlined(root: Path, of: Card, dtype: torch.dtype = torch.float32) -> Outline:
     """What `read` will make of the card's files, from their headers; the release's counts where they are not there."""
     if missing(root, of):
-        return Outline(60_000, 10_000, (28, 28), CLASSES, dtype, found=False)
+        return Outline(60_000, 10_000, (28, 28), CLASSES, dtype, found=False, unit="image")
     (train, *shape), (test, *_) = (announced(root / of.files[index].path, dims=3) for index in (0, 2))
-    return Outline(train, test, tuple(shape), CLASSES, dtype)
+    return Outline(train, test, tuple(shape), CLASSES, dtype, unit="image")
 
 
 @register("outline", "mnist")

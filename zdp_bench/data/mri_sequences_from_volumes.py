@@ -11,12 +11,14 @@ v in [0, 1], stands for its tissue, from fluid (dark) over grey to white matter 
 γ varies by 20 % from patient to patient, and the bump's place by 0.05. Every sequence then gets a scanner's share of its own: a
 smooth field of sensitivity (e to a polynomial of mixed second order, coefficients up to 0.3) and Rician noise of 3 % of the
 brightest tissue. All of it is drawn from the file's name, so that a volume is always the same patient. The anatomy is real; no
-scanner made these contrasts, and numbers from here are 'derived', never the decathlon's. Each volume counts as a patient.
+scanner made these contrasts, and numbers from here are 'derived', never the decathlon's. ε is stated of a volume; who owns two of
+them (Task04, see `msd.py`) has a larger one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +92,8 @@ def mri_sequences_from_volumes(
     """Simulated sequences of the volumes in `folder` of the data root: complex64 [1, size, size] of four classes."""
     check_options(size, slices)
     parts = parts_of(within(root, folder), slices, test_share, split_seed)
-    return load(parts, simulated, SIMULATION, "derived", f"four contrasts simulated from the volumes in {folder}", size=size)
+    notes = f"four contrasts simulated from the volumes in {folder}"
+    return replace(load(parts, simulated, SIMULATION, "derived", notes, size=size), unit="volume")
 
 
 @register("outline", "mri_sequences_from_volumes")
@@ -98,12 +101,10 @@ def outline(root: Path, *, folder: str, size: int, slices: int, test_share: floa
     """From headers alone; without volumes, as many as the default folder of the release has."""
     check_options(size, slices)
     if holds_any(within(root, folder)):
-        return outlined(parts_of(root / folder, slices, test_share, split_seed), size)
+        return replace(outlined(parts_of(root / folder, slices, test_share, split_seed), size), unit="volume")
     each, test = len(SEQUENCES) * slices, round(test_share * 260)
-    shape = (1, size, size)
-    return Outline(
-        (260 - test) * each, test * each, shape, len(SEQUENCES), torch.complex64, records_per_patient=each, found=False
-    )
+    sizes = ((260 - test) * each, test * each, (1, size, size), len(SEQUENCES), torch.complex64)
+    return Outline(*sizes, records_per_patient=each, found=False, unit="volume")
 
 
 @register("check", "mri_sequences_from_volumes")

@@ -2,7 +2,10 @@
 
     Task03_Liver/dataset.json, imagesTr/liver_0.nii.gz, labelsTr/liver_0.nii.gz, ...
 
-A volume is a patient. Splits are cut by volume. Every label above 0 is the organ: organ and tumour are one mask, as in the paper.
+Every label above 0 is the organ: organ and tumour are one mask, as in the paper. Splits are cut by volume, and ε is stated of a
+volume, for the release does not say whose it is. Task04's volumes 2k − 1 and 2k look like one person's two hippocampi (their
+intensities differ by a factor of 1.11, other neighbours' by 1.76; medians); that person's ε is of twice as many slices.
+
 Volumes are turned to RAS+ axes first (`nifti.py`), and pixels made square where a scanner's are not. CT has units, so one
 intensity window serves all (the card's `windows`); MR has none, so each slice is scaled between its own 1st and 99th
 percentile: a record then depends on no other.
@@ -210,6 +213,7 @@ def load(
         augment=AUGMENT.images if augment else None,
         augment_targets=AUGMENT.masks if augment else None,
         validation=records["validation"] if people["validation"] else None,
+        unit="volume",
     )
 
 
@@ -298,7 +302,13 @@ def outline(
     """From headers alone; without volumes, as many as the release has, with the paper's 64 slices each."""
     folder, _provenance = _of_task(root, task)
     check_options(Geometry(size, fit, spacing, _window(task, window), channel), max_per_patient, test_per_patient)
-    map_of = {"input_shape": (1, size, size), "outputs": 1, "target_shape": (size, size), "target_dtype": torch.uint8}
+    map_of = {
+        "input_shape": (1, size, size),
+        "outputs": 1,
+        "target_shape": (size, size),
+        "target_dtype": torch.uint8,
+        "unit": "volume",
+    }
     if not holds_any(folder):
         volumes, each = TASKS[task][1], max_per_patient or SLICES
         train, test = sizes(volumes, validation_share, test_share)

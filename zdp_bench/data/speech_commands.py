@@ -246,7 +246,7 @@ def outlined(speakers: list[str], testing: np.ndarray, words: int, shape: list[i
     """What `load` will make of clips by these speakers."""
     held = int(testing.sum())
     own = most_of_one(speakers, testing)
-    return Outline(len(speakers) - held, held, (1, *shape), words, torch.complex64, records_per_patient=own)
+    return Outline(len(speakers) - held, held, (1, *shape), words, torch.complex64, records_per_patient=own, unit="speaker")
 
 
 def load(
@@ -285,6 +285,7 @@ def load(
         digest=hashlib.sha256(f"{files}:{settings}".encode()).hexdigest(),
         notes=f"{len(paths):,} clips of {len(words)} words by {len(set(speakers)):,} speakers, split by {split}",
         records_per_patient=most_of_one(speakers, testing),
+        unit="speaker",
     )
 
 
@@ -348,4 +349,5 @@ def outline(
     count = min(clips_per_word or 3500, 3500) * len(words)
     held = round(test_share * count)
     require(0 < held < count, "dataset.test_share", test_share, f"leaves {count - held} clips to train and {held} to test")
-    return Outline(count - held, held, (1, *shape), len(words), torch.complex64, records_per_patient=20, found=False)
+    sizes = (count - held, held, (1, *shape), len(words), torch.complex64)
+    return Outline(*sizes, records_per_patient=20, found=False, unit="speaker")

@@ -118,4 +118,4 @@ def _parts(count: int, seconds: float, test_share: float) -> tuple[int, int]:
 def outline(root: Path, *, count: int, seconds: float, test_share: float, **_: object) -> Outline:
     """As many as asked for; 512 samples are seen."""
     train, test = _parts(count, seconds, test_share)
-    return Outline(train, test, (512,), 1, torch.complex64)
+    return Outline(train, test, (512,), 1, torch.complex64, unit="recording")

@@ -54,6 +54,7 @@ def synthetic_images(
         provenance="synthetic",
         digest=hashlib.sha256(said.encode()).hexdigest(),
         notes=f"generated patterns of {classes} classes in noise, seed {seed}",
+        unit="image",
     )
 
 
@@ -68,4 +69,4 @@ def _check(shape: list[int], classes: int, train: int, test: int) -> None:
 def outline(root: Path, *, shape: list[int], complex_valued: bool, classes: int, train: int, test: int, **_: object) -> Outline:
     """As many as asked for."""
     _check(shape, classes, train, test)
-    return Outline(train, test, tuple(shape), classes, torch.complex64 if complex_valued else torch.float32)
+    return Outline(train, test, tuple(shape), classes, torch.complex64 if complex_valued else torch.float32, unit="image")

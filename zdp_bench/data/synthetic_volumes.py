@@ -128,4 +128,6 @@ def outline(
     each, tested = (min(GRID[2], most or GRID[2]) for most in (max_per_patient, test_per_patient))
     validate = (volumes - train - test) * each
     square = (1, size, size)
-    return Outline(train * each, test * tested, square, 1, torch.float32, (size, size), torch.uint8, each, validation=validate)
+    return Outline(
+        train * each, test * tested, square, 1, torch.float32, (size, size), torch.uint8, each, validation=validate, unit="volume"
+    )

@@ -4,10 +4,12 @@
 
 A node takes the very steps of a central run (`engine.private_step`: the same Algorithm, Mechanism, noise and ledger) on its own
 patients; what leaves it is noisy already, so the server need only be honest about the training, and may be curious. The server
-averages what the nodes release, weighed by their expected batches, and hands the mean to the recipe's own optimiser as a
-gradient: adaptive federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAdam in the paper's recipe).
+in turn trusts no node's word: it counts what it asked for itself, and drops what is not as it should be. It averages what the
+nodes release, weighed by their expected batches, and hands the mean to the recipe's own optimiser as a gradient: adaptive
+federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAdam in the paper's recipe).
 
-    flower.py      the one door to Flower and Ray: telemetry off, a sentence where they are not installed
+    flower.py      the one door to what Flower makes public: telemetry off, a sentence where it is not installed
+    fleet.py       all that is taken from Flower's private modules: both ends of a connection, and who may speak
     partition.py   whose patients are where, and how many steps that makes
     messages.py    what travels
     node.py        one node: its patients, its noise, its ledger
@@ -15,7 +17,7 @@ gradient: adaptive federated averaging (Reddi et al. 2021, Algorithm 2, with SGD
     roster.py      what the server knows of the nodes, and what they have spent
     server.py      the ServerApp: the rounds, and the rule for nodes that die, answer nonsense or come late
     simulation.py  all nodes on one machine
-    endpoint.py    where the server is, and the files that say who it is
+    endpoint.py    where the server is, and the files that say who it is and who its nodes are
     superlink.py   the server over the network, with TLS
     supernode.py   a node over the network
 

@@ -33,7 +33,7 @@ def client_app(config: Run, key: str) -> ClientApp:
     """The app of any node: `partition-id` of Flower's node configuration says which one it is.
 
     Messages:
-        query.join      {} -> what `Node.join` says
+        query.join      {} -> `Node.join`
         query.prepare   {run, rounds, entries, digest} -> `Node.standing` and the mechanism's digest
         train           {round}, weights -> `Node.standing`, the round, and the released gradients
         query.report    {} -> `Node.standing`
@@ -73,7 +73,13 @@ def client_app(config: Run, key: str) -> ClientApp:
 
     @app.query("report")
     def report(message: Message, context: Context) -> Message:
-        return answered(message, lambda: Message(content(node_of(context).standing()), reply_to=message))
+        def work() -> Message:
+            node = node_of(context)
+            if node.ledger is None:
+                raise UserError("it was started anew, and joins again")
+            return Message(content(node.standing()), reply_to=message)
+
+        return answered(message, work)
 
     @app.query("dismiss")
     def dismiss(message: Message, context: Context) -> Message:

@@ -1,4 +1,5 @@
-"""The one door to Flower: the telemetry of Flower and Ray is off before either is imported; without them, one sentence."""
+"""The one door to Flower's public names: the telemetry of Flower and Ray is off before either is imported; without them, one
+sentence. What is private to Flower comes from `fleet`."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
-    from flwr.supercore.run import Run as FlowerRun
-    from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
     raise UserError(f"a federation needs Flower ({error}): `pip install 'zdp-bench[federated]'`.") from None
 
 logging.getLogger("flwr").setLevel(logging.ERROR)  # it tells of every message
 
 SERVER = 1  # the server's number among Flower's nodes
+FIRST = 2  # node 0's number among them, where it is ours to choose
 
 __all__ = [
+    "FIRST",
     "SERVER",
     "Array",
     "ArrayRecord",
@@ -32,15 +33,8 @@ __all__ = [
     "ConfigRecord",
     "Context",
     "Error",
-    "FlowerRun",
     "Grid",
     "Message",
     "RecordDict",
     "ServerApp",
-    "identify",
 ]
-
-
-def identify(run: int) -> None:
-    """Say who speaks: Flower's messages carry the run's number, and the server's."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SERVER, 1

@@ -19,6 +19,13 @@ from torch import Tensor
 from zdp_bench.federated.flower import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 VALUES, ARRAYS, LAYOUT = "values", "arrays", "layout"
+MOST = 10**9  # of whatever a node counts: examples, steps, rounds
+LONGEST = 256  # letters of a word from a node
+HEADER = 4096  # bytes that an array may be longer than its numbers
+
+
+class Malformed(ValueError):  # noqa: N818 - what a node sends, not a fault of ours
+    """A message is not what it should be; the words say how, in half a sentence that follows 'node 1: its answer'."""
 
 
 def content(values: Mapping[str, int | float | str | bool], tensors: Mapping[str, Tensor] | None = None) -> RecordDict:
@@ -38,26 +45,65 @@ def values_of(message: Message) -> dict[str, Any]:
     return {name: value for name, value in message.content.config_records[VALUES].items() if name != LAYOUT}
 
 
+def _values(message: Message) -> dict[str, Any]:
+    return dict(message.content.config_records.get(VALUES) or {})
+
+
+def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """Return the values that `kinds` names, checked: counts are whole numbers from 0 to `MOST`, words are short.
+
+    Raises:
+        Malformed: one is missing, of another type or beyond reason.
+    """
+    there, found = _values(message), dict[str, Any]()
+    for name, kind in kinds.items():
+        if name not in there:
+            raise Malformed(f"has no {name}")
+        value: Any = there[name]
+        if type(value) is not kind:
+            raise Malformed(f"has {name} of type {type(value).__name__}")
+        if kind is int and not 0 <= value <= MOST:
+            raise Malformed(f"has {name}={value}, which is no count")
+        if kind is str and (len(value) > LONGEST or not value.isprintable()):
+            raise Malformed(f"has {name} that is no word")
+        found[name] = value
+    return found
+
+
 def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a message, each in the shape, dtype and place of the one of that name in `like`.
 
     Raises:
-        ValueError: they are not those of `like`, or not all there.
+        Malformed: they are not those of `like`, not all there, or more than those.
     """
-    there, wanted = str(message.content.config_records[VALUES].get(LAYOUT, "")).split("; "), layout(like).split("; ")
+    there = str(_values(message).get(LAYOUT, "")).split("; ")
+    wanted = layout(like).split("; ")
     for one, other in zip(there, wanted, strict=False):
         if one != other:
-            raise ValueError(f"'{one}' where '{other}' was expected")
+            raise Malformed(f"does not fit the model: {one[:LONGEST]!r} where {other!r} was expected")
     if len(there) != len(wanted):
-        raise ValueError(f"{len(there)} tensors where {len(wanted)} were expected")
-    whole = {name: array.numpy() for name, array in message.content.array_records[ARRAYS].items()}
+        raise Malformed(f"does not fit the model: {len(there)} tensors where {len(wanted)} were expected")
     counts: dict[str, int] = {}
     for value in like.values():
         dtype = _precision(value)
         counts[dtype] = counts.get(dtype, 0) + value.numel() * (2 if value.is_complex() else 1)
-    if {name: array.size for name, array in whole.items() if str(array.dtype) == name and array.ndim == 1} != counts:
-        raise ValueError("its numbers are not as many as its layout says")
-    return dict(_cut(whole, like))
+    arrays: dict[str, Array] = dict(message.content.array_records.get(ARRAYS) or {})
+    if set(arrays) != set(counts):
+        raise Malformed("does not fit the model: its numbers are of other precisions than its layout says")
+    return dict(_cut({dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}, like))
+
+
+def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
+    """Read so many numbers, and never more: what a node sends is not trusted to say how much memory it needs."""
+    size = count * np.dtype(dtype).itemsize
+    if size <= len(array.data) <= size + HEADER:
+        try:
+            numbers = array.numpy()
+        except Exception as error:  # bytes of a stranger: whatever numpy makes of them
+            raise Malformed(f"cannot be read: {type(error).__name__}") from None
+        if isinstance(numbers, np.ndarray) and (str(numbers.dtype), numbers.shape) == (dtype, (count,)):
+            return numbers
+    raise Malformed("does not fit the model: its numbers are not as many as its layout says")
 
 
 def layout(tensors: Mapping[str, Tensor]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +16,12 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.devices import arithmetic, pick_device
 from zdp_bench.engine import Training, private_step
+from zdp_bench.errors import UserError
 from zdp_bench.experiment import open_ledger
 from zdp_bench.federated.messages import digest
 from zdp_bench.federated.partition import Part, dealt, steps_of
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.machine import foreign_code, made_with
 from zdp_bench.parts import (
     Plan,
     build_algorithm,
@@ -34,7 +34,7 @@ from zdp_bench.parts import (
 )
 from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, drawn_on, stream
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 
@@ -115,8 +115,8 @@ class Node:
     """One node. It is asked to `join`, then to `prepare`, then for a `release` a round.
 
     Formal guarantees:
-        - what a release is computed from, and its noise, is a function of (seed, node, step, weights): on the same weights it is
-          the same release, bit for bit, and on others it has another sample and other noise;
+        - what a release is computed from, and its noise, is a function of (run, node, its data, step, weights): on the same
+          weights it is the same release, bit for bit, and on others it has another sample and other noise;
         - its steps stand in this node's own ledger before they exist, so a release that never arrives is counted as well.
     """
 
@@ -162,6 +162,8 @@ class Node:
         self.mechanism = self.algorithm.mechanism()
         self.size = micro_batch_size(self.config, self.plan, site.model, site.task, site.data, site.device)
         name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else "")
+        code = f"{foreign_code()}:node {self.number}:{site.data.digest}"  # of the data only in here: it leaves no node
+        self._key = run_key(run, self.mechanism, code)
         self._path = records.folder(site.config.results, site.config.recipe, run) / "nodes" / name / "ledger.jsonl"
         self._open(at_least)
         return self.standing() | {"mechanism": self.mechanism.digest()}
@@ -170,28 +172,29 @@ class Node:
         if self.ledger:
             self.ledger.close()
         repeatable = not self.config.privacy.secure
-        whose, drawer = f"node {self.number}", drawn_on(self.site.device)
-        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, whose=whose, drawn_on=drawer)
+        made = made_with(self.site.device, self.size.records, 1, self.config.execution.deterministic)
+        start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
+        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}")
         privacy, before = self.config.privacy, self.plan.before
         still = before + self.ledger.releases + self.plan.steps  # the most that can have been released at the end
         budget = privacy.max_epsilon
         self.limit = max(0, affordable_steps(self.mechanism, privacy.delta, budget, still) - before) if budget else None
         self._size = self._path.stat().st_size
 
-    def standing(self, steps: int | None = None) -> dict[str, Any]:
-        """How far the ledger has come, how much of the budget is left (-1: there is none), and what `steps` steps have cost."""
+    def standing(self) -> dict[str, Any]:
+        """How far the ledger has come."""
         assert self.ledger is not None
-        entries, chain = self.ledger.position.entries, self.ledger.position.digest
-        left = -1 if self.limit is None else max(0, self.limit - entries)
-        before = entries if steps is None else self.ledger.releases_before(steps)
-        return {"node": self.number, "entries": entries, "digest": chain, "left": left, "before": before}
+        return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
 
     def release(self, round_: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """One round: `federated.local_steps` private steps from these weights, and the sum of the gradients they released.
 
         Raises:
             BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
+            UserError: this process was not asked to `prepare`; the server asks it to join again.
         """
+        if not hasattr(self, "plan"):
+            raise UserError("it was started anew, and joins again")
         site, config, count = self.site, self.config, self.config.federated.local_steps
         if self.ledger is None or self._path.stat().st_size != self._size:  # another process was this node in between (Ray)
             self._open()
@@ -200,24 +203,18 @@ class Node:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
-        own = own_seed(config.seed, self.number, of)
-        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(own)
+        key = f"{self._key}:{self.ledger.generation}:{of}"
+        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
         optimizer = Collecting(parameters, config.federated.local_lr)
         training = Training(self.algorithm, site.model, optimizer, noise, self.ledger, self.limit)
-        seeded, data = replace(config, seed=own), site.data
+        data = site.data
         with arithmetic(config.precision, config.execution.deterministic, site.model, self.algorithm, site.device):
             for step in range(round_ * count, (round_ + 1) * count):
-                indices, divisor = self.plan.draw(own, step, config.privacy.secure)
-                seed_layers(own, step, 0, config.privacy.secure)
+                indices, divisor = self.plan.draw(key, step, config.privacy.secure)
+                seed_layers(key, step, 0, config.privacy.secure)
                 batches = micro_batches(
-                    self.records, indices, seeded, site.device, step, data.augment, data.augment_targets, self.size
+                    self.records, indices, config, site.device, key, step, data.augment, data.augment_targets, self.size
                 )
                 private_step(training, step, batches, divisor, of)
         self._size = self._path.stat().st_size
-        return self.standing((round_ + 1) * count) | {"round": round_}, optimizer.sums
-
-
-def own_seed(seed: int, node: int, of: str) -> int:
-    """The seed of a node's steps from the weights with digest `of`: sample, noise and layers' chance all follow from it."""
-    high, low = stream(seed, "node", node, of).generate_state(2, np.uint64)
-    return int(high) << 64 | int(low)
+        return self.standing() | {"round": round_}, optimizer.sums

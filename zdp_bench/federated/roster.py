@@ -1,31 +1,39 @@
-"""What the server knows of the nodes: where they are, what they were asked for, and what they have spent at most."""
+"""What the server knows of the nodes: where they are, what they were asked for, and what they have spent at most.
+
+A node is not trusted. What it says is checked before it is used, and only ever raises the count of what it has spent. A message
+that is not what it should be is dropped with one line in the log; nothing that a node sends ends a run.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import Grid, Message, RecordDict
-from zdp_bench.federated.messages import content, values_of
+from zdp_bench.federated.messages import Malformed, checked_values, content, values_of
 
 PAUSE = 0.1  # seconds between two looks for nodes
+AGAIN = 30.0  # seconds after which a node that was refused is asked once more, for it may have been started anew
+MOST_RUNS = 100  # a node that claims to have spent this many times the run's steps is not believed
+
+JOINED = {"node": int, "records": int, "records_per_patient": int}
+SPENT = {"entries": int, "digest": str}  # what a node says of its ledger
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One node, as the server last heard of it.
+    """One node, as the server knows it.
 
     Attributes:
-        records, records_per_patient: of its training set.
-        entries, digest: how far its ledger had come.
-        before: releases that the steps done so far have cost; fewer than `entries` where a killed run drew ahead.
-        left: steps that its budget still allows; -1: it has none.
-        heard: how many rounds had been asked for, over all attempts, when the server last heard of the node.
+        records, records_per_patient: of its training set, as it said when it first joined.
+        entries, digest: how far its ledger had come, as it said last.
+        excess: the most steps that it has ever claimed beyond those that had been asked for by then.
         answers: rounds in which its release was used.
     """
 
@@ -33,170 +41,236 @@ class Standing:
     records_per_patient: int
     entries: int = 0
     digest: str = ""
-    before: int = 0
-    left: int = -1
-    heard: int = 0
+    excess: int = 0
     answers: int = 0
 
-    def spent(self, asked: int, steps_a_round: int) -> int:
-        """The most releases there can be after `asked` rounds: a node that is silent is held to have taken every one."""
-        return self.entries + (asked - self.heard) * steps_a_round
+    def heard(self, entries: int, digest: str, asked: int) -> Standing:
+        """Return it after the node's word that its ledger holds `entries`, when `asked` steps had been asked for."""
+        excess = max(self.excess, entries - asked)
+        if entries < self.entries:
+            return replace(self, excess=excess)
+        return replace(self, entries=entries, digest=digest, excess=excess)
+
+    def spent(self, asked: int) -> int:
+        """Return the most steps there can be once `asked` were asked for.
+
+        Formal guarantees: at least `asked`, whatever the node says; its words only raise it; it never falls.
+        """
+        return asked + self.excess
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one of Flower's nodes is not taken in, which node it is where that is known, and when it is asked again."""
+
+    why: str
+    number: int | None
+    until: float
+    second: bool
 
 
 class Roster:
     """The nodes of a run, by number.
 
+    A node is asked to join as soon as Flower lists it, then to prepare, and is present once it has answered both as it should. It
+    is asked again after it left a round without an answer, and some time after it was refused. A node has one live client: while
+    the first that joined is on Flower's list, another that says it is the same node is refused.
+
     Attributes:
         asked: rounds asked for so far, over all attempts at the run; the server counts them in a ledger of its own.
-
-    A node is present from its joining until it is gone from Flower's list, or left a round without an answer; then it is asked
-    for a sign of life, and is present again when that comes.
+        present: number -> Flower's id.
     """
 
-    def __init__(self, grid: Grid, config: Run, data_digest: str, known: Mapping[int, Mapping[str, Any]]) -> None:
-        self.grid, self.config = grid, config
+    def __init__(
+        self,
+        grid: Grid,
+        config: Run,
+        expected: Mapping[str, Any],
+        sizes: Sequence[int] | None,
+        owners: Mapping[int, int],
+        known: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Know the nodes of a run.
+
+        Args:
+            expected: what every node must say when it joins, such as its experiment's digest.
+            sizes: how many records each node must have; None: as many as it says.
+            owners: Flower's id -> the number of the node whose key it was registered with; empty where there are no keys.
+            known: from a checkpoint, what `saved` gave.
+        """
+        self.grid, self.nodes = grid, config.federated.nodes or 1
+        self.steps_a_round = config.federated.local_steps
         self.standings = {number: Standing(**values) for number, values in known.items()}
         self.asked = 0
-        self.present: dict[int, int] = {}  # number -> Flower's id
-        self._data_digest = data_digest
-        self._met: dict[int, int] = {}  # Flower's id -> number
-        self._silent: dict[str, int] = {}  # message that asks for a sign of life -> number
-        self._prepare: dict[str, Any] | None = None
+        self.present: dict[int, int] = {}
+        self._expected, self._sizes, self._owners = expected, sizes, owners
+        self._met: dict[int, int] = {}  # Flower's id -> number, of every node that has joined and is there still
+        self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
+        self._refused: dict[int, Refusal] = {}  # by Flower's id
+        self._told: dict[str, Any] | None = None
         self._mechanisms: Mapping[int, str] = {}
+        self._most = 0
 
     def meet(self) -> None:
-        """Let nodes that have come join, and drop those that have gone.
-
-        Raises:
-            UserError: a node that has come does not belong to this run, or its ledger is not to be trusted.
-        """
-        there = set(self.grid.get_node_ids())
+        """Let nodes that have come join, and drop those that have gone."""
+        there, now = set(self.grid.get_node_ids()), time.monotonic()
         self.present = {number: address for number, address in self.present.items() if address in there}
-        for sign in self.grid.pull_messages(list(self._silent)) if self._silent else []:
-            number = self._silent.pop(sign.metadata.reply_to_message_id)
-            if not sign.has_error() and sign.metadata.src_node_id in there:
-                self.present[number] = sign.metadata.src_node_id
-        if not (new := sorted(there - set(self._met))):
-            return
-        for answer in self._asked("query.join", dict.fromkeys(new, content({}))):
-            values = values_of(answer)
-            number = int(values["node"])
-            self._check(values, number)
-            known = self.standings.get(number, Standing(int(values["records"]), int(values["records_per_patient"])))
-            self.standings[number] = known
-            self._met[answer.metadata.src_node_id] = number
-            self.present[number] = answer.metadata.src_node_id  # the one that came last is the one that is alive
-        if self._prepare:
-            self._prepare_those([n for n, address in self.present.items() if address in new])
+        self._met = {address: number for address, number in self._met.items() if address in there}
+        self._refused = {address: one for address, one in self._refused.items() if address in there and now < one.until}
+        self._pending = {name: (kind, address) for name, (kind, address) in self._pending.items() if address in there}
+        busy = {*self.present.values(), *self._refused, *(address for _, address in self._pending.values())}
+        for address in sorted(there - busy):
+            self._ask("join", address, {})
+        while self._pending and (answers := list(self.grid.pull_messages(list(self._pending)))):
+            for answer in answers:
+                kind, address = self._pending.pop(answer.metadata.reply_to_message_id)
+                self._admit(kind, address, answer)
 
     def wait_for(self, count: int, patience: float, asked_to_stop: Callable[[], int]) -> bool:
-        """Wait until so many nodes are present; False when `patience` seconds did not suffice."""
+        """Wait until so many nodes are present; False when `patience` seconds did not suffice, or all others are refused."""
         until = time.monotonic() + patience
         while True:
             self.meet()
             if len(self.present) >= count or asked_to_stop():
                 return True
-            if time.monotonic() > until:
+            settled = len(self.present) + sum(not one.second for one in self._refused.values())
+            if (not self._pending and settled >= self.nodes) or time.monotonic() > until:
                 return False
             time.sleep(PAUSE)
 
     def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
-        """Let every node, also those to come, make its mechanism and open its ledger.
+        """Ask every node, also those to come, to make its mechanism and to open its ledger; until then none is present.
 
         Args:
             mechanisms: the digest of the mechanism that each node must come to.
-
-        Raises:
-            UserError: a node refuses, or comes to another mechanism.
         """
-        self._prepare, self._mechanisms = {"run": run, "rounds": rounds}, mechanisms
-        self._prepare_those(list(self.present))
-
-    def _prepare_those(self, numbers: list[int]) -> None:
-        assert self._prepare is not None
-        contents = {}
-        for number in numbers:
-            known = self.standings[number]
-            told = self._prepare | {"entries": known.entries, "digest": known.digest}
-            contents[self.present[number]] = content(told)
-        for answer in self._asked("query.prepare", contents):
-            values = values_of(answer)
-            number = int(values["node"])
-            if values["mechanism"] != self._mechanisms[number]:
-                raise UserError(
-                    f"node {number} comes to another mechanism than the server: both need the same version of zdp-bench."
-                )
-            self.heard(number, values)
+        self._told, self._mechanisms = {"run": run, "rounds": rounds}, mechanisms
+        self._most = MOST_RUNS * rounds * self.steps_a_round
+        for number, address in self.present.items():
+            self._ask_to_prepare(number, address)
+        self.present = {}
 
     def heard(self, number: int, values: Mapping[str, Any]) -> None:
-        """Note what a node said of its ledger: it covers all rounds asked for so far."""
-        self.standings[number] = replace(
-            self.standings[number],
-            entries=int(values["entries"]),
-            digest=str(values["digest"]),
-            before=int(values["before"]),
-            left=int(values["left"]),
-            heard=self.asked,
-        )
+        """Note what a node said of its ledger.
+
+        Raises:
+            Malformed: nobody can have spent as much.
+        """
+        if values["entries"] > self._most:
+            raise Malformed(f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one")
+        asked = self.asked * self.steps_a_round
+        self.standings[number] = self.standings[number].heard(values["entries"], values["digest"], asked)
 
     def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
-        """Ask every node that is present for a round: the answers that came in time, by number."""
-        messages = {number: Message(contents, address, "train", group_id=str(round_)) for number, address in self.present.items()}
-        replies = self.grid.send_and_receive(messages.values(), timeout=patience)
-        answers = {self._met[reply.metadata.src_node_id]: reply for reply in replies if reply.metadata.src_node_id in self._met}
-        for number in set(messages) - set(answers):
-            address = self.present.pop(number)
-            (sign,) = self.grid.push_messages([Message(content({}), address, "query.report")]) or ("",)
-            if sign:
-                self._silent[sign] = number
+        """Ask every node that is present for a round: the first answer of each that came in time, by number."""
+        asked = {address: number for number, address in self.present.items()}
+        messages = [Message(contents, address, "train", group_id=str(round_)) for address in asked]
+        answers: dict[int, Message] = {}
+        for reply in self.grid.send_and_receive(messages, timeout=patience):
+            number = asked.get(reply.metadata.src_node_id)
+            if number is not None:
+                answers.setdefault(number, reply)
+        # A node that failed or is silent joins again: it may have been started anew.
+        self.present = {n: address for n, address in self.present.items() if n in answers and not answers[n].has_error()}
         return answers
+
+    def dropped(self, number: int, why: str) -> None:
+        """Say in the log that what a node sent is not used."""
+        log.warning("node %d: %s; it is dropped", number, why)
 
     def used(self, number: int) -> None:
         """Note that a node's release went into the model."""
         self.standings[number] = replace(self.standings[number], answers=self.standings[number].answers + 1)
 
-    def spent(self, number: int) -> int:
-        """The most releases this node can have made."""
-        standing, federated = self.standings[number], self.config.federated
-        return standing.spent(self.asked, federated.local_steps)
+    def spent(self, number: int, rounds: int | None = None) -> int:
+        """The most releases this node can have made once so many rounds were asked for; None: as many as were."""
+        return self.standings[number].spent((self.asked if rounds is None else rounds) * self.steps_a_round)
 
     def report(self, patience: float) -> None:
-        """Ask every node for its ledger a last time; of one that does not answer, `spent` stays the bound."""
-        contents = {address: content({}) for address in self.present.values()}
-        for answer in self._replies("query.report", contents, patience):
-            if not answer.has_error():
-                values = values_of(answer)
-                self.heard(int(values["node"]), values)
+        """Ask every node for its ledger a last time."""
+        messages = [Message(content({}), address, "query.report") for address in self._met]
+        for answer in self.grid.send_and_receive(messages, timeout=patience) if messages else []:
+            number = self._met.get(answer.metadata.src_node_id)
+            if number is None or answer.has_error():
+                continue
+            try:
+                self.heard(number, checked_values(answer, SPENT))
+            except Malformed as error:
+                self.dropped(number, f"its report {error}")
 
     def dismiss(self) -> None:
         """Tell every node that the run is over."""
-        contents = {address: content({}) for address in self._met if address in set(self.grid.get_node_ids())}
-        self.grid.push_messages([Message(c, address, "query.dismiss") for address, c in contents.items()])
+        there = set(self.grid.get_node_ids())
+        self.grid.push_messages([Message(content({}), address, "query.dismiss") for address in self._met if address in there])
 
     def saved(self) -> dict[int, dict[str, Any]]:
         """For a checkpoint."""
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
-    def _asked(self, kind: str, contents: Mapping[int, RecordDict]) -> list[Message]:
-        """Answers to a question that a node must answer, if it is alive."""
-        answers = self._replies(kind, contents, self.config.federated.patience)
-        for answer in answers:
+    def refusals(self) -> dict[int, str]:
+        """Why nodes are refused, by number."""
+        return {one.number: one.why for one in self._refused.values() if one.number is not None and not one.second}
+
+    def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:
+        for name in self.grid.push_messages([Message(content(values), address, f"query.{kind}")]):
+            self._pending[name] = kind, address
+
+    def _ask_to_prepare(self, number: int, address: int) -> None:
+        assert self._told is not None
+        known = self.standings[number]
+        self._ask("prepare", address, self._told | {"entries": known.entries, "digest": known.digest})
+
+    def _admit(self, kind: str, address: int, answer: Message) -> None:
+        """Take a step with a node that comes: from joining to preparing, from preparing to being present."""
+        number = self._owners.get(address, self._met.get(address))
+        second = False
+        try:
             if answer.has_error():
-                which = self._met.get(answer.metadata.src_node_id)
-                raise UserError(f"node {'that joins' if which is None else which}: {answer.error.reason}")
-        return answers
+                raise Malformed(reason_of(answer))
+            if kind == "join":
+                values = checked_values(answer, JOINED)
+                if number is not None and values["node"] != number:
+                    raise Malformed(f"says that it is node {values['node']}")
+                number = values["node"]
+                second = any(there == number and other != address for other, there in self._met.items())
+                self._join(number, address, values_of(answer), second)
+                if self._told:
+                    self._ask_to_prepare(number, address)
+                    return
+            assert number is not None
+            if kind == "prepare":
+                values = checked_values(answer, SPENT | {"mechanism": str})
+                if values["mechanism"] != self._mechanisms[number]:
+                    raise Malformed("comes to another mechanism than the server: both need the same version of zdp-bench")
+                self.heard(number, values)
+            self.present[number] = address
+        except Malformed as error:
+            self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN, second)
+            log.warning("%s: %s; it is refused", "a node that joins" if number is None else f"node {number}", error)
 
-    def _replies(self, kind: str, contents: Mapping[int, RecordDict], patience: float) -> list[Message]:
-        messages = [Message(record, address, kind) for address, record in contents.items()]
-        return list(self.grid.send_and_receive(messages, timeout=patience)) if messages else []
+    def _join(self, number: int, address: int, values: Mapping[str, Any], second: bool) -> None:
+        """Note which node this is, and what it has.
 
-    def _check(self, values: Mapping[str, Any], number: int) -> None:
-        own = {"experiment": experiment_digest(self.config), "seed": self.config.seed}
-        if self.config.federated.patients == "split":
-            own["data"] = self._data_digest
-        for key, value in own.items():
-            if values[key] != value:
-                raise UserError(
-                    f"node {number} has another {key} than the server: start both with the same recipe, seed and keys"
-                    + (", and the same data set, or federated.patients=own." if key == "data" else ".")
-                )
+        Raises:
+            Malformed: it does not belong to this run, or another client is that node.
+        """
+        if number >= self.nodes:
+            raise Malformed(f"federated.nodes={self.nodes} has no such node")
+        if second:
+            raise Malformed("a second client says that it is this node, whose first is there")
+        for key, value in self._expected.items():
+            if values.get(key) != value:
+                hint = ", and the same data set, or federated.patients=own" if key == "data" else ""
+                raise Malformed(f"has another {key} than the server: start both with the same recipe, seed and keys{hint}")
+        if self._sizes and values["records"] != self._sizes[number]:
+            raise Malformed("has other patients than the server dealt out to it: all need the same data set")
+        if not values["records"] or not values["records_per_patient"]:
+            raise Malformed("has no records")
+        self.standings.setdefault(number, Standing(values["records"], values["records_per_patient"]))
+        self._met[address] = number
+
+
+def reason_of(answer: Message) -> str:
+    """Return the reason of an Error in one short line."""
+    lines = (answer.error.reason or "").strip().splitlines() or ["it failed"]
+    return "".join(letter for letter in lines[-1] if letter.isprintable())[:300]

@@ -1,11 +1,13 @@
 """The ServerApp: rounds of asking every node for a release, averaging, and one step of the optimiser.
 
 The rule for a round. Every node that is present is asked, and given `federated.patience` seconds. An answer counts if it is to
-this round, holds the model's tensors and nothing but finite numbers. With at least `federated.min_nodes` of them (all, where
-nothing is said) the round is their weighed mean, whoever is missing; with fewer the run ends in one sentence, saved, and the same
-command goes on from that round. A late answer is dropped. Whatever becomes of an answer, the node had written its
-steps down before it sent them, and counts them; a node that is not heard of again is held to have taken every step
-that was asked for since, whether of it or of others.
+this round, holds the model's tensors and nothing but finite numbers; any other is dropped with one line in the log. With at
+least `federated.min_nodes` of them (all, where nothing is said) the round is their weighed mean, whoever is missing; with fewer
+the run ends in one sentence, saved, and the same command goes on from that round.
+
+The server trusts no count but its own. It writes a round into a ledger before it asks for it, and every node is held to have
+taken the steps of every round in there, whether it was asked, or answered, or was never heard of again. A node's own word raises
+that number where its ledger holds more, and never lowers it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from zdp_bench import checkpoint
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.devices import arithmetic
@@ -34,9 +37,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
 from zdp_bench.experiment import Watcher, account, described, open_ledger
 from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
-from zdp_bench.federated.messages import content, digest, tensors_of, values_of
+from zdp_bench.federated.messages import Malformed, checked_values, content, digest, tensors_of
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
-from zdp_bench.federated.roster import Roster
+from zdp_bench.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.machine import environment, peak_memory
 from zdp_bench.parts import (
@@ -50,8 +53,8 @@ from zdp_bench.parts import (
     check_model,
     micro_batch_size,
 )
-from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.ledger import Copy
+from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.ledger import Copy, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
@@ -61,7 +64,8 @@ from zdp_bench.tasks import Task
 
 @dataclass(frozen=True)
 class Conducting:
-    """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder."""
+    """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder, and
+    whose keys Flower's nodes have: `owners`, Flower's id -> the node's number."""
 
     config: Run
     data: Splits
@@ -70,6 +74,7 @@ class Conducting:
     device: torch.device
     watcher: Watcher
     asked_to_stop: Callable[[], int]
+    owners: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,11 @@ def conduct(grid: Grid, given: Conducting) -> Record:
 
     Formal guarantees:
         - the weights change only through what nodes released under their own mechanisms, each in its node's ledger;
-        - the record's ε of a node composes every release it can have made; the run's ε is the worst node's, for each patient is
-          at one node only.
+        - the record's ε of a node composes every release it can have made, as the server counts them, whatever the node says; the
+          run's ε is the worst node's, for each patient is at one node only.
 
     Raises:
-        UserError: a node refuses to take part, too few answer, or the data, ledger or checkpoint is not usable.
+        UserError: too few nodes take part or answer, or the data, ledger or checkpoint is not usable.
         Stopped: a signal asked for it; the run is saved.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
@@ -145,15 +150,18 @@ def conduct(grid: Grid, given: Conducting) -> Record:
         saved.restore(model, optimizer, scheduler)
         round_, epochs = saved.step, saved.epochs
 
-    roster = Roster(grid, config, data.digest, saved.nodes if saved else {})
+    split = federated.patients == "split"
+    expected = {"experiment": experiment_digest(config), "seed": config.seed} | ({"data": data.digest} if split else {})
+    shares_of = [len(part) for part in dealt(data, nodes, config.seed)] if split else None
+    roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
     come = roster.wait_for(nodes, patience, given.asked_to_stop)
     if signal := given.asked_to_stop():
         raise Stopped(signal)
     if not come and (len(roster.present) < least or len(roster.standings) < nodes):
-        raise UserError(f"only {len(roster.present)} of {nodes} nodes joined within federated.patience={patience:g} seconds.")
+        why = "; ".join(f"node {number}: {reason}" for number, reason in sorted(roster.refusals().items()))
+        within = f"federated.patience={patience:g} seconds"
+        raise UserError(f"only {len(roster.present)} of {nodes} nodes joined within {within}" + (f" ({why})." if why else "."))
     sizes = {n: roster.standings[n].records for n in range(nodes)}
-    if federated.patients == "split" and [*sizes.values()] != [len(p) for p in dealt(data, nodes, config.seed)]:
-        raise UserError("the nodes have other shares of the patients than the server dealt out: all need the same data set.")
     plan = rounds_of(config, [*sizes.values()])
 
     @cache
@@ -168,7 +176,8 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     mechanisms = {n: own.mechanism for n, own in made.items()}
     fixed = check_model(model, made[0].algorithm, task, data, config, made[0].plan)
     repeatable = not config.privacy.secure
-    asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, saved.ledger if saved else None, whose="server")
+    at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
+    asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server")
     size = micro_batch_size(config, made[0].plan, model, task, data, device)
     parameters = trainable(model)
 
@@ -179,26 +188,41 @@ def conduct(grid: Grid, given: Conducting) -> Record:
         checkpoint.save(home / "checkpoint.pt", state)
 
     def spent() -> float:
-        """The worst node's tight ε as it stands."""
-        missed = {n: (roster.asked - s.heard) * a_round for n, s in roster.standings.items()}
-        so_far = {(mechanisms[n], plan.before + s.before + missed[n]) for n, s in roster.standings.items()}
+        """The worst node's tight ε as it stands, without the rounds that a killed run asked for ahead."""
+        rounds = asked.releases_before(round_)
+        so_far = {(mechanisms[n], plan.before + roster.spent(n, rounds)) for n in roster.standings}
         return max(tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far)
+
+    @cache
+    def limit(mechanism: Mechanism, most: int) -> int:
+        """How many of a node's steps the budget allows, if it can come to `most`."""
+        return affordable_steps(mechanism, config.privacy.delta, config.privacy.max_epsilon or math.inf, most) - plan.before
+
+    def affordable(rounds: int) -> bool:
+        """True if every node can have taken the steps of so many rounds within the budget."""
+        if config.privacy.max_epsilon is None:
+            return True
+        most = {n: plan.before + roster.spent(n, first + plan.steps) for n in roster.standings}
+        return all(roster.spent(n, rounds) <= limit(mechanisms[n], most[n]) for n in roster.standings)
 
     stopped_by, every = "epochs", config.execution.checkpoint_steps or 1  # a round made again may be another release
     policy = arithmetic(config.precision, config.execution.deterministic, model, made[0].algorithm, device)
     with closing(asked), policy:
-        roster.asked = asked.releases
+        roster.asked = first = asked.releases
+        come_again = len(roster.present)
         roster.prepare(given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()})
+        roster.wait_for(come_again, patience, given.asked_to_stop)
         given.watcher.started(config.recipe, config.seed, plan.steps * a_round, round_ * a_round)
         while round_ < plan.steps and stopped_by == "epochs":
-            if any(0 <= s.left < a_round and s.entries <= s.before for s in roster.standings.values()):
+            weights = {name: parameter.detach() for name, parameter in parameters.items()}
+            of = digest(weights)
+            if not affordable(asked.releases + (not asked.holds(round_, of))):
                 stopped_by = "budget"  # before the round: no node has to spend on a round that would not count
             elif not roster.wait_for(least, patience, given.asked_to_stop):
                 save()
                 raise UserError(gone(roster, nodes, least, {}))
             elif not given.asked_to_stop():
-                weights = {name: parameter.detach() for name, parameter in parameters.items()}
-                asked.append(round_, digest(weights))  # before any node is asked
+                asked.append(round_, of)  # before any node is asked
                 roster.asked = asked.releases
                 answers = roster.round(content({"round": round_}, weights), round_, patience)
                 releases, reasons = judged(roster, answers, round_, weights)
@@ -231,7 +255,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     roster.dismiss()
 
     return described(config, data, given.run, model, fixed) | {
-        "privacy": accounted(roster, made, repeatable),
+        "privacy": accounted(roster, made, repeatable, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": final[task.headline]},
         "metrics": final,
@@ -251,31 +275,29 @@ def conduct(grid: Grid, given: Conducting) -> Record:
 def judged(
     roster: Roster, answers: Mapping[int, Message], round_: int, like: Mapping[str, Tensor]
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
-    """The releases that count, by node, and why the others do not. What a node says of its ledger is noted in any case."""
+    """The releases that count, by node, and why the others do not."""
     releases, reasons = {}, {}
     for number, answer in sorted(answers.items()):
-        if answer.has_error():
-            reasons[number] = (answer.error.reason or "it failed").strip().splitlines()[-1][:200]
-            continue
-        values = values_of(answer)
-        roster.heard(number, values)
-        if values["round"] != round_:
-            reasons[number] = f"its answer is to round {values['round']}, not to {round_}"
-            continue
         try:
+            if answer.has_error():
+                raise Malformed(reason_of(answer))
+            values = checked_values(answer, SPENT | {"round": int})
+            if values["round"] != round_:
+                raise Malformed(f"is to round {values['round']}, not to {round_}")
             release = tensors_of(answer, like)
-        except ValueError as error:
-            reasons[number] = f"its answer does not fit the model: {error}"
-            continue
-        if not all(bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all()) for g in release.values()):
-            reasons[number] = "its answer is not finite"
-            continue
-        releases[number] = release
+            if not all(bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all()) for g in release.values()):
+                raise Malformed("is not finite")
+            roster.heard(number, values)
+            releases[number] = release
+        except Malformed as error:
+            reasons[number] = f"its answer {error}" if not answer.has_error() else str(error)
+            roster.dropped(number, reasons[number])
     return releases, reasons
 
 
 def gone(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
     """Why a round did not come about, in one sentence."""
+    reasons = {number: why for number, why in roster.refusals().items() if number not in roster.present} | dict(reasons)
     absent = [n for n in range(nodes) if n not in roster.present and n not in reasons]
     told = [f"node {number}: {reason}" for number, reason in reasons.items()]
     told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
@@ -295,7 +317,7 @@ def weighed_mean(releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[i
     return mean
 
 
-def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool) -> dict[str, Any]:
+def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: str) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 
     Patients are at one node each, so a patient's data moves that node's releases alone (parallel composition).
@@ -304,7 +326,7 @@ def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool) -> dic
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
         own = made[like]
-        return account(own.config, own.mechanism, own.plan, Copy((0,) * releases, "", repeatable), patient)
+        return account(own.config, own.mechanism, own.plan, Copy((), Position(releases, ""), repeatable), patient, unit)
 
     first = {made[number].mechanism: number for number in sorted(made, reverse=True)}  # nodes with one mechanism have one ε
     found = {}

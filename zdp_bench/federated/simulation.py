@@ -15,7 +15,8 @@ from zdp_bench.distributed import ALONE
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import Outcome, Watcher, once
 from zdp_bench.federated.client import client_app, reply_of, site_open
-from zdp_bench.federated.flower import ClientApp, Context, FlowerRun, Grid, Message, RecordDict, ServerApp, identify
+from zdp_bench.federated.fleet import FlowerRun, identify
+from zdp_bench.federated.flower import FIRST, ClientApp, Context, Grid, Message, RecordDict, ServerApp
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.server import Conducting, Result, server_app
 from zdp_bench.records import Record
@@ -53,18 +54,13 @@ def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -
 
 def one_after_another(serving: ServerApp, answering: ClientApp, nodes: int) -> None:
     """Run both apps in this process: a message is answered when it is sent."""
-    identify(run=1)
+    identify()
     context = Context(1, 0, {}, RecordDict(), {})
     serving(SerialGrid(answering, nodes), context)
 
 
 class SerialGrid(Grid):
-    """Nodes in this process, one after the other.
-
-    Flower's number of a node is its own plus 2.
-    """
-
-    FIRST = 2
+    """Nodes in this process, one after the other."""
 
     def __init__(self, answering: ClientApp, nodes: int) -> None:
         self._app = answering
@@ -72,7 +68,7 @@ class SerialGrid(Grid):
         self._answers: dict[str, Message] = {}
         self._sent = 0
         self._contexts = {
-            self.FIRST + node: Context(1, self.FIRST + node, {"partition-id": node, "num-partitions": nodes}, RecordDict(), {})
+            FIRST + node: Context(1, FIRST + node, {"partition-id": node, "num-partitions": nodes}, RecordDict(), {})
             for node in range(nodes)
         }
 

@@ -6,37 +6,27 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
-
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-from flwr.supernode.fleet_http_connection import http_request_response
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import only_one_process
 from zdp_bench.federated.client import client_app, reply_of, site_open
-from zdp_bench.federated.endpoint import endpoint, pem
-from zdp_bench.federated.flower import ClientApp, Context, Message, RecordDict
+from zdp_bench.federated.endpoint import endpoint, node_key, pem
+from zdp_bench.federated.fleet import RUN, Link, Lost, Refused, connected
+from zdp_bench.federated.flower import FIRST, ClientApp, Context, RecordDict
 from zdp_bench.federated.node import Site
 from zdp_bench.survival import Stopped, stop_signals
 
-RUN, TASK = 1, 1  # Flower's numbers of the one run that a server conducts
 PAUSE = 0.05  # seconds between two looks for messages
-GOODBYE = 10.0  # seconds that a server waits for its clients to hear that the run is over
+BLIP = 30.0  # seconds that a connection may be away without this node having to join anew
 
 
 def attend(config: Run, say: Callable[[str], None]) -> None:
     """Be one node until the server says that the run is over.
 
     Raises:
-        UserError: the server cannot be reached within `federated.patience`, or is not the one the authority vouches for.
+        UserError: the server cannot be reached within `federated.patience`, is not the one the authority vouches for, does not
+            know this node's key, or has a live client of this node all that time.
         Busy: another process is this node.
         Stopped: a signal asked for it; the ledger has every step, and the same command joins again.
     """
@@ -44,6 +34,7 @@ def attend(config: Run, say: Callable[[str], None]) -> None:
     authority, number = pem(config, "authority"), config.federated.node
     if number is None:
         raise UserError("federated.node is not set: say which node this is, from 0.")
+    private = node_key(config)
     if not config.privacy.secure:
         say("the noise comes from the seed, which the server knows: a rehearsal. privacy.secure=true is for real patients.")
     key = f"node {number}"
@@ -51,13 +42,29 @@ def attend(config: Run, say: Callable[[str], None]) -> None:
     with only_one_process(here, wait=False), site_open(key, Site(config)) as site, stop_signals() as asked:
         app, context = client_app(config, key), Context(RUN, 0, {"partition-id": number}, RecordDict(), {})
         site.node(number)  # reads the data, before the server is kept waiting
-        over = False
+        until, over = time.monotonic() + config.federated.patience, False
         while not over:
             reach(host, port, authority, config.federated.patience, asked)
-            say(f"node {number}: joins {host}:{port}")
-            over = session(app, context, config, authority, asked)
+            try:
+                with connected(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", authority, private, BLIP) as link:
+                    if link.node.node_id != FIRST + number:
+                        raise UserError(f"federated.node_key is node {link.node.node_id - FIRST}'s, and this is node {number}.")
+                    say(f"node {number}: joins {host}:{port}")
+                    over = session(app, context, link, asked)
+                until = time.monotonic() + config.federated.patience
+            except Lost:
+                pass  # it may be started anew
+            except Refused as refused:
+                if not refused.known or time.monotonic() > until:
+                    why = (
+                        "another client is this node"
+                        if refused.known
+                        else "its federated.node_keys lacks this key, or its clock differs"
+                    )
+                    raise UserError(f"the server at {host}:{port} refuses node {number}: {why}.") from None
             if signal := asked():
                 raise Stopped(signal)
+            time.sleep(0 if over else 10 * PAUSE)
         ledger = site.node(number).ledger
         say(f"node {number}: the run is over; {ledger.releases if ledger else 0} steps stand in its ledger")
 
@@ -98,30 +105,18 @@ def reach(host: str, port: int, authority: str, patience: float, asked: Callable
         time.sleep(10 * PAUSE)
 
 
-def session(app: ClientApp, context: Context, config: Run, authority: str, asked: Callable[[], int]) -> bool:
-    """Answer messages until the run is over; False where the connection was lost before."""
-    over = False
-    host, port = endpoint(config)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    with http_request_response(address, False, authority, max_wait_time=config.federated.patience) as connection:
-        node, receive, send, _, _, pull, push, confirm = connection
-        context.node_id = node
-        while not over and not asked():
-            if (got := receive()) is None:
-                time.sleep(PAUSE)
-                continue
-            header, tree = got
-            name, run = header.metadata.message_id, header.metadata.run_id
-            contents = pull_objects([t.object_id for t in iterate_object_tree(tree)], partial(pull, run))
-            confirm(run, name)
-            message = cast(Message, inflate_object_from_contents(name, contents))
-            message.metadata.__dict__["_message_id"] = name
-            answer = reply_of(app, message, context)
-            with no_object_id_recompute():
-                answer.metadata.__dict__["_message_id"] = answer.object_id
-                objects: dict[str, Any] = get_all_nested_objects(answer)
-                missing, place = send(answer, get_object_tree(answer), 0.0)
-                for piece in missing:
-                    push(run, place, piece, objects[piece].deflate())
-            over = message.metadata.message_type == "query.dismiss"
-    return over
+def session(app: ClientApp, context: Context, link: Link, asked: Callable[[], int]) -> bool:
+    """Answer messages until the run is over, or a signal asks to stop: False.
+
+    Raises:
+        Lost: the connection.
+    """
+    context.node_id = link.node.node_id
+    while not asked():
+        if (message := link.receive()) is None:
+            time.sleep(PAUSE)
+            continue
+        link.send(reply_of(app, message, context))
+        if message.metadata.message_type == "query.dismiss":
+            return True
+    return False

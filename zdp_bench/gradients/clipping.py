@@ -75,6 +75,28 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     return held(norms.reciprocal().mul_(bound * SAFETY).clamp_(max=1.0).nan_to_num_(nan=0.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
 
 
+# A share of 1/MOST of what it is summed up from has lost so many digits in float32 that it is clipped as if it were longer.
+MOST = 4096.0
+
+
+def guarded(squares: Tensor, mass: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
+    """Squared norms to clip by, so that a share stays within its bound as it is COMPUTED, [B] in float64.
+
+    A norm is measured exactly, but the sum is one contraction over all records and positions, in `dtype`. Where a record's
+    terms cancel, their rounding errors do not: a record of norm 0 would move the sum by any amount. So it is clipped by
+
+        max(‖g‖ + K·u·M, M/MOST),  M ≥ Σ_t ‖g_t‖‖x_t‖,  K = 16 + √T/2,
+
+    u the unit roundoff, T the number of terms. The first bounds the share with its own errors, which are K·u·M at most unless
+    they conspire (Higham 2002, "Accuracy and stability of numerical algorithms", section 4.2: √T·u·M is the rule for T terms of
+    random errors, T·u·M the worst case); the second bounds what one record lays on top of everybody else's digits.
+
+    Measured on the papers' networks M/‖g‖ is 3 to 120: natural data loses less than 0.03 % of its norm, and none to the second.
+    """
+    rounding = (16 + math.sqrt(terms) / 2) * torch.finfo(dtype).eps / 2
+    return torch.maximum(squares.sqrt() + rounding * mass, mass / MOST).square_()
+
+
 def flushed(weighed: Tensor) -> Tensor:
     """0 in the place of what is too small to be held in full, of [B, ...] times factors: rounded upwards, and then multiplied by
     an input of 10³⁸, it would lift a record's share over its bound."""

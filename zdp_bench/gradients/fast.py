@@ -20,10 +20,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, groups, no_records
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, groups, guarded, no_records
 from zdp_bench.gradients.norms import squared_norms, squared_norms_of
 from zdp_bench.gradients.outer_sums import Outer, outer_sums
-from zdp_bench.gradients.rules import NoRule, Rule, Share, contract, rule_of
+from zdp_bench.gradients.rules import NoRule, Rule, Share, Terms, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
 from zdp_bench.gradients.weighing import Clipping, Term, clipping
@@ -232,7 +232,7 @@ def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowanc
         of.weighted_sum = shares[0].weighted_sum
         return 0
     if len(shares) == 1 and shares[0].ghost is not None:
-        of.squared_norms = shares[0].ghost()
+        of.squared_norms = _guarded(shares[0].ghost(), shares, of.itself.dtype)
         of.weighted_sum = shares[0].weighted_sum
         return 0
     size = of.itself.nbytes  # of one record's gradient
@@ -250,9 +250,18 @@ def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowanc
             of.rows = rows
         of.weighted_sum = lambda factors: contract(rows, factors)
         return 0 if total <= free else total
-    of.squared_norms = _formed_norms(shares, records, FORM_BYTES // size)
+    of.squared_norms = _guarded(_formed_norms(shares, records, FORM_BYTES // size), shares, of.itself.dtype)
     of.weighted_sum = _sum_of(shares)
     return 0
+
+
+def _guarded(squares: Tensor, shares: list[Share], dtype: torch.dtype) -> Tensor:
+    """Squared norms to clip by where the sum is not made of the rows that were measured; see `clipping.guarded`."""
+    terms = [share.terms() for share in shares if share.terms is not None]
+    if len(terms) < len(shares):  # a call whose rows are there: what it adds is what they measure
+        terms += [Terms(squared_norms(s.rows(0, len(squares))).sqrt(), 1) for s in shares if s.terms is None]
+    mass = terms[0].mass if len(terms) == 1 else torch.stack([each.mass for each in terms]).sum(dim=0)
+    return guarded(squares, mass, sum(each.number for each in terms), dtype.to_real() if dtype.is_complex else dtype)
 
 
 def _rows(shares: list[Share]) -> Callable[[int, int], Tensor]:

@@ -4,11 +4,16 @@ One JSON line a step, each carrying the SHA-256 of everything above it, so a lin
 the chain. A line is written and fsynced as a whole; a kill can only cut the last one short, and such a step is counted: its
 noise may have been drawn.
 
-A step drawn again after a crash:
-    - with repeatable noise it is bit for bit the same release (see `noise.py`), so step t stands once;
-    - with secure noise it is a new release, so it is written, and counted, once more;
-    - where it may start from something else than before (a node of a federation steps from the weights it is sent), the line says
-      from what, `of`, and only the same step of the same weights is the same release.
+A step that is drawn again after a kill counts once only where it is provably the same release. For that the ledger also notes,
+beside the chain, where a process may start:
+`{"state": digest of weights and optimiser, "step": s, "made": digest of the code and the machine}`.
+    - Same step, same state, same code and machine as such a line: every step from there on has the same bits as before. It
+      stands once.
+    - Anything else starts a new GENERATION. Its noise and batches have a key of their own (`Ledger.generation`), so steps that
+      are drawn again are new, independent releases, and they count again.
+    - With secure noise every step that is drawn is a new release.
+    - A node of a federation steps from the weights it is sent: the line says from which, `of`, and only the same step of the
+      same weights is the same release.
 
 The chain guards against damage and careless hands. It has no key, so whoever rewrites the whole file, or cuts off what came
 after the last checkpoint, line by line, cannot be told from a run that was killed there.
@@ -21,13 +26,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
-# Raised whenever a seed's noise comes out in other bits: a step drawn again would then be a second release, and no run goes on.
-_FORMAT = 5
+_FORMAT = 6  # of the file
 
 
 class LedgerError(ValueError):
@@ -38,20 +42,23 @@ class BudgetExceeded(Exception):  # noqa: N818 - it is an event of a run, not a 
     """The next step would pass `max_epsilon`. Nothing was drawn and nothing changed."""
 
 
-def _without(head: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in head.items() if name != key}
-
-
 def _chain(previous: str, body: dict[str, Any]) -> str:
     return hashlib.sha256((previous + json.dumps(body, sort_keys=True)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a ledger had come when a checkpoint was written: entries and the chain's digest there."""
+    """How far a ledger had come when a checkpoint was written: releases, with those set aside, and the chain's digest there."""
 
     entries: int
     digest: str
+
+
+class Entry(NamedTuple):
+    """A release: its step, and the generation whose noise it has."""
+
+    step: int
+    generation: str
 
 
 class Ledger:
@@ -60,6 +67,7 @@ class Ledger:
     Formal guarantees:
         - `append` returns only after the step is on disk;
         - `releases` never counts fewer releases than were drawn, whenever the process was killed;
+        - a step that is not counted again has the noise, the batch and the start it had before;
         - opening refuses a file whose chain does not hold, or that ends before `at_least`, and names the line.
     """
 
@@ -70,28 +78,33 @@ class Ledger:
         repeatable: bool,
         at_least: Position | None = None,
         whose: str = "",
-        drawn_on: str = "cpu",
     ) -> None:
-        """Open or create the ledger at `path`.
+        """Open or create the ledger at `path`. What was set aside there (`set_aside`) is read too.
 
         Args:
             mechanism: every entry is one step of it.
             repeatable: the noise of a step drawn again is the same noise.
             at_least: a checkpoint's position, which the file must contain.
             whose: names a node of a federation: ledgers of one mechanism must not be taken for one another.
-            drawn_on: names what draws the noise (`noise.drawn_on`): repeatable noise is the same on the same device only.
 
         Raises:
             LedgerError: see the class.
         """
         self.path = path
         self.repeatable = repeatable
+        self._entries: list[Entry] = []
+        self._furthest: dict[str, int] = {}  # generation -> its last step
+        self._of: set[tuple[str, int, str]] = set()
+        self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
+        self._digest = _START
+        self.generation = ""
+        aside = sorted(path.parent.glob(f"{path.name}.*"))
+        counted = sum(self._learn_from(earlier) for earlier in aside)
+        self.earlier = 0 if repeatable else counted
         self._head: dict[str, Any] = {"ledger": _FORMAT, "mechanism": mechanism.digest(), "repeatable": repeatable}
         self._head |= {"whose": whose} if whose else {}
-        self._head |= {"drawn_on": drawn_on} if repeatable and drawn_on != "cpu" else {}
-        self._steps: list[int] = []
-        self._of: set[tuple[int, str]] = set()
-        self._digest = _START
+        self._head |= {"earlier": self.earlier} if self.earlier else {}
+        self._aside = "".join(_sha256(earlier) for earlier in aside)
         if path.exists():
             self._read(at_least or Position(0, _START))
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
@@ -105,6 +118,66 @@ class Ledger:
             self._write(self._head)
             _fsync_folder(path.parent)
 
+    def begin(self, made: str, step: int, state: str) -> int:
+        """Start, or go on, at `step` from `state`: in the generation that was there before, or else in a new one.
+
+        Args:
+            made: the digest of code, libraries, machine and micro-batch (`provenance.made_with`); empty where no step can be
+                repeated bit for bit.
+            state: the digest of weights, optimiser and schedule.
+
+        Returns:
+            How many steps that were drawn before will be drawn as new releases, and count again. Where nothing is repeatable,
+            0: there every step counts whenever it is drawn.
+        """
+        if not self.repeatable:
+            return 0
+        known = self._starts.get((made, step, state)) if made else None
+        again = 0 if known is not None else sum(entry.step >= step for entry in self._entries)
+        if known is not None:
+            self.generation = known
+        elif self._entries or self._starts or self._aside:
+            parts = f"{self._digest}:{self._aside}:{made}:{step}:{state}"
+            self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
+        self.note(made, step, state)
+        return again
+
+    def note(self, made: str, step: int, state: str) -> None:
+        """Write down a state that this generation passes through, before a checkpoint holds it."""
+        if made and self.repeatable and (made, step, state) not in self._starts:
+            self._note(made, step, state)
+
+    def doubt(self, step: int) -> None:
+        """Write down that from `step` on this generation cannot be repeated: memory ran out, and the sum was cut anew."""
+        if self.repeatable:
+            self._note("", step, "")
+
+    def _note(self, made: str, step: int, state: str) -> None:
+        body = {"made": made, "step": step, "state": state, "generation": self.generation}
+        self._put(body)
+        self._learn(body)
+
+    def _learn(self, body: dict[str, Any]) -> None:
+        """Take in a line that says where a process may start, or, without a state, that its generation is repeated no more."""
+        if body["state"]:
+            self._starts[body["made"], body["step"], body["state"]] = body["generation"]
+        else:
+            self._starts = {start: of for start, of in self._starts.items() if of != body["generation"]}
+
+    def _learn_from(self, path: Path) -> int:
+        """The starts in a ledger that was set aside, as far as it can be read, and how many steps it holds at most."""
+        steps = 0
+        for line in path.read_bytes().splitlines():
+            try:
+                body = json.loads(line)
+                if _is_start(body):
+                    self._learn(body)
+                else:
+                    steps += "ledger" not in body
+            except (ValueError, TypeError):
+                steps += 1
+        return steps
+
     def append(self, step: int, of: str = "") -> None:
         """Write down that `step` is about to be released. Does nothing when the very same release is already in.
 
@@ -113,54 +186,60 @@ class Ledger:
         """
         if self.holds(step, of):
             return
-        self._write({"step": step} | ({"of": of} if of else {}))
-        self._enter(step, of)
+        self._write({"step": step} | ({"of": of} if of else {}) | ({"generation": self.generation} if self.generation else {}))
+        self._enter(step, of, self.generation)
 
     def holds(self, step: int, of: str = "") -> bool:
         """Whether drawing `step` (again) makes no new release."""
         if of:
-            return self.repeatable and (step, of) in self._of
-        return self.repeatable and bool(self._steps) and step <= self._steps[-1]
+            return self.repeatable and (self.generation, step, of) in self._of
+        return self.repeatable and step <= self._furthest.get(self.generation, -1)
 
-    def _enter(self, step: int, of: str) -> None:
-        self._steps.append(step)
+    def _enter(self, step: int, of: str, generation: str) -> None:
+        self._entries.append(Entry(step, generation))
+        self._furthest[generation] = max(step, self._furthest.get(generation, -1))
         if of:
-            self._of.add((step, of))
+            self._of.add((generation, step, of))
 
     @property
     def releases(self) -> int:
         """How many releases the accountant must compose."""
-        return len(self._steps)
+        return self.earlier + len(self._entries)
 
     def releases_before(self, step: int) -> int:
         """How many of them were made by the time `step` steps are done, counting what a killed process drew ahead.
 
-        With repeatable noise the releases drawn ahead are those that will be drawn again, so they count when their turn comes.
+        What this generation drew ahead will be drawn again, so it counts when its turn comes.
         """
-        return sum(done < step for done in self._steps) if self.repeatable else len(self._steps)
+        if not self.repeatable:
+            return self.releases
+        return sum(done < step or generation != self.generation for done, generation in self._entries)
 
     @property
     def position(self) -> Position:
-        return Position(len(self._steps), self._digest)
+        return Position(self.releases, self._digest)
 
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Every release's step, in the order they were made."""
-        return tuple(self._steps)
+    def copy(self) -> Copy:
+        """The same count for another process, which writes nothing."""
+        return Copy(tuple(self._entries), self.position, self.repeatable, self.generation)
 
     def close(self) -> None:
         self._file.close()
 
     def _write(self, body: dict[str, Any]) -> None:
+        """Put a line that the chain goes on from."""
+        self._put(body)
+        self._digest = _chain(self._digest, body)
+
+    def _put(self, body: dict[str, Any]) -> None:
         left = _line(self._digest, body) + b"\n"
         while left:  # an unbuffered file may take less than it is given
             left = left[self._file.write(left) :]
         os.fsync(self._file.fileno())
-        self._digest = _chain(self._digest, body)
 
     def _read(self, at_least: Position) -> None:
         *lines, cut = self.path.read_bytes().split(b"\n")
-        digest_there = _START
+        passed: set[str] = set()  # the chain's digests where the checkpoint's number of steps was there
         for number, line in enumerate(lines, start=1):
             try:
                 body = json.loads(line)
@@ -170,39 +249,37 @@ class Ledger:
             if claimed != _chain(self._digest, body):
                 raise LedgerError(f"{self.path}, line {number}: the chain of digests breaks here; the file was edited")
             if number == 1:
-                if _without(body, "drawn_on") == _without(self._head, "drawn_on") and body != self._head:
-                    there, here = (str(head.get("drawn_on", "cpu")) for head in (body, self._head))
-                    raise LedgerError(
-                        f"{self.path}, line 1: this run's noise was drawn on {there}, and {here} draws other noise from the same "
-                        f"seed, so it can only go on there"
-                    )
                 if body != self._head:
                     raise LedgerError(f"{self.path}, line 1: belongs to another mechanism or noise source than this run's")
-            elif set(body) - {"of"} != {"step"} or type(body["step"]) is not int or type(body.get("of", "")) is not str:
+            elif _is_start(body):
+                self._learn(body)
+                continue
+            elif not _is_step(body):
                 raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
             else:
-                self._enter(body["step"], body.get("of", ""))
+                self._enter(body["step"], body.get("of", ""), body.get("generation", ""))
             self._digest = claimed
-            if len(self._steps) == at_least.entries:
-                digest_there = self._digest
-        if len(self._steps) < at_least.entries:
+            if self.releases == at_least.entries:
+                passed.add(self._digest)
+        if self.releases < at_least.entries:
             raise LedgerError(
-                f"{self.path}, line {len(lines) + 1}: the file ends here. It holds {len(self._steps)} steps, but the checkpoint "
+                f"{self.path}, line {len(lines) + 1}: the file ends here. It holds {self.releases} steps, but the checkpoint "
                 f"beside it was written after {at_least.entries}; it was truncated"
             )
-        if at_least.entries and digest_there != at_least.digest:
+        if at_least.entries and at_least.digest not in passed:
             raise LedgerError(
-                f"{self.path}, line {at_least.entries + 1}: not the step the checkpoint beside it was written after; the file "
-                "was replaced"
+                f"{self.path}: does not hold the step that the checkpoint beside it was written after, its "
+                f"{at_least.entries}th; the file was replaced"
             )
         if not lines:  # killed while the very first line was written: nothing was released yet
             self._rewrite([])
             self._digest = _chain(_START, self._head)
         elif cut:  # count the step whose line a kill cut short: drop the fragment, write the line whole
-            body = {"step": self._steps[-1] + 1 if self._steps else 0}
+            last = self._entries[-1] if self._entries else Entry(-1, "")
+            body = {"step": last.step + 1} | ({"generation": last.generation} if last.generation else {})
             self._rewrite([*lines, _line(self._digest, body)])
             self._digest = _chain(self._digest, body)
-            self._steps.append(body["step"])
+            self._enter(last.step + 1, "", last.generation)
 
     def _rewrite(self, lines: list[bytes]) -> None:
         """Put these lines, or the first one alone, in the file's place: all or nothing, for a kill may come here too."""
@@ -218,16 +295,46 @@ class Ledger:
 class Copy(Ledger):
     """A ledger as another process knows it: the same count, no file. Rank 0 of a run, or a federation's node, has that."""
 
-    def __init__(self, steps: tuple[int, ...], digest: str, repeatable: bool) -> None:
+    def __init__(self, entries: tuple[Entry, ...], position: Position, repeatable: bool, generation: str = "") -> None:
         self.repeatable = repeatable
-        self._steps = list(steps)
+        self.generation = generation
+        self.earlier = position.entries - len(entries)
+        self._entries = []
+        self._furthest = {}
         self._of = set()
-        self._digest = digest
+        self._starts = {}
+        self._digest = position.digest
+        for entry in entries:
+            self._entries.append(entry)
+            self._furthest[entry.generation] = max(entry.step, self._furthest.get(entry.generation, -1))
 
     def close(self) -> None: ...
 
-    def _write(self, body: dict[str, Any]) -> None:
-        self._digest = _chain(self._digest, body)
+    def _put(self, body: dict[str, Any]) -> None: ...
+
+
+def set_aside(path: Path) -> None:
+    """Keep the ledger at `path` beside a new one that is about to begin: `ledger.jsonl.1`, and so on. It is never deleted."""
+    if path.exists():
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        os.replace(path, aside)
+        _fsync_folder(path.parent)
+
+
+def _is_start(body: dict[str, Any]) -> bool:
+    kinds = {"made": str, "step": int, "state": str, "generation": str}
+    return set(body) - {"sha256"} == set(kinds) and all(type(body[name]) is kind for name, kind in kinds.items())
+
+
+def _is_step(body: dict[str, Any]) -> bool:
+    kinds = {"step": int, "of": str, "generation": str}
+    return "step" in body and set(body) <= set(kinds) and all(type(value) is kinds[name] for name, value in body.items())
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _line(previous: str, body: dict[str, Any]) -> bytes:

@@ -3,9 +3,10 @@
 Gaussian numbers are drawn as REAL numbers and laid over `view_as_real` of a complex tensor, at the block's full `std` on each
 part. (`torch.normal` on a complex tensor would put std/√2 on each part, and Opacus's secure mode none on the imaginary one.)
 
-Noise of a step is a pure function of (seed, step, block): a step that is run again after a crash draws the same bits, so it is
-the same release and not a second one; and no two steps, blocks or purposes share a stream (the whole key is hashed into 128 bits
-or more; torch's CPU generator would keep only 32).
+Noise of a step is a pure function of (key, step, block), where the key is the run's own (`run_key`): a step that is run again
+after a crash draws the same bits, so it is the same release and not a second one; no two steps, blocks or purposes share a
+stream (the whole key is hashed into 128 bits or more; torch's CPU generator would keep only 32); and no two runs do that differ
+in anything, in σ, in a rate or in one training example. If they did, their difference would show the sums without noise.
 """
 
 from __future__ import annotations
@@ -26,9 +27,25 @@ from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.normal_stream import Stream, add_normals, hashed
 
 
-def stream(seed: int, *key: int | str) -> np.random.SeedSequence:
-    """The seed of an independent stream for a purpose: `stream(seed, "noise", step, block)`."""
-    return np.random.SeedSequence([seed, *map(_word, key)])
+def run_key(run: str, mechanism: Mechanism, code: str) -> str:
+    """Name the streams of a run: SHA-256 of everything that may set it apart from another run.
+
+    Args:
+        run: the digest of configuration, seed and data.
+        mechanism: with the noise it really has, which may be calibrated by a library of another version.
+        code: what was computed with, as far as no digest above tells it (`machine.foreign_code`).
+    """
+    return hashlib.sha256(f"{run}:{mechanism.digest()}:{code}".encode()).hexdigest()
+
+
+def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
+    """The seed of an independent stream for a purpose: `stream(key, "noise", step, block)`.
+
+    Args:
+        key: a run's key (`run_key`), or a seed, for what runs may share (a model's first weights).
+    """
+    first = key if isinstance(key, int) else int.from_bytes(hashlib.sha256(key.encode()).digest())
+    return np.random.SeedSequence([first, *map(_word, purpose)])
 
 
 @lru_cache(maxsize=4096)
@@ -70,7 +87,8 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """Reproducible noise for experiments. Anyone who knows the seed can subtract it: not for a release to an adversary.
+    """Reproducible noise for experiments. Anyone who knows the key can subtract it, and the key follows from the seed, the
+    configuration and the data: whoever knows all of the data but one example can try that one. Not for a release to an adversary.
 
     CPU noise is ChaCha8's bits, made normal by Box and Muller in float32 (`normal_stream`), its tails by 32 bits of each number:
     none lies beyond 6.8 standard deviations, where one of 10¹¹ should. (Float64 numbers come from numpy's ziggurat.) On a GPU it
@@ -80,7 +98,7 @@ class SeededNoise:
     Float32 noise on a CPU has the same bits whatever the number of threads, and whatever the processor.
     """
 
-    seed: int
+    key: int | str  # a run's (`run_key`)
     repeatable = True
 
     def add_white(self, *asked: White) -> None:
@@ -88,10 +106,10 @@ class SeededNoise:
         for white in asked:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
                 out, std, key, conjugate, times = white
-                streams.append(Stream(_hashed(self.seed, *key), out, std, conjugate, times))
+                streams.append(Stream(_hashed(self.key, *key), out, std, conjugate, times))
                 continue
             out, std = white.prepared(), white.std
-            seeds = stream(self.seed, "noise", *white.key)
+            seeds = stream(self.key, "noise", *white.key)
             if out.device.type != "cpu":
                 generator = torch.Generator(device=out.device)
                 generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
@@ -107,21 +125,16 @@ class SeededNoise:
 _AHEAD = 16  # steps whose keys are hashed at once, while the code that does it is in the cache
 
 
-def _hashed(seed: int, step: int | str, *rest: int | str) -> bytes:
+def _hashed(key: int | str, step: int | str, *rest: int | str) -> bytes:
     """The key of a stream of noise."""
     if not isinstance(step, int):
-        return hashed((seed, "noise", step, *rest))
-    return _of_steps(seed, step // _AHEAD, rest)[step % _AHEAD]
+        return hashed((key, "noise", step, *rest))
+    return _of_steps(key, step // _AHEAD, rest)[step % _AHEAD]
 
 
 @lru_cache(maxsize=4096)
-def _of_steps(seed: int, which: int, rest: tuple[int | str, ...]) -> list[bytes]:
-    return [hashed((seed, "noise", step, *rest)) for step in range(which * _AHEAD, (which + 1) * _AHEAD)]
-
-
-def drawn_on(device: torch.device) -> str:
-    """Names what draws a seed's noise for tensors of this device: another one draws other noise."""
-    return f"{device.type}: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+def _of_steps(key: int | str, which: int, rest: tuple[int | str, ...]) -> list[bytes]:
+    return [hashed((key, "noise", step, *rest)) for step in range(which * _AHEAD, (which + 1) * _AHEAD)]
 
 
 _PIECE = 2**16  # numbers that secure noise makes at once

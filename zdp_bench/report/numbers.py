@@ -16,6 +16,11 @@ def epsilon(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
+def name_one(unit: str) -> str:
+    """'a patient', 'an image': one of what owns training records."""
+    return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
+
+
 def percent(value: float, digits: int = 2) -> str:
     """A fraction as a percentage: 0.9901 -> '99.01 %'."""
     return f"{100 * value:.{digits}f} %"

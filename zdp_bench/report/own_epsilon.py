@@ -200,7 +200,7 @@ def _accountants(given: Setting, only: str | None) -> list[tuple[str, Callable[[
         ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth"),
     ]
     if per_patient:
-        text = f"tight, for a patient with {per_patient} records"
+        text = f"tight, for a patient or image with {per_patient} records"
         every.insert(1, ("pld", lambda m: patient_epsilon(m, per_patient, steps, delta), text))
     return [entry for entry in every if only in (None, entry[0])]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from zdp_bench.records import Record
-from zdp_bench.report.numbers import epsilon
+from zdp_bench.report.numbers import epsilon, name_one
 
 
 def as_rich(record: Record, path: Path, found: bool) -> Table:
@@ -18,6 +18,9 @@ def as_rich(record: Record, path: Path, found: bool) -> Table:
     table.add_row(f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}")
     table.add_row("claimed ε", f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})")
     table.add_row("tight ε", f"{epsilon(privacy['epsilon_tight'])}  (PLD of what was run, z = {privacy['z']:.4g})")
+    if (many := privacy.get("records_per_patient", 1)) > 1:
+        together = f"{epsilon(privacy['epsilon_patient'])}  (tight, of its {many:,} training records together)"
+        table.add_row(f"ε of {name_one(privacy.get('unit', 'patient'))}", together)
     table.add_row("δ", f"{privacy['delta']:g}")
     table.add_row("steps", f"{privacy['steps']:,}" + ("" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"))
     table.add_row("data", f"{data['name']}, {data['provenance']}" + (f": {data['notes']}" if data["notes"] else ""))

@@ -34,7 +34,7 @@ OF_PAPER = {
     "the runs here as the bound of one record's share (z = 2.56), so their tight ε is larger than there.",
 }
 
-COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "ε patient", "δ", "provenance")
+COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "ε per unit", "δ", "provenance")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """The columns shown: a patient's ε only where some patient owns more than one record."""
-        return [column for column in COLUMNS if column != "ε patient" or _patients_differ(self.rows)]
+        """The columns shown: a patient's or image's ε only where one is in more than one record."""
+        return [column for column in COLUMNS if column != "ε per unit" or _units_differ(self.rows)]
 
 
 def available() -> list[str]:
@@ -186,8 +186,11 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     )
     notes += sorted({words for run in shown if (words := _baseline(run))})
     notes += [sentence for family in families.values() for sentence in family.sentences(results)]
-    if _patients_differ(rows):
-        notes.append("ε patient: of all records that one patient may own, together; the other ε are of one record.")
+    if _units_differ(rows):
+        notes.append(
+            "ε per unit: of all training records that one patient, or the unit named behind it, is in, together; the other ε "
+            "are of one record."
+        )
     ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
     notes += [f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}." for recipe in ours]
     if any(f.on for f in fillings):
@@ -200,9 +203,9 @@ def of_paper(table: str) -> list[str]:
     return [note for paper, note in OF_PAPER.items() if table.startswith(f"{paper}/")]
 
 
-def _patients_differ(rows: list[Row]) -> bool:
-    """Whether, in some row, a patient's ε is another than a record's."""
-    return any(row.cells["ε patient"] not in ("", row.cells["ε tight"]) for row in rows)
+def _units_differ(rows: list[Row]) -> bool:
+    """Whether, in some row, a patient's or image's ε is another than a record's."""
+    return any(row.cells["ε per unit"] not in ("", row.cells["ε tight"]) for row in rows)
 
 
 def _baseline(run: Record) -> str:
@@ -243,8 +246,10 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
     }
     if isinstance(plain["paper"], float) and not math.isnan(ours):
         cells["difference"] = f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
+    unit = privacy.get("unit", "patient")  # records of older versions do not name it
     if "epsilon_patient" in privacy:
-        cells["ε patient"] = epsilon(privacy["epsilon_patient"])
+        together = epsilon(privacy["epsilon_patient"])
+        cells["ε per unit"] = together if together == cells["ε tight"] else f"{together} ({unit})"
     return Row(
         cells,
         plain
@@ -259,6 +264,8 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
             "claimed_by": privacy["claimed_by"],
             "epsilon_tight": privacy["epsilon_tight"],
             "epsilon_patient": privacy.get("epsilon_patient"),
+            "records_per_patient": privacy.get("records_per_patient"),
+            "privacy_unit": unit,
             "delta": privacy["delta"],
             "z": privacy["z"],
             "steps": privacy["steps"],

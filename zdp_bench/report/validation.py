@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from zdp_bench.report.numbers import epsilon
+from zdp_bench.report.numbers import epsilon, name_one
 
 
 def as_rich(report: dict[str, Any]) -> list[Table]:
@@ -21,8 +21,9 @@ def as_rich(report: dict[str, Any]) -> list[Table]:
     facts.add_row("noise", f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} (of the weakest direction)")
     facts.add_row("claimed ε", f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})")
     facts.add_row("tight ε", f"{epsilon(privacy['epsilon_tight'])} of a record at δ = {privacy['delta']:g}")
-    many = data["records_per_patient"]
-    facts.add_row("patient ε", f"{epsilon(privacy['epsilon_patient'])} of a patient with {many} record{'s' if many > 1 else ''}")
+    many, unit = data["records_per_patient"], privacy["unit"]
+    owner = f"{name_one(unit)} with {many} record{'s' if many > 1 else ''}"
+    facts.add_row(f"{unit} ε", f"{epsilon(privacy['epsilon_patient'])} of {owner}")
     if privacy["max_epsilon"]:
         facts.add_row("budget", f"stops before a tight ε of {privacy['max_epsilon']:g}")
     if cost:

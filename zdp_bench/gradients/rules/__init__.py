@@ -18,11 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import flushed
+from zdp_bench.gradients.norms import squared_norms_of
 from zdp_bench.nn.layout import memory_order
 
 
 class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
     """Book-keeping cannot serve this layer, or this call of it; the sentence says why. The reference engine can."""
+
+
+class Terms(NamedTuple):
+    """What a record's gradient is summed up from: `number` products, whose norms add up to `mass` at most, [B] in float64."""
+
+    mass: Tensor
+    number: int
 
 
 class Share(NamedTuple):
@@ -37,6 +45,8 @@ class Share(NamedTuple):
             there, or the two sides of an outer product. Where there are such, nothing else is asked for a norm.
         of_outer: what `weighted_sum` gives, from the sum of the outer products of `product` [B, n], the first of them weighed
             (see `outer_sums.Outer`).
+        terms: what `weighted_sum` adds up for each record, where it does not add up the very `rows` that are measured. Terms
+            that cancel in a norm leave rounding errors behind in a sum (`clipping.guarded`).
     """
 
     rows: Callable[[int, int], Tensor]
@@ -45,6 +55,7 @@ class Share(NamedTuple):
     measured: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
     product: Callable[[], tuple[Tensor, ...]] | None = None
     of_outer: Callable[[Tensor], Tensor] | None = None
+    terms: Callable[[], Terms] | None = None
 
 
 Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Share]]  # (layer, input [B, ...], output gradient [B, ...])
@@ -78,6 +89,17 @@ def _all_rules() -> dict[type[nn.Module], Rule]:
 def kept(rows: Tensor) -> Share:
     """A share whose gradients [B, *shape] are there already: small ones always are."""
     return Share(lambda start, stop: rows[start:stop], lambda factors: contract(rows, factors), product=lambda: (rows,))
+
+
+def products(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Terms:
+    """The terms of Σ_t g_t x_tᴴ, for g and x [B, ...]: Σ_t ‖g_t‖‖x_t‖ ≤ ‖g‖‖x‖·√uses (Cauchy and Schwarz).
+
+    Args:
+        positions: how many t there are.
+        uses: at how many positions a number of x is met at most (a convolution's kernel).
+    """
+    of_g, of_x = squared_norms_of([g, x])
+    return Terms((of_g * of_x * uses).sqrt(), positions)
 
 
 def contract(rows: Tensor, factors: Tensor) -> Tensor:

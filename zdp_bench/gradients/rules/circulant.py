@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from zdp_bench.gradients.correlation import Correlation
-from zdp_bench.gradients.rules import NoRule, Share, contract, kept, rule
+from zdp_bench.gradients.rules import NoRule, Share, contract, kept, products, rule
 from zdp_bench.nn.circulant import CirculantLinear, in_blocks
 
 
@@ -26,7 +26,9 @@ def circulant(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
         return formed.unflatten(0, (stop - start, positions)).sum(dim=1)
 
     return {
-        "weight": Share(rows, lambda factors: contract(rows(0, len(x)), factors)),
+        "weight": Share(
+            rows, lambda factors: contract(rows(0, len(x)), factors), terms=lambda: products(g, x, positions, layer.block)
+        ),
         "bias": kept(g.flatten(1, -2).sum(dim=1)),
     }
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients import planes
-from zdp_bench.gradients.rules import Share, contract, ghost_is_cheaper, rule, weigh
+from zdp_bench.gradients.rules import Share, Terms, contract, ghost_is_cheaper, products, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
 from zdp_bench.nn import few_channels, winograd
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
@@ -154,7 +154,12 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
         real_x, real_g = reals()
         return folded(weight_gradient(interleaved, real_x, weigh(real_g, factors)))
 
-    return Share(rows, weighted_sum, measured=measured if by_tiles is not None else None)
+    return Share(
+        rows,
+        weighted_sum,
+        measured=measured if by_tiles is not None else None,
+        terms=lambda: _terms(geometry, *_wide_and_narrow(geometry, x, g)),
+    )
 
 
 def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None) -> Share:
@@ -177,6 +182,7 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None)
         rows,
         weighted_sum=lambda factors: weight_gradient(geometry, x, weigh(g, factors)),
         ghost=(lambda: _gram_norms(geometry, wide, narrow)) if ghost else None,
+        terms=lambda: _terms(geometry, wide, narrow),
     )
 
 
@@ -189,6 +195,11 @@ def _sizes(geometry: Geometry, wide: Tensor, narrow: Tensor) -> tuple[int, int, 
     """Positions T, outputs O and inputs D of one group's product [D, T] · [T, O]."""
     inputs = wide.shape[1] // geometry.groups * prod(geometry.kernel)
     return prod(narrow.shape[2:]), narrow.shape[1] // geometry.groups, inputs
+
+
+def _terms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Terms:
+    """What a record's weight gradient is summed up from: every position of the smaller map, each with a kernel of the larger."""
+    return products(narrow, wide, prod(narrow.shape[2:]), prod(geometry.kernel))
 
 
 def _work(geometry: Geometry, x: Tensor, g: Tensor) -> int:

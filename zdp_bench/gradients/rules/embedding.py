@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.norms import squared_norms
-from zdp_bench.gradients.rules import NoRule, Share, rule, weigh
+from zdp_bench.gradients.rules import NoRule, Share, Terms, rule, weigh
 
 
 @rule(nn.Embedding)
@@ -34,4 +34,8 @@ def embedding(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
         squares = torch.zeros(records, dtype=torch.float64, device=g.device)
         return squares.index_add_(0, looked_up // table, squared_norms(summed))
 
-    return {"weight": Share(rows, weighted_sum, ghost)}
+    def terms() -> Terms:
+        looked_up = x.shape[1]
+        return Terms((squared_norms(g) * looked_up).sqrt(), looked_up)  # Σ_t ‖g_t‖ ≤ √T ‖g‖
+
+    return {"weight": Share(rows, weighted_sum, ghost, terms=terms)}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.outer_sums import matrix_sum
-from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, rule, weigh
+from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, products, rule, weigh
 from zdp_bench.nn.layout import in_memory_order, in_own_order
 from zdp_bench.nn.map_linear import MapLinear
 
@@ -20,6 +20,7 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
             product=lambda: (g, x),
             of_outer=as_it_is,
+            terms=lambda: products(g, x, 1),
         )
         bias = Share(
             rows=lambda start, stop: g[start:stop],
@@ -44,6 +45,7 @@ def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             weighted_sum=lambda factors: in_own_order(weight.weighted_sum(factors), x),
             product=weight.product,
             of_outer=lambda sum_: in_own_order(sum_, x),
+            terms=weight.terms,
         )
     }
 
@@ -57,6 +59,7 @@ def outer_products(g: Tensor, x: Tensor) -> Share:
         rows=lambda start, stop: torch.bmm(g[start:stop].transpose(1, 2), x[start:stop].conj()),
         weighted_sum=lambda factors: matrix_sum(weigh(g, factors).flatten(0, 1), x.flatten(0, 1)),
         ghost=(lambda: gram_norms(g, x)) if cheap else None,
+        terms=lambda: products(g, x, positions),
     )
 
 
