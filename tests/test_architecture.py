@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE | {"privacy"},
     "checkpoint": BASE | {"privacy"},
     "batchnorm": BASE,
-    "checks": BASE | {"algorithms", "gradients", "privacy", "nn"},
+    "checks": BASE | {"algorithms", "gradients", "memory", "privacy", "nn"},
     "evaluation": BASE | {"data", "tasks", "records", "gradients"},
     "machine": BASE,
     "parts": BASE

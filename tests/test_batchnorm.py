@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.test_checks import IMAGES, check, convolutional, mlp
+from tests.checks.models import IMAGES, check, convolutional, mlp
 from zdp_bench import batchnorm
 from zdp_bench.errors import UserError
 

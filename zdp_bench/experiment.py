@@ -160,7 +160,7 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer, data)
-    fixed = check_model(model, algorithm, task, data)
+    fixed = check_model(model, algorithm, task, data, config, plan)
     mechanism = algorithm.mechanism()
     size = micro_batch_size(config, plan, model, task, data, device)
 

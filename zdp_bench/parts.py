@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -199,16 +200,23 @@ def _check_budget(config: Run, mechanism: Mechanism, before: int) -> None:
         )
 
 
-def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits) -> list[str]:
+def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits, config: Run, plan: Plan) -> list[str]:
     """`checks.check`, where the algorithm is private; of the data only shapes and dtypes are used.
+
+    The batches tried are as large as a step's pieces get; a Poisson batch seldom passes six standard deviations.
 
     Raises:
         UserError: the model must not be trained privately as it is.
     """
     if not getattr(algorithm, "private", True):
         return []
-    like = data.train.batch(torch.arange(0))
-    return checks.check(model, algorithm, task.loss, like, data.outputs)
+    like, drawn = data.train.batch(torch.arange(0)), plan.sampling.expected_batch_size
+    if plan.sampling.scheme == "poisson":
+        drawn = min(drawn + 6 * drawn**0.5, plan.sampling.records)
+    most, micro_batch = math.ceil(drawn), config.trainer.micro_batch
+    if not isinstance(micro_batch, str):
+        most = min(most, micro_batch or MICRO_BATCH)
+    return checks.check(model, algorithm, task.loss, like, data.outputs, most)
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:

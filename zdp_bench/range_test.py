@@ -106,7 +106,7 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
-    check_model(model, algorithm, task, data)
+    check_model(model, algorithm, task, data, config, plan)
     mechanism = algorithm.mechanism()
     limit = _affordable(config, mechanism, plan, steps)
     own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"  # no run draws the same noise

@@ -107,6 +107,12 @@ def _tied() -> nn.Module:
     return nn.Sequential(first, nn.Tanh(), second)
 
 
+def _three_names(layer: nn.Module) -> nn.Module:
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+    model.add_module("again", model[0])
+    return model
+
+
 def _partly_frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
     model[2].weight.requires_grad_(False)
@@ -268,6 +274,8 @@ LAYERS: list[Case] = [
     Case("a convolution called three times", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 5, 6)),
     Case("a complex layer called three times", lambda: Twice(ComplexConv2d(3, 3, 3, padding=1)), (3, 5, 6), "complex"),
     Case("a shared weight", _tied, (4,)),
+    Case("a layer under three names", lambda: _three_names(nn.Linear(4, 4)), (4,)),
+    Case("a complex layer under three names", lambda: _three_names(ComplexConv2d(3, 3, 3, padding=1)), (3, 5, 6), "complex"),
     Case("partly frozen", _partly_frozen, (4,)),
     Case("real U-Net shape", lambda: UNetShape(nn.Conv2d, nn.ConvTranspose2d, nn.Tanh()), (2, 7, 9)),
     Case("complex U-Net shape", lambda: UNetShape(ComplexConv2d, ComplexConvTranspose2d, CReLU()), (2, 7, 9), "complex"),

@@ -9,13 +9,17 @@ BatchNorm is the usual offender; `batchnorm.py` replaces it, when asked.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.algorithms import Algorithm
+from zdp_bench.checks.batches import PASSES, largest_kept_apart, next_size
 from zdp_bench.checks.mixing import no_sample_sees_another
 from zdp_bench.checks.trials import (
     Innermost,
@@ -34,12 +38,15 @@ from zdp_bench.checks.trials import (
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.memory import largest
 from zdp_bench.nn.layout import rounded_alike
+
+log = logging.getLogger(__name__)
 
 SAMPLES = 3
 
 
-def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outputs: int) -> list[str]:
+def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outputs: int, records: int = SAMPLES) -> list[str]:
     """Refuse a model that per-sample clipping does not protect; say which fixed state the output depends on.
 
     Args:
@@ -48,13 +55,15 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
         loss: (outputs, targets) -> one loss per record, [B].
         like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; n may be 0, no value is read.
         outputs: integer targets are drawn below this.
+        records: how many the run will process at once.
 
     Returns:
         The names of buffers and frozen parameters that the output depends on. What they hold is released with the model as it
         is, outside of any ε: it must not come from the training records.
 
     Formal guarantees (as far as running can tell, on random inputs of three sizes):
-        - changing or leaving out one sample changes no other sample's output, loss or gradient;
+        - changing or leaving out one sample changes no other sample's output, loss or gradient, among three and among as many as
+          the run will process, where these fit into memory and two seconds;
         - a forward pass in training leaves nothing behind that depends on the samples;
         - the algorithm's sum over a batch is the sum of its per-record contributions, each within its bound.
 
@@ -65,11 +74,21 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
     batch = synthetic(like[0], SAMPLES, outputs, device), synthetic(like[1], SAMPLES, outputs, device)
     with left_as_it_was(model, device), rounded_alike():
         _takes(model, batch[0])
+        start = time.perf_counter()
         steady = _is_deterministic(model, batch[0])
-        no_sample_sees_another(model, batch[0], steady)
+        a_pass = (time.perf_counter() - start) / 2
+        try:
+            no_sample_sees_another(model, batch[0], steady)
+        except RuntimeError as error:  # of torch's backward pass, which does not say whose
+            raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
         _keeps_nothing(model, batch[0])
         _one_loss_a_record(model, loss, batch)
+        start = time.perf_counter()
         _every_parameter_has_a_gradient(model, batch[0])
+        there_and_back = time.perf_counter() - start
+        tried = _in_a_large_batch(model, loss, like, outputs, records, steady, (a_pass, there_and_back))
+        if tried < records:
+            log.info("large model: that it keeps records apart was checked in batches of %d, not of %d", tried, records)
         _contributions_add_up(model, algorithm, batch, steady)
         return _fixed_state(model, batch[0])
 
@@ -85,6 +104,29 @@ def _takes(model: nn.Module, inputs: Tensor) -> None:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples.")
+
+
+def _in_a_large_batch(
+    model: nn.Module, loss: Loss, like: Batch, outputs: int, records: int, steady: bool, seconds: tuple[float, float]
+) -> int:
+    """Ask of so many samples, or of as many as time and memory allow, what was asked of three; return of how many it was.
+
+    Args:
+        seconds: what a forward pass of three takes, and one there and back.
+    """
+    forward_pass, there_and_back = (PASSES * one for one in seconds)
+    if next_size(SAMPLES, forward_pass, records) is None:
+        return SAMPLES
+    device = next(model.parameters()).device
+    _takes(model, synthetic(like[0], 1, outputs, device))
+    fit = min(records, largest(model, loss, like, records, device).records)
+    inputs, targets = (synthetic(part, fit, outputs, device) for part in like)
+    size = largest_kept_apart(model, inputs, SAMPLES, there_and_back, steady, backward=True)
+    size = largest_kept_apart(model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False)
+    if size > SAMPLES:
+        _keeps_nothing(model, inputs[:size])
+        _one_loss_a_record(model, loss, (inputs[:size], targets[:size]))
+    return size
 
 
 def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
@@ -160,9 +202,7 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"{inside.name} has no per-sample gradient: torch.func says: {first_line(error)} Use another layer there."
-        ) from None
+        raise _no_gradient(inside.name, error) from None
     _within_bounds(algorithm, shares)
     if not steady:  # dropout drew different masks for the two
         return
@@ -176,6 +216,26 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
                 f"{owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
                 "algorithm.gradients=reference."
             )
+
+
+def _no_gradient(layer: str, error: Exception) -> UserError:
+    if any(word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")):  # what torch says of either of its kinds
+        return UserError(
+            f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call what it wraps directly, and set "
+            "trainer.micro_batch to save memory."
+        )
+    return UserError(f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer there.")
+
+
+def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
+    """The layer in which the forward pass ends when torch.func runs it; the model where it does not end early."""
+    inside = Innermost(model)
+    try:
+        with inside:
+            vmap(model, randomness="different")(inputs.unsqueeze(1))
+    except RuntimeError:
+        return inside.name
+    return describe(model, "")
 
 
 def _within_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:

@@ -24,18 +24,18 @@ def no_sample_sees_another(model: nn.Module, inputs: Tensor, steady: bool) -> No
         watched = last if changed == 0 else 0
         with torch.no_grad():
             if differs(forward(model, inputs)[watched], forward(model, other)[watched]):
-                raise _mixes(_mixing_layer(model, inputs, other, watched))
+                raise mixes(mixing_layer(model, inputs, other, [watched]))
         before, after = (gradients(model, x, watched) for x in (inputs, other))
         for name, value in before.items():
             if differs(value, after[name], ROUNDED):
-                raise _mixes(owner(model, name), "in its gradient")
+                raise mixes(owner(model, name), "in its gradient")
     if steady:  # with another number of samples, dropout would draw other masks
         with torch.no_grad():
             if differs(forward(model, inputs)[0], forward(model, inputs[:last])[0], ROUNDED):
-                raise _mixes(_mixing_layer(model, inputs, inputs[:last], 0))
+                raise mixes(mixing_layer(model, inputs, inputs[:last], [0]))
 
 
-def _mixes(layer: str, where: str = "") -> UserError:
+def mixes(layer: str, where: str = "") -> UserError:
     where = f" {where}" if where else ""
     advice = "set model.replace_batchnorm=group, instance or frozen" if "BatchNorm" in layer else "use a per-sample layer there"
     return UserError(
@@ -44,13 +44,14 @@ def _mixes(layer: str, where: str = "") -> UserError:
     )
 
 
-def _mixing_layer(model: nn.Module, inputs: Tensor, other: Tensor, sample: int) -> str:
-    """The first place in the forward pass where the sample differs between two batches that both hold it."""
+def mixing_layer(model: nn.Module, inputs: Tensor, other: Tensor, samples: list[int], theirs: list[int] | None = None) -> str:
+    """The first place in the forward pass where samples differ between two batches that both hold them; in `other` at `theirs`,
+    where that is not the same."""
     tolerance = SAME if len(inputs) == len(other) else ROUNDED
     with torch.no_grad():
-        for before, after in zip(_trace(model, inputs), _trace(model, other), strict=False):
-            ours, theirs = _of_sample(before, sample, len(inputs)), _of_sample(after, sample, len(other))
-            if ours is not None and theirs is not None and differs(ours, theirs, tolerance):
+        passages = _trace(model, inputs, samples), _trace(model, other, samples if theirs is None else theirs)
+        for before, after in zip(*passages, strict=False):
+            if before.value is not None and after.value is not None and differs(before.value, after.value, tolerance):
                 # A layer that is GIVEN something mixed is innocent: what called it mixed before.
                 return describe(model, before.name if before.leaving else before.name.rpartition(".")[0])
     return describe(model, "")
@@ -58,14 +59,14 @@ def _mixing_layer(model: nn.Module, inputs: Tensor, other: Tensor, sample: int) 
 
 @dataclass(frozen=True)
 class _Passage:
-    """A tensor on its way into a module, or out of it."""
+    """What belongs to the samples of a tensor on its way into a module, or out of it; None where that cannot be told."""
 
     name: str
     leaving: bool
-    value: Tensor
+    value: Tensor | None
 
 
-def _trace(model: nn.Module, inputs: Tensor) -> list[_Passage]:
+def _trace(model: nn.Module, inputs: Tensor, samples: list[int]) -> list[_Passage]:
     """Every tensor that passes into or out of a module in one forward pass, in order."""
     seen: list[_Passage] = []
 
@@ -74,7 +75,7 @@ def _trace(model: nn.Module, inputs: Tensor) -> list[_Passage]:
             passed = left if leaving else entering
             for value in passed if isinstance(passed, tuple | list) else (passed,):
                 if isinstance(value, Tensor):
-                    seen.append(_Passage(name, leaving, value.detach().clone()))
+                    seen.append(_Passage(name, leaving, _of_samples(value, samples, len(inputs))))
 
         return hook
 
@@ -89,9 +90,8 @@ def _trace(model: nn.Module, inputs: Tensor) -> list[_Passage]:
     return seen
 
 
-def _of_sample(passage: _Passage, sample: int, samples: int) -> Tensor | None:
-    """What belongs to a sample; layers that fold other dimensions into the first keep the samples' order."""
-    value = passage.value
-    if value.dim() == 0 or len(value) == 0 or len(value) % samples:
+def _of_samples(value: Tensor, samples: list[int], of: int) -> Tensor | None:
+    """A copy of what belongs to the samples; layers that fold other dimensions into the first keep the samples' order."""
+    if value.dim() == 0 or len(value) == 0 or len(value) % of:
         return None
-    return value.unflatten(0, (samples, -1))[sample]
+    return value.detach().unflatten(0, (of, -1))[samples]

@@ -26,8 +26,8 @@ def synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> T
     return torch.randint(0, high, shape, generator=generator).to(device=device, dtype=like.dtype)
 
 
-def other_sample(inputs: Tensor, at: int, scale: float) -> Tensor:
-    """Another sample to stand at `at`."""
+def other_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
+    """Another sample to stand at `at`, or others."""
     if inputs.dtype.is_complex or inputs.dtype.is_floating_point:
         return -scale * inputs[at] + 0.5 * scale
     return inputs[at].logical_not().to(inputs.dtype)
@@ -41,9 +41,14 @@ def forward(model: nn.Module, inputs: Tensor, seed: int = 0) -> Tensor:
 
 def gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
     """The gradient of one sample's output, by parameter; those that get none are left out."""
-    parameters = trainable(model)
     with torch.enable_grad():
-        found = torch.autograd.grad(probe(forward(model, inputs)[sample]), list(parameters.values()), allow_unused=True)
+        return gradients_of(model, forward(model, inputs)[sample])
+
+
+def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
+    """The gradient of every entry of an output, each with a weight of its own, by parameter."""
+    parameters = trainable(model)
+    found = torch.autograd.grad(probe(output), list(parameters.values()), allow_unused=True)
     return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
 

@@ -22,7 +22,16 @@ from zdp_bench.federated.messages import digest
 from zdp_bench.federated.partition import Part, dealt, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.machine import foreign_code, made_with
-from zdp_bench.parts import build_algorithm, build_model, check_fit, check_model, micro_batch_size, micro_batches, seed_layers
+from zdp_bench.parts import (
+    Plan,
+    build_algorithm,
+    build_model,
+    check_fit,
+    check_model,
+    micro_batch_size,
+    micro_batches,
+    seed_layers,
+)
 from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
@@ -79,14 +88,15 @@ class Site:
         assert self.config.federated.nodes is not None
         return dealt(self.data, self.config.federated.nodes, self.config.seed)
 
-    def check(self, algorithm: Algorithm) -> None:
-        """`experiment.check_model`, once: the nodes here have one model, and algorithms that differ in their noise alone.
+    def check(self, algorithm: Algorithm, plan: Plan) -> None:
+        """`experiment.check_model`, once: the nodes here have one model, about the same batches, and algorithms that
+        differ in their noise alone.
 
         Raises:
             UserError: the model must not be trained privately as it is.
         """
         if not self._checked:
-            check_model(self.model, algorithm, self.task, self.data)
+            check_model(self.model, algorithm, self.task, self.data, self.config, plan)
             self._checked = True
 
     def node(self, number: int) -> Node:
@@ -148,7 +158,7 @@ class Node:
         like = site.data.train.batch(torch.arange(0))[0]
         problem = Problem(site.model, site.task.loss, self.plan.sampling, site.config.seed, like)
         self.config, self.algorithm = build_algorithm(site.config, problem, self.plan)
-        site.check(self.algorithm)
+        site.check(self.algorithm, self.plan)
         self.mechanism = self.algorithm.mechanism()
         self.size = micro_batch_size(self.config, self.plan, site.model, site.task, site.data, site.device)
         name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else "")

@@ -174,7 +174,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
 
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
-    fixed = check_model(model, made[0].algorithm, task, data)
+    fixed = check_model(model, made[0].algorithm, task, data, config, made[0].plan)
     repeatable = not config.privacy.secure
     at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
     asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server")

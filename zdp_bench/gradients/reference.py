@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -16,21 +20,66 @@ CHUNK_BYTES = 512 * 2**20
 def per_sample_gradients(model: nn.Module, loss: Loss, batch: Batch, *, complex_scale: float = 1.0) -> dict[str, Tensor]:
     """gᵢ for every record: parameter name -> [B, *shape], in PyTorch's `.grad` convention (2∂L/∂θ̄ for complex θ)."""
     inputs, targets = batch
-    parameters = {name: parameter.detach() for name, parameter in trainable(model).items()}
-    fixed = {
-        name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers()) if name not in parameters
-    }
+    trained = trainable(model)
+    parameters = {name: parameter.detach() for name, parameter in trained.items()}
+    names = {id(parameter): name for name, parameter in trained.items()}
+    places = places_of(model)
+    fixed = {place: held.detach() for place, held in places.items() if id(held) not in names}
+    moved = {place: names[id(held)] for place, held in places.items() if id(held) in names}
     if len(inputs) == 0:
         return {name: value.new_zeros((0, *value.shape)) for name, value in parameters.items()}
 
     def loss_of_one(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = functional_call(model, {**fixed, **moving}, (x.unsqueeze(0),))
+        given = {**fixed, **{place: moving[name] for place, name in moved.items()}}
+        outputs = functional_call(model, given, (x.unsqueeze(0),), tie_weights=False)
         return loss(outputs, y.unsqueeze(0)).sum()
 
-    gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")(
-        parameters, inputs, targets
-    )
+    with first_states_given(model):
+        gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")(
+            parameters, inputs, targets
+        )
     return {name: complex_scale * g if g.is_complex() and complex_scale != 1 else g for name, g in gradients.items()}
+
+
+def places_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer, by each place that holds it, and each place once: what `functional_call` may be given.
+
+    Given one place under two names (a module that is registered twice, which torch's own tying names twice), it saves under
+    the second what it put there under the first, and restores the first before the second: a tensor that nobody trains stays.
+    """
+    return {
+        f"{module_name}.{own}" if module_name else own: held
+        for module_name, module in model.named_modules()
+        for own, held in (*module._parameters.items(), *module._buffers.items())
+        if held is not None
+    }
+
+
+@contextmanager
+def first_states_given(model: nn.Module) -> Iterator[None]:
+    """Give recurrent layers that start from zeros their zeros: torch adds to its own in place, which under vmap are no
+    example's and cannot take what differs from one to the next."""
+
+    def with_state(layer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        x, state, *_ = (*args, None, None)
+        if not isinstance(x, Tensor) or state is not None or options:
+            return None
+        if isinstance(layer, nn.RNNBase):  # x is [B, T, features], [T, B, features] or [T, features]
+            many = [x.shape[0 if layer.batch_first else 1]] if x.dim() == 3 else []
+            many = [layer.num_layers * (1 + layer.bidirectional), *many]
+        else:
+            many = [*x.shape[:-1]]
+        state = x.new_zeros(*many, getattr(layer, "proj_size", 0) or layer.hidden_size)
+        is_lstm = isinstance(layer, nn.LSTM | nn.LSTMCell)
+        return (x, (state, x.new_zeros(*many, layer.hidden_size)) if is_lstm else state), {}
+
+    recurrent = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase | nn.RNNCellBase)]
+    handles = [layer.register_forward_pre_hook(with_state, with_kwargs=True) for layer in recurrent]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def clip(gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], float]]) -> tuple[dict[str, Tensor], Tensor]:

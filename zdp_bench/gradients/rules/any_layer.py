@@ -21,14 +21,15 @@ def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     """
     if isinstance(layer, _BatchNorm):
         raise NoRule("batch norm, which mixes records")
-    moving = {name: p.detach() for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    # A parameter under two names in the layer has a share under each; what a layer inside makes of it is that layer's share.
+    moving = {name: p.detach() for name, p in layer._parameters.items() if p is not None and p.requires_grad}
     size = len(x) * sum(p.numel() * p.element_size() for p in moving.values())
     if size > LARGEST:
         raise NoRule(f"a layer without a rule, whose per-sample gradients take {size:,} bytes")
 
     def of_one(record: Tensor, output_gradient: Tensor) -> dict[str, Tensor]:
         def output(own: dict[str, Tensor]) -> Tensor:
-            return functional_call(layer, own, (record.unsqueeze(0),)).squeeze(0)
+            return functional_call(layer, own, (record.unsqueeze(0),), tie_weights=False).squeeze(0)
 
         return vjp(output, moving)[1](output_gradient)[0]
 

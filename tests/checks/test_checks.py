@@ -1,9 +1,9 @@
-"""Model checks: what mixes samples is found by running and named; what does not passes; nothing is left behind."""
+"""Model checks: what keeps samples apart passes, what keeps something of them is found, and nothing is left behind."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from zdp_bench import batchnorm, checks, registry
+from tests.checks.models import CLASSES, IMAGES, LABELS, VECTORS, Layer, check, clean, convolutional, cross_entropy, mlp
+from zdp_bench import checks, registry
 from zdp_bench.algorithms import Problem
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
@@ -20,70 +22,13 @@ from zdp_bench.experiment import run
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup, names
 
-CLASSES = 4
-IMAGES = torch.zeros(0, 2, 6, 6)
-VECTORS = torch.zeros(0, 5)
-COMPLEX = torch.zeros(0, 5, dtype=torch.complex64)
-LABELS = torch.zeros(0, dtype=torch.int64)
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def check(model: nn.Module, inputs: Tensor = VECTORS, loss: Callable[..., Tensor] = cross_entropy) -> list[str]:
-    problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
-    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    return checks.check(model, algorithm, loss, (inputs, LABELS), CLASSES)
-
-
-def mlp(*middle: nn.Module) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8), *middle, nn.Linear(8, CLASSES))
-
-
-def convolutional(*middle: nn.Module) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 8, 3), nn.Sequential(*middle), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES))
-
-
-class Magnitude(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        return z.abs()
-
-
-class Layer(nn.Module):
-    """A layer made of a function, so that each sin is one line."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 # ---------------------------------------------------------------------------------------------------------- what passes
 
 
-def clean() -> dict[str, tuple[nn.Module, Tensor]]:
-    torch.manual_seed(0)
-    return {
-        "mlp": (mlp(nn.ReLU()), VECTORS),
-        "layer norm": (mlp(nn.LayerNorm(8)), VECTORS),
-        "dropout": (mlp(nn.Dropout(0.5)), VECTORS),
-        "group norm": (convolutional(nn.GroupNorm(2, 8)), IMAGES),
-        "instance norm": (convolutional(nn.InstanceNorm2d(8, affine=True)), IMAGES),
-        "batch norm in evaluation": (convolutional(batchnorm.FrozenBatchNorm(nn.BatchNorm2d(8))), IMAGES),
-        "fold and unfold": (mlp(Layer(lambda x: torch.tanh(x.view(-1, 2)).view(-1, 8))), VECTORS),
-        "complex": (lookup("model", "complex_mlp")((5,), CLASSES, hidden=[6]), COMPLEX),
-        "real": (lookup("model", "real_mlp")((5,), CLASSES, hidden=[6]), VECTORS),
-    }
-
-
+@pytest.mark.parametrize("records", [checks.SAMPLES, 50])
 @pytest.mark.parametrize("name", clean())
-def test_a_model_that_keeps_samples_apart_passes(name: str) -> None:
-    check(*clean()[name])
+def test_a_model_that_keeps_samples_apart_passes(name: str, records: int) -> None:
+    check(*clean()[name], records=records)
 
 
 def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
@@ -94,7 +39,7 @@ def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 2, 20))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
     like = torch.zeros(0, 1, 32, 40, dtype=torch.complex64), torch.zeros(0, 1, 32, 40)
-    assert checks.check(model, algorithm, loss, like, 2) == []
+    assert checks.check(model, algorithm, loss, like, 2, 40) == []
 
 
 @pytest.mark.parametrize("name", clean())
@@ -103,7 +48,7 @@ def test_the_model_is_left_exactly_as_it_was(name: str) -> None:
     before = copy.deepcopy(model)
     torch.manual_seed(5)
     random = torch.get_rng_state()
-    check(model, inputs)
+    check(model, inputs, records=20)
     assert torch.equal(torch.get_rng_state(), random)
     for (key, value), (_, old) in zip(model.state_dict().items(), before.state_dict().items(), strict=True):
         assert torch.equal(value, old), key
@@ -112,84 +57,6 @@ def test_the_model_is_left_exactly_as_it_was(name: str) -> None:
         assert not ours._forward_pre_hooks
         assert ours.training == old_module.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-
-
-# --------------------------------------------------------------------------------------------------------- what mixes
-
-
-class BatchWideNorm(nn.Module):
-    """What torchcvnn's LayerNorm does: statistics over the batch as well."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - x.mean()) / x.std()
-
-
-class MixedBackward(torch.autograd.Function):
-    """Forward, every sample for itself; backward, not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        return gradient * (1 + x.abs().mean())
-
-
-class MixesInItsOwnForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x) - self.first(x).mean(dim=0))
-
-
-class Attention(nn.Module):
-    """batch_first left at False: attends over the samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))[0].squeeze(1)
-
-
-def mixing() -> list[tuple[nn.Module, Tensor, str]]:
-    torch.manual_seed(0)
-    return [
-        (convolutional(nn.Identity(), nn.BatchNorm2d(8)), IMAGES, r"layer '1\.1' \(BatchNorm2d\).*replace_batchnorm=group"),
-        (mlp(nn.BatchNorm1d(8)), VECTORS, r"layer '1' \(BatchNorm1d\)"),
-        (mlp(nn.BatchNorm1d(8, track_running_stats=False)), VECTORS, r"layer '1' \(BatchNorm1d\)"),
-        (nn.Sequential(BatchWideNorm(), mlp()), VECTORS, r"layer '0' \(BatchWideNorm\).*per-sample layer"),
-        (mlp(Layer(lambda x: x - x[:1])), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Layer(lambda x: x / x.abs().max())), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Layer(lambda x: torch.cumsum(x, dim=0))), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Layer(lambda x: x.flip(0))), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Layer(lambda x: x / len(x))), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Layer(lambda x: x.t().reshape(x.shape))), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Attention()), VECTORS, r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Attention\)"),
-        (nn.Sequential(nn.Identity(), MixesInItsOwnForward()), VECTORS, r"layer '1' \(MixesInItsOwnForward\)"),
-        (MixesInItsOwnForward(), VECTORS, r"the model \(MixesInItsOwnForward\)"),
-        (mlp(Layer(MixedBackward.apply)), VECTORS, r"layer '0' \(Linear\) lets one sample see another in its gradient"),
-    ]
-
-
-@pytest.mark.parametrize("which", range(len(mixing())))
-def test_what_mixes_samples_is_found_and_named(which: int) -> None:
-    model, inputs, sentence = mixing()[which]
-    with pytest.raises(UserError, match=sentence):
-        check(model, inputs)
-
-
-def test_a_single_leak_among_many_layers_is_found_at_its_place() -> None:
-    layers: list[nn.Module] = [nn.Linear(8, 8) for _ in range(6)]
-    layers.insert(4, Layer(lambda x: x + 1e-3 * x.mean(dim=0)))
-    with pytest.raises(UserError, match=r"layer '5' \(Layer\)"):
-        check(mlp(*layers))
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
@@ -282,6 +149,40 @@ def test_a_layer_without_a_per_sample_gradient_is_named() -> None:
     stubborn = Layer(lambda x: x * (2.0 if float(x.sum().detach()) > 1e9 else 3.0))
     with pytest.raises(UserError, match=r"layer '1' \(Layer\) has no per-sample gradient"):
         check(mlp(stubborn))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.middle, self.use_reentrant = nn.Linear(8, 8), nn.Linear(8, 8), use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.middle, torch.tanh(self.first(x)), use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
+    sentence = r"^layer '1' \(Checkpointed\) calls torch\.utils\.checkpoint.*trainer\.micro_batch to save memory\.$"
+    with pytest.raises(UserError, match=sentence):
+        check(mlp(Checkpointed(use_reentrant)))
+
+
+@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of its LSTM in float32
+def test_recurrent_layers_pass(layer: type[nn.RNNBase]) -> None:
+    model = mlp(Layer(lambda x: x.unsqueeze(-1)), layer(1, 3, batch_first=True), Layer(lambda out: out[0][:, :, 0]))
+    assert check(model, records=10) == []
+
+
+def test_a_layer_under_two_names_is_left_in_both() -> None:
+    shared = nn.Linear(8, 8)
+    model = mlp(shared, nn.Tanh(), shared)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    assert check(model, records=10) == []
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
 
 
 def test_a_rule_that_does_not_fit_is_found() -> None:
@@ -386,13 +287,31 @@ def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen = []
     real = checks.check
 
-    def spy(model: Any, algorithm: Any, loss: Any, like: Any, outputs: int) -> list[str]:
+    def spy(model: Any, algorithm: Any, loss: Any, like: Any, outputs: int, records: int) -> list[str]:
         seen.append((like[0].shape, like[1].shape))
-        return real(model, algorithm, loss, like, outputs)
+        return real(model, algorithm, loss, like, outputs, records)
 
     monkeypatch.setattr(checks, "check", spy)
     probe(tmp_path, "model.replace_batchnorm=group")
     assert seen == [((0, 8, 8), (0,))]
+
+
+@pytest.mark.usefixtures("probed")
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        (math.ceil(713 + 6 * 713**0.5), []),  # half of 1,426 pairs of digits, and six deviations
+        (64, ["trainer.micro_batch=64"]),
+        (100, ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=100"]),
+    ],
+)
+def test_the_check_tries_batches_as_large_as_the_run_draws(
+    drawn: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(checks, "check", lambda *given: asked.append(given[-1]) or [])
+    probe(tmp_path, "model.replace_batchnorm=group", *words)
+    assert asked == [drawn]
 
 
 @pytest.mark.usefixtures("probed")

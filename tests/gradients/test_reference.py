@@ -1,0 +1,204 @@
+"""The reference where torch.func needs help: what stands in a model under several names, and recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.gradients.harness import loss
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.engine import Training, private_step
+from zdp_bench.gradients import clipped_sum, cross_check, fast, reference
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SeededNoise
+
+WIDTH = 4
+
+
+class TwoNames(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, dtype=dtype)
+        self.again = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(torch.tanh(self.first(x)))
+
+
+class TwiceInAList(nn.Module):
+    """One block, which holds a layer and a buffer, three times in a list."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh())
+        block.register_buffer("scale", torch.ones(()))
+        self.blocks = nn.ModuleList([block, block, block])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x) * block.scale
+        return x
+
+
+class TiedHead(nn.Module):
+    """A language model's: what embeds the words also reads them off. Complex, a layer stands in the embedding's place."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(WIDTH, 3, bias=False, dtype=dtype) if dtype.is_complex else nn.Embedding(7, 3, dtype=dtype)
+        self.between = nn.Linear(3, 3 if not dtype.is_complex else WIDTH, dtype=dtype)
+        self.head = nn.Linear(self.between.out_features, self.embedding.weight.shape[0], bias=False, dtype=dtype)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.between(self.embedding(x))))
+
+
+class OwnLayerTied(nn.Module):
+    """A layer that no rule knows, whose weight has two names in it and is a layer's beside it, which again has two."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = self.same = nn.Linear(WIDTH, WIDTH, dtype=dtype)
+        self.own = _Scaled(self.first.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.same(self.own(self.first(x)))
+
+
+class _Scaled(nn.Module):
+    def __init__(self, scale: nn.Parameter) -> None:
+        super().__init__()
+        self.scale = self.shift = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale + self.shift)
+
+
+SHARING: list[Callable[[torch.dtype], nn.Module]] = [TwoNames, TwiceInAList, TiedHead, OwnLayerTied]
+every_model = pytest.mark.parametrize("build", SHARING, ids=lambda build: build.__name__)
+real_and_complex = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
+
+
+def made(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = build(dtype)
+    if build is TiedHead and not dtype.is_complex:
+        return model, (torch.randint(0, 7, (3, 5)), torch.randn(3, dtype=torch.float64))
+    return model, (torch.randn(3, WIDTH, dtype=dtype), torch.randn(3, dtype=torch.float64))
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer under each of its names."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def assert_the_very_same(model: nn.Module, before: dict[str, Tensor]) -> None:
+    after = everything(model)
+    assert after.keys() == before.keys()
+    assert [name for name in before if after[name] is not before[name]] == []
+
+
+def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """[B, *shape] by parameter, by plain autograd, one record at a time."""
+    parameters = dict(model.named_parameters())
+    losses = [loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(len(inputs))]
+    rows = [torch.autograd.grad(one, [*parameters.values()]) for one in losses]
+    return {name: torch.stack(own) for name, own in zip(parameters, zip(*rows, strict=True), strict=True)}
+
+
+@every_model
+@real_and_complex
+def test_every_name_holds_the_same_object_afterwards(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> None:
+    model, batch = made(build, dtype)
+    before = everything(model)
+    reference.per_sample_gradients(model, loss, batch)
+    assert_the_very_same(model, before)
+    fast.clipped_sum(model, loss, batch, 1.0)  # for `OwnLayerTied` by torch.func, layer by layer
+    assert_the_very_same(model, before)
+    assert cross_check.agrees(model, loss, batch)
+    assert_the_very_same(model, before)
+
+
+@every_model
+@real_and_complex
+def test_both_engines_have_pytorchs_own_gradients(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> None:
+    model, (inputs, targets) = made(build, dtype)
+    right = gradients_one_by_one(model, inputs, targets)
+    for _ in range(2):  # what one pass leaves behind, the next would meet
+        ours = reference.per_sample_gradients(model, loss, (inputs, targets))
+        torch.testing.assert_close(ours, right)
+    clipped, norms = reference.clip(right, [([*right], 0.5)])
+    for engine in ("auto", "fast", "reference"):
+        found = clipped_sum(model, loss, (inputs, targets), 0.5, engine=engine)  # type: ignore[arg-type]
+        torch.testing.assert_close(found.sums, {name: value.sum(dim=0) for name, value in clipped.items()})
+        torch.testing.assert_close(found.norms, norms[:, 0])
+
+
+@every_model
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_a_private_step_moves_every_name(build: Callable[[torch.dtype], nn.Module], engine: str, tmp_path: Path) -> None:
+    model, batch = made(build, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # holds the objects of now
+    problem = Problem(model, loss, Sampling("poisson", 0.1, 3.0, 30))
+    algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=1.0, gradients=engine)
+    algorithm.contributions(batch)
+    before = everything(model)
+    values = {name: value.detach().clone() for name, value in before.items()}
+    with closing(Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)) as ledger:
+        private_step(Training(algorithm, model, optimizer, SeededNoise(0), ledger), 0, [batch], 3.0)
+    assert_the_very_same(model, before)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        assert not torch.equal(parameter, values[name]), name
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over the positions of a record, or a cell that is called position by position."""
+
+    def __init__(self, layer: nn.Module, given: bool = False) -> None:
+        super().__init__()
+        self.layer, self.last, self.given = layer, nn.LazyLinear(2, dtype=torch.float64), given
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, 2]
+        if isinstance(self.layer, nn.RNNCellBase):
+            state = None
+            for t in range(x.shape[1]):
+                state = self.layer(x[:, t], state)
+            return self.last(state[0] if isinstance(state, tuple) else state)
+        ordered = x if self.layer.batch_first else x.transpose(0, 1)
+        if self.given:
+            return self.last(self.layer(ordered, hx=x.new_ones(1, len(x), 3))[0].mean(dim=1))
+        return self.last(self.layer(ordered)[0].mean(dim=1 if self.layer.batch_first else 0))
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "RNN": lambda: Recurrent(nn.RNN(2, 3, batch_first=True, dtype=torch.float64)),
+    "GRU of two layers, both ways": lambda: Recurrent(nn.GRU(2, 3, num_layers=2, bidirectional=True, dtype=torch.float64)),
+    "GRU with a first state": lambda: Recurrent(nn.GRU(2, 3, batch_first=True, dtype=torch.float64), given=True),
+    "LSTM": lambda: Recurrent(nn.LSTM(2, 3, num_layers=2, batch_first=True, dtype=torch.float64)),
+    "LSTM with a projection": lambda: Recurrent(nn.LSTM(2, 4, proj_size=3, dtype=torch.float64)),
+    "RNNCell": lambda: Recurrent(nn.RNNCell(2, 3, dtype=torch.float64)),
+    "GRUCell": lambda: Recurrent(nn.GRUCell(2, 3, dtype=torch.float64)),
+    "LSTMCell": lambda: Recurrent(nn.LSTMCell(2, 3, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = RECURRENT[name](), torch.randn(3, 5, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    model(inputs)  # gives the last layer its size
+    right = gradients_one_by_one(model, inputs, targets)
+    torch.testing.assert_close(reference.per_sample_gradients(model, loss, (inputs, targets)), right)
+    whole = clipped_sum(model, loss, (inputs, targets), float("inf"))
+    torch.testing.assert_close(whole.sums, {name: rows.sum(dim=0) for name, rows in right.items()})
+    assert not any(module._forward_pre_hooks for module in model.modules())
