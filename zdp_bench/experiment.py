@@ -174,13 +174,13 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
         return model.state_dict(), optimizer.state_dict(), scheduler.state_dict() if scheduler else {}
 
     def made() -> str:
-        return made_with(device, size.records, ranks.size, config.execution.deterministic)
+        return made_with(config.plugins, device, size.records, ranks.size, config.execution.deterministic)
 
     at_least, path = saved.ledger if saved else None, home / "ledger.jsonl"
     ledger = open_ledger(
         path, mechanism, not config.privacy.secure, at_least, (made(), step, checkpoint.state_digest(*states())), ranks
     )
-    key = run_key(digest, mechanism, foreign_code()) + ledger.generation
+    key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
     still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end

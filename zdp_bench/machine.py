@@ -8,6 +8,7 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
+
+Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -54,15 +57,15 @@ def git_commit() -> str | None:
         return None
 
 
-def foreign_code() -> str:
+def foreign_code(used: Plugins) -> str:
     """Name the code a run is computed with: this package's version and a digest of the plug-ins' files.
 
     Not a digest of this package's files: a run repeats bit for bit from one commit to the next, as long as no number changes.
     """
-    return f"{__version__}:{_digest_of(registry.foreign_packages())}"
+    return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
 
-def made_with(device: torch.device, micro_batch: int, ranks: int, deterministic: bool) -> str:
+def made_with(used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool) -> str:
     """Name everything that decides the bits of a step, beside its key and the state it starts from; SHA-256.
 
     Empty on a GPU without `execution.deterministic`: there no step can be repeated bit for bit.
@@ -71,7 +74,7 @@ def made_with(device: torch.device, micro_batch: int, ranks: int, deterministic:
         return ""
     libraries = {name: _version(name) for name in ("torch", "numpy", "numba", "llvmlite", "scipy")}
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    code = _digest_of(("zdp_bench", *registry.foreign_packages()))
+    code = _digest_of(("zdp_bench", *registry.foreign_packages(used)))
     what = (code, libraries, device.type, chip, platform.machine(), torch.get_num_threads(), ranks, micro_batch)
     return hashlib.sha256(repr(what).encode()).hexdigest()
 

@@ -110,7 +110,7 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
     mechanism = algorithm.mechanism()
     limit = _affordable(config, mechanism, plan, steps)
     own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"  # no run draws the same noise
-    key = run_key(own, mechanism, foreign_code())
+    key = run_key(own, mechanism, foreign_code(config.plugins))
     noise = SecureNoise() if config.privacy.secure else SeededNoise(key)
     rates, losses = [], []
     policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)

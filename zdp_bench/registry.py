@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -79,8 +79,8 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     return _builders[kind][name]
 
 
-def foreign_packages() -> tuple[str, ...]:
-    """The top-level packages of all plug-ins that are not this package's own, sorted."""
-    _load("task")  # of any kind: the plug-ins of other packages come with it
-    modules = {builder.__module__.partition(".")[0] for builders in _builders.values() for builder in builders.values()}
-    return tuple(sorted(modules - {"zdp_bench"}))
+def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The top-level packages, sorted, of all plug-ins that other packages have installed, and of those (kind, name) in use."""
+    modules = [point.module for point in entry_points(group="zdp_bench.plugins")]
+    modules += [lookup(kind, name).__module__ for kind, name in used]
+    return tuple(sorted({module.partition(".")[0] for module in modules} - {"zdp_bench"}))

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.audit import two_runs
 from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.release import RELEASE_DELTA, Release, attack_release
-from zdp_bench.gradients import Batch, reference
+from zdp_bench.gradients import reference
 from zdp_bench.nn.circulant import CirculantLinear
-from zdp_bench.privacy.accounting import gdp_epsilon
+from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, draw, stream
 from zdp_bench.registry import lookup
@@ -39,6 +41,9 @@ class Case:
         z: the noise multiplier it claims for one release.
         needs: a package that must be installed, else the case is skipped.
         make: seed -> its release.
+        delta: where its attack sees most.
+        mechanism: what it claims, where that is more than one Gaussian release with `z`.
+        trials: at most so many of each neighbour.
     """
 
     name: str
@@ -47,15 +52,18 @@ class Case:
     expected: Literal["passes", "flagged"]
     make: Callable[[int], Release]
     needs: str = ""
+    delta: float = RELEASE_DELTA
+    mechanism: Mechanism | None = None
+    trials: int = TRIALS
 
     def audit(self, seed: int, confidence: float, trials: int = TRIALS) -> Finding:
         """Attack it, unless what it needs is not installed."""
-        claimed = gdp_epsilon(1 / self.z, RELEASE_DELTA)
+        claimed = tight_epsilon(self.mechanism, 1, self.delta) if self.mechanism else gdp_epsilon(1 / self.z, self.delta)
         if self.needs and find_spec(self.needs) is None:
             told = f"{self.needs} is not installed"
-            return Finding(self.name, self.claim, claimed, 0.0, RELEASE_DELTA, confidence, "skipped", "skipped", told)
-        bound, evidence = attack_release(self.make(seed), trials, RELEASE_DELTA, confidence)
-        return Finding.of(self.name, self.claim, claimed, bound, RELEASE_DELTA, confidence, self.expected, evidence)
+            return Finding(self.name, self.claim, claimed, 0.0, self.delta, confidence, "skipped", "skipped", told)
+        bound, evidence = attack_release(self.make(seed), min(trials, self.trials), self.delta, confidence)
+        return Finding.of(self.name, self.claim, claimed, bound, self.delta, confidence, self.expected, evidence)
 
 
 _ONE_STEP = Sampling("full", 1.0, 4.0, 4)
@@ -95,44 +103,20 @@ def _noisy(
     return release
 
 
-class _Magnitude(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        return z.abs()
-
-
-def _complex_network(seed: int) -> tuple[nn.Module, Batch]:
-    """A small complex network, and four records, the last of which is the one that comes or goes."""
-    generator = torch.Generator().manual_seed(int(stream(seed, "audit", "network").generate_state(1, np.uint64)[0]) % 2**63)
-    layer = nn.Linear(3, 2, dtype=torch.complex64)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.complex64, generator=generator))
-    inputs = 3 * torch.randn(4, 3, dtype=torch.complex64, generator=generator)
-    model = nn.Sequential(layer, _Magnitude())
-    with torch.no_grad():  # each record is taken for what it is not, so that none is without a gradient
-        return model, (inputs, model(inputs).argmin(dim=1))
-
-
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def _zeta(seed: int, noise: str = "per_component", spoil: Callable[[Tensor], Tensor] = lambda noise: noise) -> Release:
     """ζ-DP-SGD as it is registered, on a complex network, at σ = 1: everything but the claim is the real thing."""
-    model, (inputs, targets) = _complex_network(seed)
+    model, (inputs, targets) = two_runs.network(seed)
     make = lookup("algorithm", "zeta_dp_sgd")
     # The loss is scaled up, so that every gradient is longer than the bound and is clipped to it.
     algorithm: Algorithm = make(
         Problem(model, lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP), noise_multiplier=SIGMA, max_grad_norm=1.0, noise=noise
     )
-    sums = _sums(algorithm, (inputs[:3], targets[:3])), _sums(algorithm, (inputs, targets))
+    sums = two_runs.sums_of(algorithm, (inputs[:3], targets[:3])), two_runs.sums_of(algorithm, (inputs, targets))
     return _noisy(algorithm.mechanism(), sums, seed, spoil)
-
-
-def _sums(algorithm: Algorithm, batch: Batch) -> dict[str, Tensor]:
-    total = {block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype)) for block in algorithm.mechanism().blocks}
-    algorithm.accumulate(total, batch)
-    return total
 
 
 def _forgets_the_imaginary_part(noise: Tensor) -> Tensor:
@@ -141,7 +125,7 @@ def _forgets_the_imaginary_part(noise: Tensor) -> Tensor:
 
 def _under_measured(seed: int) -> Release:
     """A clipper that takes |Σ g²| for ‖g‖² = Σ|g|²: without the conjugate, parts of a complex gradient cancel."""
-    model, _ = _complex_network(seed)
+    model, _ = two_runs.network(seed)
     generator = torch.Generator().manual_seed(seed % 2**63)
     inputs = torch.randn(200, 3, dtype=torch.complex64, generator=generator)
     targets = torch.randint(0, 2, (200,), generator=generator)
@@ -165,7 +149,7 @@ def _fourier(seed: int, algorithm: str = "gredp", noise: str = "sound", std: flo
     targets = torch.randint(0, 8, (4,), generator=generator)
     problem = Problem(nn.Sequential(layer), lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP, like=inputs[:0])
     made: Algorithm = lookup("algorithm", algorithm)(problem, noise_multiplier=std, max_grad_norm=1.0, noise=noise)
-    sums = _sums(made, (inputs[:3], targets[:3])), _sums(made, (inputs, targets))
+    sums = two_runs.sums_of(made, (inputs[:3], targets[:3])), two_runs.sums_of(made, (inputs, targets))
     (name,) = sums[0]
 
     def as_gradient(spectra: Tensor) -> Tensor:
@@ -293,5 +277,41 @@ CASES: tuple[Case, ...] = (
         "flagged",
         lambda s: _opacus(s, ghost=True),
         "opacus",
+    ),
+    *(
+        Case(
+            f"two_runs_{change}" if keyed else f"shared_noise_{change}",
+            f"two runs that differ in {what}, noise of {'a key each' if keyed else 'one seed'}: z = {z:.3g} together",
+            z,
+            "passes" if keyed else "flagged",
+            partial(two_runs.two_runs, change=change, keyed=keyed),
+            trials=two_runs.TRIALS,
+        )
+        for change, what, z in (
+            ("sigma", "σ", two_runs.together(SIGMA, 1.25)),
+            ("rate", "the rate", two_runs.together(SIGMA, SIGMA)),
+            ("record", "one record", SIGMA),
+        )
+        for keyed in (True, False)
+    ),
+    *(
+        Case(
+            name,
+            f"Poisson batches drawn at {rate:g} times the rate of 0.1 that is claimed",
+            two_runs.SHARP,
+            "passes" if rate == 1 else "flagged",
+            partial(two_runs.sampled, too_many=rate),
+            delta=two_runs.BESIDE,
+            mechanism=two_runs.subsampled(two_runs.SHARP),
+        )
+        for name, rate in (("sampling", 1.0), ("over_sampling", 1.3))
+    ),
+    Case("cancelling", "clipping of a record whose terms cancel: z = σ", SIGMA, "passes", two_runs.cancelling),
+    Case(
+        "cancelling_unguarded",
+        "the same, clipped by its exact norm and summed in float32: z = σ",
+        SIGMA,
+        "flagged",
+        partial(two_runs.cancelling, guarded=False),
     ),
 )

@@ -133,6 +133,9 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
             for i in range(4, len(inputs)):
                 x, y = torch.cat([inputs[:4], inputs[i : i + 1] * scale]), torch.cat([targets[:4], wrong[i : i + 1]])
                 yield summed(x, y) - rest
+        for size in (1e4, 1e10, 1e20) if len(scales) > 1 else ():  # all positions alike, so that a layer's terms may cancel
+            alike = inputs[4:5].mean(dim=tuple(range(1, inputs.dim())), keepdim=True).expand_as(inputs[4:5])
+            yield summed(torch.cat([inputs[:4], alike * size]), torch.cat([targets[:4], wrong[4:5]])) - rest
 
     def furthest(of: Tensor) -> Tensor:
         best, length = torch.zeros(coordinates.size, dtype=torch.float64), 0.0

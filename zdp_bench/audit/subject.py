@@ -63,7 +63,7 @@ class Subject:
         if algorithm.mechanism().z == 0 or plan.sampling.scheme == "shuffled":
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute.")
         check_model(model, algorithm, task, data, config, plan)
-        key = run_key(f"{run_digest(config, data.digest)}:audit", algorithm.mechanism(), foreign_code())
+        key = run_key(f"{run_digest(config, data.digest)}:audit", algorithm.mechanism(), foreign_code(config.plugins))
         noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
         return Subject(config, data, task, model, algorithm, build_optimizer(config, model), plan, key, noise, device)
 

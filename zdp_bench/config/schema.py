@@ -173,6 +173,11 @@ class Run:
     resolved: dict[str, Any]
 
     @property
+    def plugins(self) -> list[tuple[str, str]]:
+        """(kind, name) of what other packages may have brought."""
+        return [(kind, getattr(self, kind).name) for kind in PLUGIN_KINDS]
+
+    @property
     def data_root(self) -> Path:
         return Path(self.paths.data).expanduser()
 

@@ -162,7 +162,8 @@ class Node:
         self.mechanism = self.algorithm.mechanism()
         self.size = micro_batch_size(self.config, self.plan, site.model, site.task, site.data, site.device)
         name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else "")
-        code = f"{foreign_code()}:node {self.number}:{site.data.digest}"  # of the data only in here: it leaves no node
+        own = f"node {self.number}:{site.data.digest}"  # the data's digest only in here: it leaves no node
+        code = f"{foreign_code(site.config.plugins)}:{own}"
         self._key = run_key(run, self.mechanism, code)
         self._path = records.folder(site.config.results, site.config.recipe, run) / "nodes" / name / "ledger.jsonl"
         self._open(at_least)
@@ -172,7 +173,7 @@ class Node:
         if self.ledger:
             self.ledger.close()
         repeatable = not self.config.privacy.secure
-        made = made_with(self.site.device, self.size.records, 1, self.config.execution.deterministic)
+        made = made_with(self.config.plugins, self.site.device, self.size.records, 1, self.config.execution.deterministic)
         start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
         self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}")
         privacy, before = self.config.privacy, self.plan.before

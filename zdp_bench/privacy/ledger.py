@@ -122,7 +122,7 @@ class Ledger:
         """Start, or go on, at `step` from `state`: in the generation that was there before, or else in a new one.
 
         Args:
-            made: the digest of code, libraries, machine and micro-batch (`provenance.made_with`); empty where no step can be
+            made: the digest of code, libraries, machine and micro-batch (`machine.made_with`); empty where no step can be
                 repeated bit for bit.
             state: the digest of weights, optimiser and schedule.
 
