@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from zdp_bench.errors import unknown
@@ -52,12 +52,18 @@ def register(kind: str, name: str) -> Callable[[B], B]:
 
 
 @cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """What other packages have installed; looked for once, for it reads the metadata of every package there is."""
+    return tuple(entry_points(group="zdp_bench.plugins"))
+
+
+@cache
 def _load(kind: str) -> None:
     """Import every module of the kind's package once, then the plug-ins of other packages."""
     package = importlib.import_module(HOMES[kind])
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{HOMES[kind]}.{module.name}")
-    for point in entry_points(group="zdp_bench.plugins"):
+    for point in _installed():
         point.load()
 
 
@@ -81,6 +87,6 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """The top-level packages, sorted, of all plug-ins that other packages have installed, and of those (kind, name) in use."""
-    modules = [point.module for point in entry_points(group="zdp_bench.plugins")]
+    modules = [point.module for point in _installed()]
     modules += [lookup(kind, name).__module__ for kind, name in used]
     return tuple(sorted({module.partition(".")[0] for module in modules} - {"zdp_bench"}))

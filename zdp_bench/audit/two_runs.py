@@ -26,7 +26,7 @@ from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
 from zdp_bench.registry import lookup
 
-TRIALS = 4_000  # of each neighbour, at most: each takes two keys and two draws
+TRIALS = 2_000  # of each neighbour, at most: each takes two keys and two draws
 CPU = torch.device("cpu")
 _FULL = Sampling("full", 1.0, 4.0, 4)
 
@@ -38,9 +38,10 @@ def two_runs(seed: int, change: str, keyed: bool) -> Release:
         change: sigma, rate or record.
         keyed: noise has the run's own key. Else it has the seed's alone, as it was before, and is the same in both runs.
     """
+    first = _configured()
     model, (inputs, targets) = network(seed)
     one_less = inputs[:3], targets[:3]
-    first = _configured()
+    code = foreign_code(first.plugins)
     second = {
         "sigma": _configured("algorithm.noise_multiplier=1.25"),
         "rate": _configured("optimizer.lr=0.25"),
@@ -68,7 +69,7 @@ def two_runs(seed: int, change: str, keyed: bool) -> Release:
             data = "all but one" if gone else "with it" if there else "without"
             key: int | str = trial
             if keyed:
-                key = run_key(run_digest(dataclasses.replace(config, seed=trial), data), mechanism, foreign_code(config.plugins))
+                key = run_key(run_digest(dataclasses.replace(config, seed=trial), data), mechanism, code)
             sums = with_it if there and not gone else without
             noise = (draw(block, SeededNoise(key), 0, CPU) for block in mechanism.blocks)
             parts += [torch.view_as_real(sums[b.name] + xi).flatten() for b, xi in zip(mechanism.blocks, noise, strict=True)]
