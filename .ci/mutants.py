@@ -212,6 +212,10 @@ def _test(folder: Path, tests: list[str], cache: Path) -> None:
 def try_mutants(folder: Path, seconds: float, seed: int, only: list[str], most: int) -> dict[str, int]:
     """How many were killed, ran out of time, survived, or are listed as equivalent."""
     equivalent = {Change(e["module"], e["line"], e["becomes"]) for e in CONFIG["equivalent"]}
+    for change in equivalent:
+        text = (ROOT / "zdp_bench" / change.module).read_text(encoding="utf-8")
+        if " ".join(change.line.split()) not in " ".join(text.split()):
+            raise SystemExit(f"mutants.toml: {change.module} has no line {change.line} any more")
     modules = only or [*CONFIG["tests"]]
     drawn = [place for module in modules for place in places(module)]
     rng = random.Random(seed)
