@@ -261,6 +261,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", nargs="*", default=[], help="modules")
     asked = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as tests/conftest.py has it, before numpy is loaded
     import dp_accounting  # noqa: F401  what takes long to load is loaded once, and forked
     import hypothesis  # noqa: F401
     import numba  # noqa: F401
