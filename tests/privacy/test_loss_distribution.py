@@ -14,7 +14,17 @@ from scipy.stats import binom, norm
 
 from zdp_bench.privacy.accounting import pld, pld_uniform, rdp, rdp_uniform
 from zdp_bench.privacy.complex_gaussian import gdp_delta, gdp_epsilon
-from zdp_bench.privacy.loss_distribution import Law, epsilon, one_record, poisson_laws, several_records, uniform_laws
+from zdp_bench.privacy.loss_distribution import (
+    TAIL,
+    Law,
+    _loss,
+    _where,
+    epsilon,
+    one_record,
+    poisson_laws,
+    several_records,
+    uniform_laws,
+)
 
 EPSILONS = np.concatenate([np.linspace(-4, 4, 41), [-0.01, -1e-3, 1e-3, 0.01, 0.1234]])
 
@@ -171,3 +181,19 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     infinite = min(1e-15, 1e-4 * delta) + steps * law.infinite
     as_it_stands = DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True).get_epsilon_for_delta(delta)
     assert epsilon((law,), steps, delta) > as_it_stands + 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("z", [0.3, 1.0, 30.0])
+def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
+    """Over all of the line whose mass is kept, with several records as with one."""
+    weights = binom.logpmf(np.arange(count + 1), count, 0.05)
+    losses = np.linspace(*_loss(np.array([-TAIL * z, count + TAIL * z]), z, weights), 500)[1:]
+    np.testing.assert_allclose(_loss(_where(losses, z, weights), z, weights), losses, rtol=1e-9, atol=1e-12)
+
+
+def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
+    assert several_records(np.array([0.0, -100.0])).log_weights == (0.0, -100.0)
+    cut = several_records(np.array([0.0, -10.0, -100.0, -101.0]))
+    assert cut.log_weights == (0.0, -10.0)
+    assert cut.excess == pytest.approx(math.exp(-100) + math.exp(-101))
