@@ -6,6 +6,7 @@ STAMP := .venv/.installed
 TABLE ?= zeta_dp_2021/1
 SEEDS ?= 3
 PROFILE ?=
+MUTANTS ?= 300
 
 $(STAMP): constraints.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -13,7 +14,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install run test lint types vulnerabilities format table reproduce report docs wheel clean
+.PHONY: help install run test lint types mutants vulnerabilities format table reproduce report docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,9 @@ lint: $(STAMP) ## ruff: lint and format check
 
 types: $(STAMP) ## mypy
 	$(BIN)/mypy
+
+mutants: $(STAMP) ## change the private code at random, for MUTANTS=300 seconds, and see that tests fail; SEED=... draws the same again
+	$(BIN)/python .ci/mutants.py --seconds $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 vulnerabilities: $(STAMP) ## hold the pinned dependencies against the OSV database; says so where that cannot be reached
 	.ci/vulnerabilities $(BIN)/pip-audit

@@ -80,6 +80,29 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
 
 
+def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
+    inputs, targets = torch.randn(6, 3, dtype=torch.complex64), torch.zeros(6)
+    moved = []
+    for here in (6, 2):  # all examples on one rank, or some of them on another
+        torch.manual_seed(0)
+        model, algorithm = problem()
+        mechanism = algorithm.mechanism()
+        brought = engine.summed(algorithm, mechanism, [(inputs[here:], targets[here:])], CPU)
+
+        class WithAnother(Ranks):
+            def all_reduce(self, total: dict[str, torch.Tensor], brought: Any = brought) -> dict[str, torch.Tensor]:
+                return {name: value + brought[name] for name, value in total.items()}
+
+        ledger = Ledger(tmp_path / f"{here}.jsonl", mechanism, repeatable=True)
+        ranks = ALONE if here == 6 else WithAnother(size=2)
+        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger, None, ranks)
+        private_step(training, 0, iter([(inputs[:here], targets[:here])]), 7.0)
+        ledger.close()
+        moved.append([parameter.detach() for parameter in model.parameters()])
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_path: Path) -> None:
     model, _ = problem()
 

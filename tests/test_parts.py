@@ -38,6 +38,48 @@ def test_draws_are_functions_of_seed_and_step(tmp_path: Path) -> None:
     assert of.draw(1, 7)[0].tolist() != of.draw(2, 7)[0].tolist()
 
 
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("scheme", ["poisson", "uniform"])
+def test_a_plan_draws_at_the_rate_that_is_accounted(tmp_path: Path, scheme: str, secure: bool) -> None:
+    """ε is computed from `sampling.sample_rate`: drawing at another one is invisible in every other number of a run."""
+    size, rate = 400, 0.03
+    of = plan(tmp_path, f"trainer.sampling={scheme}", f"trainer.sample_rate={rate}", "trainer.epochs=75", size=size)
+    assert (of.sampling.sample_rate, of.sampling.records) == (rate, size)
+    assert of.steps > 2000
+    taken = np.zeros((of.steps, size), dtype=bool)
+    for step in range(of.steps):
+        indices, divisor = of.draw("key", step, secure)
+        taken[step, indices] = True
+        assert taken[step].sum() == len(indices)  # no example twice
+        assert divisor == pytest.approx(rate * size)
+    assert_independent_at_the_rate(taken, rate, fixed_size=scheme == "uniform")
+
+
+def assert_independent_at_the_rate(taken: np.ndarray, rate: float, fixed_size: bool) -> None:
+    """Fail unless `taken` [steps, examples] are draws at the rate, each step's independent of the others'."""
+    steps, size = taken.shape
+    variance = rate * (1 - rate)
+    batches = taken.sum(axis=1)
+    if fixed_size:
+        assert (batches == rate * size).all()
+    else:
+        assert abs(batches.mean() - rate * size) < 5 * np.sqrt(variance * size / steps)
+        assert abs(batches.var() / (variance * size) - 1) < 5 * np.sqrt(2 / steps)
+    # one in 10⁸ of all 400 examples would fail
+    assert (np.abs(taken.mean(axis=0) - rate) < 6.5 * np.sqrt(variance / steps)).all()
+    for apart in (1, 2, 16):
+        both = (taken[apart:] & taken[:-apart]).sum()
+        expected = rate**2 * taken[apart:].size
+        assert abs(both - expected) < 5 * np.sqrt(expected)
+
+
+def test_two_runs_draw_independent_batches(tmp_path: Path) -> None:
+    of = plan(tmp_path, "trainer.sample_rate=0.03", "trainer.epochs=15", size=1000)
+    overlap = [len(np.intersect1d(of.draw("one", step)[0], of.draw("other", step)[0])) for step in range(of.steps)]
+    expected = 0.03**2 * 1000 * of.steps
+    assert abs(sum(overlap) - expected) < 5 * np.sqrt(expected)
+
+
 def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
     of = plan(tmp_path, "trainer.sample_rate=1", "trainer.epochs=3")
     assert of.steps == 3

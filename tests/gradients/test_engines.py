@@ -342,6 +342,25 @@ def test_records_one_by_one_into_a_sum_are_the_sum_of_them_all(engine: Engine, p
     assert sum(value.abs().square().sum() for value in total.values()).sqrt() > 0.5  # some were clipped, none cancel
 
 
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_parameter_that_nothing_follows_from_has_a_plain_zero(engine: Engine) -> None:
+    """Plain, so that shares of the next pieces can be added in place."""
+
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x) + 0 * self.idle(x.detach()).detach()
+
+    for records in (4, 1, 0):
+        sums = clipped_sum(Idle(), loss, (INPUTS[:records], TARGETS[:records]), 1.0, engine=engine).sums
+        assert not any(value.requires_grad for value in sums.values())
+        assert not sums["idle.weight"].any()
+        assert not sums["idle.bias"].any()
+
+
 def test_contract_in_any_memory_order() -> None:
     rows = torch.randn(3, 4, 5, 6, dtype=torch.complex128).permute(0, 3, 1, 2)
     factors = torch.rand(3, dtype=torch.float64)

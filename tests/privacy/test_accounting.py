@@ -27,6 +27,7 @@ from zdp_bench.privacy.accounting import (
     tight_epsilon,
     tight_interval,
 )
+from zdp_bench.privacy.complex_gaussian import gdp_epsilon
 from zdp_bench.privacy.loss_distribution import one_record, poisson_laws, uniform_laws
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 
@@ -318,3 +319,11 @@ def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
     assert acc.dp_dfa_2020(direct) == pytest.approx(acc.dp_dfa_2020(on_mean))
     cifar = Claim(0.025, 128 / 50_000, 1, DELTA, 50_000, 20, batch_size=128, sensitivity=2.0)
     assert acc.dp_dfa_2020(cifar) == acc.dp_dfa_2020(on_mean)  # it counts 60,000 records whatever there is
+
+
+def test_the_central_limit_is_that_of_its_papers() -> None:
+    """Bu, Dong, Long & Su 2020: Corollary 3 (Poisson), and with lots of 64 what Ziller et al. 2021 printed."""
+    mu = 0.01 * math.sqrt(100 * math.expm1(0.7**-2))
+    assert gdp_clt(0.7, 0.01, 100, DELTA, "poisson") == pytest.approx(gdp_epsilon(mu, DELTA))
+    claim = Claim(1.1, 0.01, 1000, DELTA, records=6400, epochs=10)
+    assert acc.zeta_dp_2021(claim) == gdp_clt(1.1, 0.01, 1000, DELTA)

@@ -16,7 +16,10 @@ from scipy.stats import binom, hypergeom, norm
 from zdp_bench.privacy.accounting import pld, pld_uniform, rdp, rdp_uniform
 from zdp_bench.privacy.complex_gaussian import gdp_delta, gdp_epsilon
 from zdp_bench.privacy.loss_distribution import (
+    TAIL,
     Law,
+    _loss,
+    _where,
     attack_law,
     epsilon,
     epsilon_at_least,
@@ -263,3 +266,19 @@ def test_the_attack_succeeds_on_real_batches(replaced: int, size: int, z: float,
     assert low > 0.3
     assert reached(low) >= delta - error
     assert reached(1.03 * low) <= delta + error
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("z", [0.3, 1.0, 30.0])
+def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
+    """Over all of the line whose mass is kept, with several records as with one."""
+    weights = binom.logpmf(np.arange(count + 1), count, 0.05)
+    losses = np.linspace(*_loss(np.array([-TAIL * z, count + TAIL * z]), z, weights), 500)[1:]
+    np.testing.assert_allclose(_loss(_where(losses, z, weights), z, weights), losses, rtol=1e-9, atol=1e-12)
+
+
+def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
+    assert several_records(np.array([0.0, -100.0])).log_weights == (0.0, -100.0)
+    cut = several_records(np.array([0.0, -10.0, -100.0, -101.0]))
+    assert cut.log_weights == (0.0, -10.0)
+    assert cut.excess == pytest.approx(math.exp(-100) + math.exp(-101))

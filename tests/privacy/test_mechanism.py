@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -179,3 +180,16 @@ def test_a_sample_rate_is_a_chance(rate: float) -> None:
 def test_one_joint_bound_is_one_bound() -> None:
     with pytest.raises(ValueError, match="same bound"):
         Mechanism((REAL, WIDE), POISSON, joint=True)
+
+
+def test_blocks_are_bounded_together_unless_it_is_said() -> None:
+    assert Mechanism((REAL, CIRCULAR), POISSON) == Mechanism((REAL, CIRCULAR), POISSON, joint=True)
+
+
+def test_a_mechanism_is_plain_json_that_holds_every_number() -> None:
+    unbounded = Block("free", (2,), "float32", math.inf, 0.0, "none")
+    written = json.loads(json.dumps(Mechanism((REAL, unbounded), UNIFORM, joint=False).as_dict(), allow_nan=False))
+    assert [block["bound"] for block in written["blocks"]] == [1.5, "inf"]
+    assert [block["std"] for block in written["blocks"]] == [0.7, 0.0]
+    assert written["sampling"]["sample_rate"] == 0.1
+    assert written["joint"] is False

@@ -29,7 +29,8 @@ from zdp_bench.report.numbers import epsilon, interval, mean_and_deviation
 # What every table and figure of a paper has to say of its runs, beside what the runs say themselves.
 OF_PAPER = {
     "zeta_dp_2021": "Private runs draw Poisson batches; the paper's A.3 draws them at a fixed size without replacement, and at "
-    "its σ, q and steps those have a larger tight ε: PhaseMNIST 30 to 33, MNIST 10 to 11, ECG 6 to 7, speech 30 to 31, MRI 10 to 11 (`epsilon.md`).",
+    "its σ, q and steps those have a larger tight ε: PhaseMNIST 30 to 33, MNIST 10 to 11, ECG 6 to 7, speech 30 to 31, "
+    "MRI 10 to 11 (`epsilon.md`).",
     "dp_dfa_2020": "C is read in two ways: `epsilon.md` takes it as what a modified record moves (Figure 2, σ = 0.03: z = 5.12), "
     "the runs here as the bound of one record's share (z = 2.56), so their tight ε is larger than there.",
 }
