@@ -180,6 +180,12 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     ledger = open_ledger(
         path, mechanism, not config.privacy.secure, at_least, (made(), step, checkpoint.state_digest(*states())), ranks
     )
+    if ledger.counted_again:
+        log.warning(
+            f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps that a stopped process had taken are taken "
+            "again, but code, libraries, machine, threads, micro-batch or weights are not provably the same: they get new "
+            "noise, and count again in every ε."
+        )
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
@@ -362,12 +368,6 @@ def open_ledger(
         raise UserError(
             f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to start anew."
         ) from None
-    if again := ledger.begin(*start):
-        log.warning(
-            "%s: %s steps that a stopped process had taken are taken again with code, libraries, a machine or a state that are "
-            "not provably the same, so they get new noise and count twice in every ε.",
-            path,
-            f"{again:,}",
-        )
+    ledger.begin(*start)
     ranks.broadcast(ledger.copy())
     return ledger

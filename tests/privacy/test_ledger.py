@@ -95,11 +95,11 @@ def test_releases_drawn_ahead_by_a_killed_process(tmp_path: Path) -> None:
 def begun(path: Path, made: str, step: int, state: str, upto: int, secure: bool = False) -> tuple[Ledger, int]:
     """A process that goes on at `step` and is stopped after `upto` steps; and how many it was told count again."""
     ledger = Ledger(path, MECHANISM, repeatable=not secure)
-    again = ledger.begin(made, step, state)
+    ledger.begin(made, step, state)
     for number in range(step, upto):
         ledger.append(number)
     ledger.close()
-    return ledger, again
+    return ledger, ledger.counted_again
 
 
 def test_steps_drawn_again_from_the_same_start_count_once(path: Path) -> None:
@@ -135,7 +135,8 @@ def test_a_start_is_known_only_once_it_was_noted(path: Path) -> None:
     position = ledger.position
     ledger.close()
     known = Ledger(path, MECHANISM, True, position)
-    assert known.begin("code", 2, "after two, really") == 0
+    known.begin("code", 2, "after two, really")
+    assert known.counted_again == 0
     assert [known.holds(step) for step in (2, 3, 4)] == [True, True, False]
     known.close()
 

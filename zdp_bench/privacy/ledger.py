@@ -92,6 +92,7 @@ class Ledger:
         """
         self.path = path
         self.repeatable = repeatable
+        self.counted_again = 0  # steps on record that `begin` found to be taken again as new releases
         self._entries: list[Entry] = []
         self._furthest: dict[str, int] = {}  # generation -> its last step
         self._of: set[tuple[str, int, str]] = set()
@@ -118,29 +119,24 @@ class Ledger:
             self._write(self._head)
             _fsync_folder(path.parent)
 
-    def begin(self, made: str, step: int, state: str) -> int:
+    def begin(self, made: str, step: int, state: str) -> None:
         """Start, or go on, at `step` from `state`: in the generation that was there before, or else in a new one.
 
         Args:
             made: the digest of code, libraries, machine and micro-batch (`machine.made_with`); empty where no step can be
                 repeated bit for bit.
             state: the digest of weights, optimiser and schedule.
-
-        Returns:
-            How many steps that were drawn before will be drawn as new releases, and count again. Where nothing is repeatable,
-            0: there every step counts whenever it is drawn.
         """
         if not self.repeatable:
-            return 0
+            return
         known = self._starts.get((made, step, state)) if made else None
-        again = 0 if known is not None else sum(entry.step >= step for entry in self._entries)
         if known is not None:
             self.generation = known
         elif self._entries or self._starts or self._aside:
             parts = f"{self._digest}:{self._aside}:{made}:{step}:{state}"
             self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
+            self.counted_again = sum(entry.step >= step for entry in self._entries)
         self.note(made, step, state)
-        return again
 
     def note(self, made: str, step: int, state: str) -> None:
         """Write down a state that this generation passes through, before a checkpoint holds it."""
@@ -299,6 +295,7 @@ class Copy(Ledger):
         self.repeatable = repeatable
         self.generation = generation
         self.earlier = position.entries - len(entries)
+        self.counted_again = 0
         self._entries = []
         self._furthest = {}
         self._of = set()
