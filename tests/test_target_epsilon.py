@@ -30,7 +30,7 @@ def test_the_tight_epsilon_of_the_run_is_the_target(tmp_path: Path, noise: str, 
     assert privacy["epsilon_tight"] <= 2
     exact = trainer == "poisson"  # of fixed-size batches only bounds are known
     assert (privacy["epsilon_tight_at_least"] == privacy["epsilon_tight"]) == exact
-    assert 1.5 < privacy["epsilon_tight_at_least"] == privacy["epsilon_patient_at_least"]
+    assert 1.5 < privacy["epsilon_tight_at_least"] < privacy["epsilon_patient_at_least"]  # of an image in two examples
     assert record["config"]["algorithm"]["noise_multiplier"] == privacy["noise_multiplier"]
     shift = 1 if trainer == "poisson" else 2
     assert privacy["noise_multiplier"] == pytest.approx(privacy["z"] * shift * (2**0.5 if noise == "circular" else 1))

