@@ -55,8 +55,10 @@ def forked(work: Callable[[], Any], log: Path) -> int:
         os._exit(code)
 
 
-def lines(folder: Path, node: int) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob(f"client{node}/runs/*/*/nodes/*/ledger.jsonl"))
+def steps_of(folder: Path, node: int) -> int:
+    """How many steps a node's ledger holds, whole lines only."""
+    ledgers = folder.glob(f"client{node}/runs/*/*/nodes/*/ledger.jsonl")
+    return sum(line.endswith(b"}") and b'"state"' not in line for p in ledgers for line in p.read_bytes().splitlines()[1:])
 
 
 def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     killed = 0
     if job.get("kill"):
         node, steps, seconds, restart = job["kill"]
-        while lines(folder, node) <= steps:
+        while steps_of(folder, node) < steps:
             time.sleep(0.01)
         time.sleep(seconds)
         os.kill(numbers[node], signal.SIGKILL)

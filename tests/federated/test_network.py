@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.federated.conftest import TINY, Make, carried_out, node_keys
+from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.experiment import run
@@ -79,9 +80,7 @@ def over_tls(folder: Path, jobs: list[dict[str, Any]], patience: float) -> dict[
         home = folder / "runs" / job["name"]
         job["record"] = next((records.read(p) for p in home.glob("server/runs/*/*/record.json")), None)
         assert job["record"], logs
-        job["ledgers"] = [
-            sum(p.read_bytes().count(b"\n") - 1 for p in home.glob(f"client{n}/runs/*/*/nodes/*/ledger.jsonl")) for n in range(3)
-        ]
+        job["ledgers"] = [sum(len(steps_in(p)) for p in home.glob(f"client{n}/runs/*/*/nodes/*/ledger.jsonl")) for n in range(3)]
         found[job["name"]] = job
     return found
 
