@@ -111,25 +111,31 @@ def test_the_same_run_again_is_found_and_force_repeats_it(tmp_path: Path) -> Non
     assert (first.path.parent / "ledger.jsonl.1").exists()
 
 
+class PowerCut(BaseException):
+    pass
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path) -> None:
+    """Run until `step` is done, and no further."""
+    real = experiment.private_step
+
+    def dying(training: Any, number: int, *rest: Any) -> None:
+        real(training, number, *rest)
+        if number == step:
+            training.ledger.close()
+            raise PowerCut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "private_step", dying)
+        with pytest.raises(PowerCut):
+            carry_out(results)
+
+
 @pytest.mark.parametrize("dies_after", [3, 10, 13])
 def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int) -> None:
     whole = carry_out(tmp_path / "whole")
 
-    class PowerCut(BaseException):
-        pass
-
-    real = experiment.private_step
-
-    def dying(training: Any, step: int, *rest: Any) -> None:
-        real(training, step, *rest)
-        if step == dies_after:
-            training.ledger.close()
-            raise PowerCut
-
-    monkeypatch.setattr(experiment, "private_step", dying)
-    with pytest.raises(PowerCut):
-        carry_out(tmp_path / "killed")
-    monkeypatch.setattr(experiment, "private_step", real)
+    kill_after(monkeypatch, dies_after, tmp_path / "killed")
     watcher = Silent()
     resumed = run(configured(tmp_path / "killed"), watcher)
     assert watcher.done_at_start == (10 if dies_after >= 10 else 0)  # the last whole epoch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.test_experiment import carry_out
+from tests.test_experiment import carry_out, kill_after
 from zdp_bench import experiment
 from zdp_bench.data import Records
 from zdp_bench.experiment import Outcome
@@ -41,26 +41,6 @@ def test_a_secure_run_that_is_forced_counts_what_it_released_before(tmp_path: Pa
 
 def mechanism_of(privacy: dict[str, Any]) -> Mechanism:
     return Mechanism((Block("w", (1,), "float32", 1.0, privacy["z"], "real"),), Sampling(**privacy["sampling"]))
-
-
-class PowerCut(BaseException):
-    pass
-
-
-def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path) -> None:
-    """Run until `step` is done, and no further."""
-    real = experiment.private_step
-
-    def dying(training: Any, number: int, *rest: Any) -> None:
-        real(training, number, *rest)
-        if number == step:
-            training.ledger.close()
-            raise PowerCut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment, "private_step", dying)
-        with pytest.raises(PowerCut):
-            carry_out(results)
 
 
 def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(

@@ -154,9 +154,6 @@ class _NoLedger(Ledger):
     def append(self, step: int, of: str = "") -> None:
         pass
 
-    def doubt(self, step: int) -> None:
-        pass
-
 
 def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None) -> Step:
     """Our engine, noise and all, with DP-SGD."""
