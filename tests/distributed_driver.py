@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tests.algorithms.test_properties import CASES, make, records
-from zdp_bench.distributed import Ranks, join, leave
-from zdp_bench.engine import Training, private_step
 from zdp_bench.privacy.ledger import Copy, Ledger, Position
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
+from zdp_bench.training.distributed import Ranks, join, leave
+from zdp_bench.training.step import Training, private_step
 
 STEPS = 3
 SIZES = (13, 0, 1)  # records of each step: a share may be empty, and a batch too

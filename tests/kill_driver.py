@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from zdp_bench import checkpoint, engine, experiment
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.training import checkpoint, run
+from zdp_bench.training import step as engine
 
 MOMENTS = ("in the ledger's line", "before the noise", "before the update", "after the update", "before the checkpoint", "in it")
 
@@ -42,7 +43,7 @@ def arrange(moment: str, at: int) -> None:
     """Kill this process at `moment` of step number `at` (from 0), or at the first checkpoint after it."""
     here = {"step": -1}
     step_, write, noise, descend, save, replace = (
-        experiment.private_step,
+        run.private_step,
         Ledger._write,
         engine.add_noise,
         engine.descend,
@@ -82,7 +83,7 @@ def arrange(moment: str, at: int) -> None:
             die()
         replace(source, target)
 
-    experiment.private_step = private_step
+    run.private_step = private_step
     Ledger._write = write_half  # type: ignore[method-assign]
     engine.add_noise = add_noise
     engine.descend = go_down
@@ -105,7 +106,7 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
     try:
         if kill and kill[0] != "any time":
             arrange(*kill)
-        experiment.run(config, Silent())
+        run.run(config, Silent())
         code = 0
     finally:
         os._exit(code)
@@ -114,8 +115,8 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
-    experiment.tight_epsilon = functools.cache(experiment.tight_epsilon)
-    experiment.rdp_epsilon = functools.cache(experiment.rdp_epsilon)
+    run.tight_epsilon = functools.cache(run.tight_epsilon)
+    run.rdp_epsilon = functools.cache(run.rdp_epsilon)
     composed: dict[str, Run] = {}
     for job in jobs:
         results = folder / job["name"]
@@ -128,7 +129,7 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
         if job["kills"]:
             statuses = [attempt(config, kill) for kill in [*job["kills"], None]]
         else:
-            experiment.run(config, Silent())
+            run.run(config, Silent())
             statuses = [0]
         (home,) = results.glob("runs/*/*.lock")
         print(json.dumps({"name": job["name"], "statuses": statuses, "home": str(home.with_suffix(""))}), flush=True)

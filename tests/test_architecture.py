@@ -12,95 +12,48 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "zdp_bench"
 
-# room -> the rooms it may import; a room not listed is a mistake, so that a new one is placed with thought
+# package -> the packages it may import; one that is not listed fails, so that a new one is placed
+# with thought
 BASE = {"errors", "assets", "registry", "__init__"}
-DATA_SIDE = {"data", "tasks", "report", "records"}
+CORE = {"kernels", "privacy", "gradients", "nn", "algorithms", "models", "tasks", "data", "config", "records"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "assets": set(),
     "__init__": set(),
+    "kernels": set(),
     "registry": {"errors"},
-    "compiled": set(),
-    "privacy": {"compiled"},
-    "optimizers": set(),
-    "memory": BASE | {"gradients"},
-    "vectors": set(),
-    "nn": BASE | {"compiled", "vectors"},
-    "models": BASE | {"nn"},
-    "gradients": BASE | {"nn", "compiled", "vectors"},
-    "algorithms": BASE | {"gradients", "privacy", "nn"},
-    "survival": BASE,
-    "distributed": BASE,
-    "devices": BASE,
-    "engine": BASE | {"algorithms", "gradients", "memory", "nn", "privacy", "distributed"},
+    "records": BASE,
+    "privacy": BASE | {"kernels"},
+    "nn": BASE | {"kernels"},
+    "models": BASE | {"nn", "kernels"},
+    "gradients": BASE | {"nn", "kernels"},
+    "algorithms": BASE | {"gradients", "privacy", "nn", "kernels"},
     "data": BASE,
     "tasks": BASE,
-    "records": BASE,
-    "report": BASE | {"records", "data", "privacy"},
     "config": BASE | {"privacy"},
-    "checkpoint": BASE | {"privacy"},
-    "batchnorm": BASE,
-    "checks": BASE | {"algorithms", "gradients", "memory", "privacy", "nn"},
-    "evaluation": BASE | {"data", "tasks", "records", "gradients"},
-    "machine": BASE,
-    "parts": BASE
-    | {"config", "data", "tasks", "algorithms", "gradients", "memory", "optimizers", "privacy", "checks", "evaluation"}
-    | {"batchnorm", "distributed", "devices"},
-    "experiment": BASE
-    | {"config", "data", "tasks", "records", "checkpoint", "engine", "algorithms", "gradients", "privacy", "evaluation"}
-    | {"batchnorm", "distributed", "devices", "survival", "machine", "parts"},
-    "cost": BASE | {"config", "data", "tasks", "engine", "algorithms", "gradients", "privacy", "devices", "machine", "parts"},
-    "federated": BASE
-    | DATA_SIDE
-    | {
-        "config",
-        "checkpoint",
-        "experiment",
-        "parts",
-        "evaluation",
-        "machine",
-        "engine",
-        "algorithms",
-        "gradients",
-        "privacy",
-        "distributed",
-        "devices",
-        "survival",
-    },
-    "terminal": BASE,
-    "tensorboard": BASE | {"config", "experiment"},
-    "sweep": BASE | DATA_SIDE | {"config", "experiment", "terminal", "distributed", "survival", "tensorboard", "federated"},
-    "audit": BASE
-    | DATA_SIDE
-    | {"config", "parts", "devices", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal", "machine"},
-    "bench": BASE
-    | DATA_SIDE
-    | {"config", "experiment", "engine", "algorithms", "gradients", "privacy", "models", "nn", "terminal"},
-    "validate": BASE
-    | DATA_SIDE
-    | {"devices", "config", "parts", "algorithms", "gradients", "privacy", "batchnorm", "cost", "federated"},
-    "range_test": BASE | DATA_SIDE | {"config", "parts", "evaluation", "devices", "engine", "algorithms", "privacy", "machine"},
-    "reproduce": BASE | DATA_SIDE | {"config", "experiment", "devices", "sweep", "terminal", "bench", "cost"},
-    "cli": BASE
-    | DATA_SIDE
-    | {"config", "sweep", "terminal", "audit", "bench", "privacy", "validate", "range_test"}
-    | {"distributed", "survival", "reproduce", "federated"},
+    "report": BASE | {"records", "data", "privacy"},
+    "training": BASE | CORE,
+    "federated": BASE | CORE | {"training", "report"},
+    "audit": BASE | CORE | {"training", "report"},
+    "bench": BASE | CORE | {"training", "report"},
+    "experiments": BASE | CORE | {"training", "federated", "bench", "report"},
+    "cli": BASE | CORE | {"training", "federated", "audit", "bench", "report", "experiments"},
     "__main__": {"cli"},
 }
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     """'zdp_bench.data.mnist' -> 'data'; 'zdp_bench' itself -> '__init__'."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
 
 def imports(path: Path) -> set[str]:
-    """The rooms of ours that a file imports, anywhere in it."""
+    """Our packages that a file imports, anywhere in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {room(name.name) for name in node.names if name.name.split(".")[0] == "zdp_bench"}
+            found |= {package_of(name.name) for name in node.names if name.name.split(".")[0] == "zdp_bench"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "zdp_bench":
             if node.module == "zdp_bench":
                 found |= {
@@ -108,7 +61,7 @@ def imports(path: Path) -> set[str]:
                     for n in node.names
                 }
             else:
-                found.add(room(node.module or ""))
+                found.add(package_of(node.module or ""))
     return found
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.test_experiment import TINY
+from tests.training.test_run import TINY
 from zdp_bench.config import compose, parse
 from zdp_bench.data import CHANCES, Records
-from zdp_bench.parts import micro_batches
+from zdp_bench.training.setup import micro_batches
 
 RECORDS = Records(torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.long))
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from tests.test_package import ROOT
 from zdp_bench import cli
 from zdp_bench.cli.parser import arguments
 from zdp_bench.config import compose, parse
-from zdp_bench.sweep import jobs_of
+from zdp_bench.experiments.sweep import jobs_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tests.conftest import write_mini_mnist
 from zdp_bench.config import compose, parse
+from zdp_bench.config.compose import group_options, known_keys
 from zdp_bench.config.schema import GROUPS
-from zdp_bench.config.store import group_options, known_keys
-from zdp_bench.cost import measured
 from zdp_bench.errors import UserError
+from zdp_bench.experiments.cost import measured
 from zdp_bench.registry import lookup, names
 
 FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")  # where and how, and what would leave this machine

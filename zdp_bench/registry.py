@@ -61,8 +61,8 @@ def _installed() -> tuple[EntryPoint, ...]:
 def _load(kind: str) -> None:
     """Import every module of the kind's package once, then the plug-ins of other packages."""
     package = importlib.import_module(HOMES[kind])
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{HOMES[kind]}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
+        importlib.import_module(module.name)
     for point in _installed():
         point.load()
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.spectral_dp import low_pass, one_sided
-from zdp_bench.engine import Total
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.circulant import CirculantLinear
@@ -22,6 +21,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup
 from zdp_bench.tasks.classification import Classification
+from zdp_bench.training.step import Total
 
 POISSON = Sampling("poisson", 0.1, 1.0, 80)
 SIGMA, BOUND = 1.5, 0.8

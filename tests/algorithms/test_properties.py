@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.engine import Total, Training, descend, private_step
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.circulant import CirculantLinear
@@ -27,6 +26,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup, names
 from zdp_bench.tasks.classification import Classification
+from zdp_bench.training.step import Total, Training, descend, private_step
 
 POISSON = Sampling("poisson", 0.1, 8.0, 80)
 GAUSSIAN = {"noise_multiplier": 1.3, "max_grad_norm": 0.7}

@@ -16,7 +16,7 @@ from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipping, reference
-from zdp_bench.parts import Plan
+from zdp_bench.training.setup import Plan
 
 
 def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:

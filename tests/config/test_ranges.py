@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zdp_bench.config import configured
-from zdp_bench.config.options import OPTIMIZERS, SCHEDULERS, TORCHS_OWN, own_keys
+from zdp_bench.config.plugins import OPTIMIZERS, SCHEDULERS, TORCHS_OWN, own_keys
 from zdp_bench.config.ranges import RANGES, most_threads
 from zdp_bench.errors import UserError
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from zdp_bench.config.options import check_options
+from zdp_bench.config.plugins import check_options
 from zdp_bench.data.chest_xray import AUGMENT, FOLDER, Film, chest_xray, cut, films, outline, patient, read_film
-from zdp_bench.data.synthetic_films import chest_xray_synthetic, write_set
+from zdp_bench.data.synthetic.films import chest_xray_synthetic, write_set
 from zdp_bench.errors import UserError
 
 

@@ -14,7 +14,7 @@ from scipy.io import savemat
 
 from zdp_bench.data import files
 from zdp_bench.data.cpsc2018 import DIAGNOSES, cpsc2018, diagnosis, read_wfdb, spectrum
-from zdp_bench.data.synthetic_ecg import cpsc2018_synthetic, recording, write_set, write_wfdb
+from zdp_bench.data.synthetic.ecg import cpsc2018_synthetic, recording, write_set, write_wfdb
 from zdp_bench.errors import UserError
 
 

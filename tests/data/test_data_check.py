@@ -11,9 +11,11 @@ import pytest
 
 from tests.data.test_outlines import options
 from zdp_bench.cli import main
-from zdp_bench.data import chest_xray, cifar10, files, nifti, speech_commands, synthetic_ecg, synthetic_films, synthetic_volumes
-from zdp_bench.data.synthetic_sequences import write_set as write_heads
-from zdp_bench.data.synthetic_speech import write_set as write_words
+from zdp_bench.data import chest_xray, cifar10, files, speech_commands
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.synthetic import ecg, films, volumes
+from zdp_bench.data.synthetic.sequences import write_set as write_heads
+from zdp_bench.data.synthetic.speech import write_set as write_words
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.data_root import state
@@ -65,12 +67,12 @@ def test_a_set_that_needs_no_files_says_so(tmp_path: Path, capsys: pytest.Captur
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A data root with a little of every set that is got by hand."""
-    synthetic_ecg.write_set(tmp_path / "CPSC2018", 4, 2.0, seed=1)
+    ecg.write_set(tmp_path / "CPSC2018", 4, 2.0, seed=1)
     (tmp_path / speech_commands.FOLDER).parent.mkdir()
     write_words(tmp_path / speech_commands.FOLDER, ["yes", "no"], 3, seed=0)
-    synthetic_films.write_set(tmp_path / chest_xray.FOLDER, 50, 0.3, seed=1)
+    films.write_set(tmp_path / chest_xray.FOLDER, 50, 0.3, seed=1)
     write_heads(tmp_path / "Task01_BrainTumour", 3, 2, seed=0)
-    synthetic_volumes.write_set(tmp_path / "Task03_Liver", 3, seed=0)
+    volumes.write_set(tmp_path / "Task03_Liver", 3, seed=0)
     lookup("dataset", "kspace_phantom")(tmp_path, **options("kspace_phantom", patients=4, slices=1, height=8, width=8))
     next((tmp_path / "synthetic").iterdir()).rename(tmp_path / "fastMRI")
     (tmp_path / "Task04_Hippocampus" / "imagesTr").mkdir(parents=True)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from zdp_bench.data import Splits, nifti
+from zdp_bench.data import Splits
+from zdp_bench.data.formats import nifti
 from zdp_bench.data.kspace_from_volumes import kspace_from_volumes
 from zdp_bench.data.mri_sequences_from_volumes import mri_sequences_from_volumes
 from zdp_bench.data.msd import msd

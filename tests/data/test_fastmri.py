@@ -15,7 +15,7 @@ import torch
 from tests.data.broken import refused
 from zdp_bench.data import CHANCES, Splits
 from zdp_bench.data.fastmri import FOLDERS, KSpaceRecords, fastmri
-from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, to_image
+from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, to_image
 from zdp_bench.errors import UserError
 
 SLICES, ROWS, COLUMNS, SIDE = 5, 24, 18, 16

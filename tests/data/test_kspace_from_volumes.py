@@ -14,7 +14,7 @@ import torch
 
 from tests.data.broken import refused
 from zdp_bench.data.fastmri import KSpaceRecords
-from zdp_bench.data.kspace import centre_crop
+from zdp_bench.data.formats.kspace import centre_crop
 from zdp_bench.data.kspace_from_volumes import kspace_from_volumes, smooth_phase
 
 OPTIONS = {"folder": "volumes", "height": 8, "width": 8, "test_share": 0.25}

@@ -14,12 +14,12 @@ import torch
 
 from tests.data.broken import refused
 from zdp_bench import assets
-from zdp_bench.data import nifti
 from zdp_bench.data.files import card, inspected
-from zdp_bench.data.kspace import to_image, to_kspace
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.formats.kspace import to_image, to_kspace
 from zdp_bench.data.mri_sequences import FOLDER, SEQUENCES, mri_sequences, records_of, whitened
 from zdp_bench.data.mri_sequences_from_volumes import contrasts, mri_sequences_from_volumes, scanned
-from zdp_bench.data.synthetic_sequences import GRID, SPACING, head, mri_sequences_synthetic, write_set
+from zdp_bench.data.synthetic.sequences import GRID, SPACING, head, mri_sequences_synthetic, write_set
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from zdp_bench.data import nifti
-from zdp_bench.data.labelled_volumes import cases
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.formats.labelled_volumes import cases
 from zdp_bench.data.msd import AUGMENT, Geometry, load, msd, outline, shape_on_grid, slices
-from zdp_bench.data.synthetic_volumes import GRID, SPACING, abdomen, msd_synthetic, write_set
+from zdp_bench.data.synthetic.volumes import GRID, SPACING, abdomen, msd_synthetic, write_set
 from zdp_bench.errors import UserError
 
 FOLDER = "Task03_Liver"

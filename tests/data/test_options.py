@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.data.test_outlines import options
-from zdp_bench.data import speech_commands, synthetic_ecg, synthetic_speech
+from zdp_bench.data import speech_commands
+from zdp_bench.data.synthetic import ecg, speech
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -56,9 +57,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def test_an_option_that_means_nothing_is_refused_by_its_key(
     tmp_path: Path, kind: str, name: str, changed: dict[str, Any], message: str
 ) -> None:
-    synthetic_ecg.write_set(tmp_path / "CPSC2018", 8, 2.0, seed=1)
+    ecg.write_set(tmp_path / "CPSC2018", 8, 2.0, seed=1)
     (tmp_path / speech_commands.FOLDER).parent.mkdir()
-    synthetic_speech.write_set(tmp_path / speech_commands.FOLDER, ["yes", "no"], 4, seed=0)
+    speech.write_set(tmp_path / speech_commands.FOLDER, ["yes", "no"], 4, seed=0)
     with pytest.raises(UserError, match=message) as caught:
         lookup(kind, name)(tmp_path, **options(name, **changed))
     assert "\n" not in str(caught.value)

@@ -12,17 +12,9 @@ import torch
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import assets
-from zdp_bench.data import (
-    Outline,
-    Splits,
-    chest_xray,
-    cifar10,
-    nifti,
-    speech_commands,
-    synthetic_ecg,
-    synthetic_films,
-    synthetic_speech,
-)
+from zdp_bench.data import Outline, Splits, chest_xray, cifar10, speech_commands
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.synthetic import ecg, films, speech
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 
@@ -90,7 +82,7 @@ def test_an_outline_is_what_the_adapter_makes(name: str, tmp_path: Path) -> None
 
 def test_an_excerpt_of_the_recordings_is_counted_and_not_the_releases(tmp_path: Path) -> None:
     """Five recordings are five records: the release's 1,125 would understate ε thirty-fold."""
-    synthetic_ecg.write_set(tmp_path / "CPSC2018", 5, 2.0, seed=1)
+    ecg.write_set(tmp_path / "CPSC2018", 5, 2.0, seed=1)
     said = held_against("cpsc2018", tmp_path, test_share=0.3)
     assert (said.train, said.test) == (3, 2)
     with pytest.raises(UserError, match="0 recordings of RBBB and 0 of AF"):
@@ -111,13 +103,13 @@ def test_the_releases_numbers_are_those_of_the_two_diagnoses(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("split", ["speaker", "random"])
 def test_an_excerpt_of_the_clips_is_counted(tmp_path: Path, split: str) -> None:
-    synthetic_speech.write_set(tmp_path / speech_commands.FOLDER, ["yes", "no"], 12, seed=0)
+    speech.write_set(tmp_path / speech_commands.FOLDER, ["yes", "no"], 12, seed=0)
     held_against("speech_commands", tmp_path, words=["yes", "no"], clips_per_word=10, split=split)
 
 
 def test_an_excerpt_of_the_films_is_counted_without_its_copies(tmp_path: Path) -> None:
     folder = tmp_path / chest_xray.FOLDER
-    synthetic_films.write_set(folder, 60, 0.3, seed=1)
+    films.write_set(folder, 60, 0.3, seed=1)
     one = next((folder / "train" / "PNEUMONIA").iterdir())
     shutil.copy(one, one.with_name("person999_virus_1.jpeg"))
     held_against("chest_xray", tmp_path, size=16)

@@ -27,7 +27,7 @@ from zdp_bench.data.speech_commands import (
     split_by_speaker,
     stft,
 )
-from zdp_bench.data.synthetic_speech import speech_commands_synthetic, write_set
+from zdp_bench.data.synthetic.speech import speech_commands_synthetic, write_set
 from zdp_bench.errors import UserError
 
 WORDS = ["yes", "no"]

@@ -13,10 +13,10 @@ pytest.importorskip("flwr")
 
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.experiment import run
 from zdp_bench.federated.simulation import simulated
 from zdp_bench.records import Record
-from zdp_bench.terminal import Silent
+from zdp_bench.training.progress import Silent
+from zdp_bench.training.run import run
 
 TINY = [
     "recipe=quickstart",

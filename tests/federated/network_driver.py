@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from zdp_bench import experiment
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.experiment import run
 from zdp_bench.federated import server
-from zdp_bench.federated.superlink import served
-from zdp_bench.federated.supernode import attend
-from zdp_bench.terminal import Silent
+from zdp_bench.federated.network.superlink import served
+from zdp_bench.federated.network.supernode import attend
+from zdp_bench.training import run as experiment
+from zdp_bench.training.progress import Silent
+from zdp_bench.training.run import run
 
 
 def free_port() -> int:

@@ -23,10 +23,10 @@ from flwr.proto.message_pb2 import ObjectTree
 from tests.federated.conftest import Make, node_keys
 from tests.federated.test_network import certificate
 from zdp_bench.errors import UserError
-from zdp_bench.federated import endpoint, fleet
-from zdp_bench.federated.fleet import Link, LinkGrid, Lost, Refused, connected, fleet_api, identify
 from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from zdp_bench.federated.messages import content, values_of
+from zdp_bench.federated.network import endpoint, fleet
+from zdp_bench.federated.network.fleet import Link, LinkGrid, Lost, Refused, connected, fleet_api, identify
 
 
 @dataclass

@@ -23,11 +23,11 @@ from tests.federated.conftest import TINY, Make, carried_out, node_keys
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import run
-from zdp_bench.federated.fleet import fleet_api
-from zdp_bench.federated.superlink import served
-from zdp_bench.federated.supernode import attend, reach
-from zdp_bench.terminal import Silent
+from zdp_bench.federated.network.fleet import fleet_api
+from zdp_bench.federated.network.superlink import served
+from zdp_bench.federated.network.supernode import attend, reach
+from zdp_bench.training.progress import Silent
+from zdp_bench.training.run import run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

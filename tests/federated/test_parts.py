@@ -13,9 +13,9 @@ import torch
 from tests.federated.conftest import Make, carried_out
 from zdp_bench.data import Records, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.fleet import identify
 from zdp_bench.federated.flower import ArrayRecord, Message
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
+from zdp_bench.federated.network.fleet import identify
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
 
@@ -104,7 +104,7 @@ print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
 def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.modules["flwr"] = None
-import zdp_bench.cli, zdp_bench.sweep, zdp_bench.federated
+import zdp_bench.cli, zdp_bench.experiments.sweep, zdp_bench.federated
 from zdp_bench.cli import main
 main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}"])
 """
@@ -126,7 +126,9 @@ def test_flowers_private_modules_are_imported_in_one_file() -> None:
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:
-    assert python("import zdp_bench.cli, zdp_bench.sweep, sys; print('flwr' in sys.modules)").stdout.strip() == "False"
+    assert (
+        python("import zdp_bench.cli, zdp_bench.experiments.sweep, sys; print('flwr' in sys.modules)").stdout.strip() == "False"
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
 
 def test_what_takes_one_training_set_says_so(configured: Make) -> None:
     from zdp_bench.audit import Subject
-    from zdp_bench.range_test import range_test
+    from zdp_bench.experiments.lr_finder import range_test
 
     for work in (Subject.of, range_test):
         with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
@@ -192,7 +194,7 @@ def test_what_takes_one_training_set_says_so(configured: Make) -> None:
 def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
     """The paper's: 73,333 steps of 24 among 3,520 records, and the ε that its accountant claims for them."""
     from zdp_bench.config import compose, parse
-    from zdp_bench.validate import validate
+    from zdp_bench.experiments.validate import validate
 
     report = validate(parse(compose(["recipe=mri_sequence_fl", "paths.data=/nowhere"])), trial=False)
     assert (report.sampling["nodes"], report.sampling["records"], report.sampling["steps"]) == (11, 3520, 73_333)

@@ -9,12 +9,13 @@ import torch
 
 from tests.federated.conftest import Make, carried_out
 from tests.ledgers import steps_in
-from zdp_bench import checkpoint, records
+from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.federated import server
 from zdp_bench.federated.node import Site
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.records import Record
+from zdp_bench.training import checkpoint
 
 # Every record in every step: then a central run and a federation's nodes together draw the same ones.
 WHOLE = ["trainer.sample_rate=1.0", "trainer.epochs=5", "algorithm.noise_multiplier=0.0", "model.hidden=[8]"]

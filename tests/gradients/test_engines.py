@@ -16,8 +16,8 @@ from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, reference, tape
 from zdp_bench.gradients.rules import NoRule, contract, convolution
+from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.layout import channels_last
 
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 

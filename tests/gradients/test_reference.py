@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tests.gradients.harness import loss
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.engine import Training, private_step
 from zdp_bench.gradients import clipped_sum, cross_check, fast, reference
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.training.step import Training, private_step
 
 WIDTH = 4
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from zdp_bench import assets
-from zdp_bench.batchnorm import replace_batchnorm, surgery
-from zdp_bench.config.options import check_options
+from zdp_bench.config.plugins import check_options
 from zdp_bench.errors import UserError
 from zdp_bench.models.harmonic import cosines, responses
+from zdp_bench.nn.batchnorm import replace_batchnorm, surgery
 from zdp_bench.registry import lookup, names
 
 

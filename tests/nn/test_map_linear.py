@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.nn.layout import in_memory_order, in_own_order
+from zdp_bench.kernels.memory_format import in_memory_order, in_own_order
 from zdp_bench.nn.map_linear import MapLinear
 
 LAYOUTS: list[Callable[[Tensor], Tensor]] = [

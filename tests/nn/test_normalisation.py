@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zdp_bench import checks
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
+from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.layout import channels_last
 from zdp_bench.nn.normalisation import (
     EPS,
     ComplexGroupNorm,
@@ -21,6 +20,7 @@ from zdp_bench.nn.normalisation import (
     per_sample_norm,
 )
 from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.training import model_checks
 
 SHAPES = [(3, 6, 5, 4), (2, 6, 7), (2, 6, 3, 2, 4)]
 
@@ -134,7 +134,7 @@ def test_the_checks_before_private_training_pass_it(how) -> None:
     problem = Problem(model, lambda y, t: (y.abs().sum(dim=1) - t).square(), Sampling("poisson", 0.1, 10, 100))
     algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=1.0)
     like = torch.zeros(0, 1, 6, 6, dtype=torch.complex64), torch.zeros(0)
-    assert checks.check(model, algorithm, problem.loss, like, 1) == []
+    assert model_checks.check(model, algorithm, problem.loss, like, 1) == []
 
 
 def test_norms_by_name() -> None:

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from zdp_bench.kernels.chacha_normal import hashed
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import (
@@ -22,7 +23,6 @@ from zdp_bench.privacy.noise import (
     draw,
     stream,
 )
-from zdp_bench.privacy.normal_stream import hashed
 
 CPU = torch.device("cpu")
 SOURCES = [SeededNoise(7), SecureNoise()]

@@ -15,8 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from tests.privacy.test_noise import MECHANISM, SAMPLES, P, assert_covariance, coordinates, white, zero
-from zdp_bench.data import sampling
-from zdp_bench.privacy import noise
+from zdp_bench.privacy import noise, sampling
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import SecureNoise, SecureRandom, SeededNoise, add_noise, rounded, widened
 

@@ -10,7 +10,7 @@ import pytest
 
 from zdp_bench import records
 from zdp_bench.report.comparisons import Family, written
-from zdp_bench.report.statistics import delong
+from zdp_bench.report.significance import delong
 
 TRUTH = np.arange(200) % 2
 

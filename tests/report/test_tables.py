@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import assets, cli, sweep
+from zdp_bench import assets, cli
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.report import listing, numbers, tables
+from zdp_bench.experiments import sweep
+from zdp_bench.report import number_format, tables
+from zdp_bench.report import results as listing
 
 TABLE = "zeta_dp_2021/1"
 ROWS = {
@@ -199,11 +201,11 @@ def test_the_sweep_is_hydras_own(sweeping: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_numbers_are_printed_one_way() -> None:
-    assert [numbers.epsilon(value) for value in (math.inf, 3.3967, 0.05, None, math.nan)] == ["∞", "3.4", "0.05", "", ""]
-    assert numbers.mean_and_deviation([0.5], "%") == "50.00 % (n = 1)"
-    assert numbers.mean_and_deviation([0.5, math.nan], "%") == "undefined (n = 2)"
-    assert numbers.mean_and_deviation([0.042], "") == "0.0420 (n = 1)"
-    assert numbers.mean_and_deviation([1.0, 3.0], "dB") == "2.00 ± 1.41 dB (n = 2)"
+    assert [number_format.epsilon(value) for value in (math.inf, 3.3967, 0.05, None, math.nan)] == ["∞", "3.4", "0.05", "", ""]
+    assert number_format.mean_and_deviation([0.5], "%") == "50.00 % (n = 1)"
+    assert number_format.mean_and_deviation([0.5, math.nan], "%") == "undefined (n = 2)"
+    assert number_format.mean_and_deviation([0.042], "") == "0.0420 (n = 1)"
+    assert number_format.mean_and_deviation([1.0, 3.0], "dB") == "2.00 ± 1.41 dB (n = 2)"
 
 
 # ------------------------------------------------------------------------------------------------------------- listing

@@ -22,12 +22,12 @@ from zdp_bench.audit.coordinates import Coordinates, canary_supports
 from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.subject import Subject
 from zdp_bench.data import Source
-from zdp_bench.engine import Training, private_step
 from zdp_bench.gradients import Batch
-from zdp_bench.parts import micro_batches
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.training.setup import micro_batches
+from zdp_bench.training.step import Training, private_step
 
 
 class WithCanaries:

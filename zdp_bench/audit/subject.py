@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config.constraints import require_central
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.config.values import require_central
 from zdp_bench.data import Splits
-from zdp_bench.devices import pick_device
 from zdp_bench.errors import UserError
-from zdp_bench.machine import foreign_code
-from zdp_bench.parts import Plan, build_algorithm, build_model, build_optimizer, check_model
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key, stream
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
+from zdp_bench.training.devices import pick_device
+from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.setup import Plan, build_algorithm, build_model, build_optimizer, check_model
 
 
 @dataclass(frozen=True)

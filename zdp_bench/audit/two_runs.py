@@ -20,11 +20,11 @@ from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.gradients import Batch, clipped_sum
 from zdp_bench.gradients.clipping import SAFETY
-from zdp_bench.machine import foreign_code
-from zdp_bench.parts import Plan
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
 from zdp_bench.registry import lookup
+from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.setup import Plan
 
 TRIALS = 2_000  # of each neighbour, at most: each takes two keys and two draws
 CPU = torch.device("cpu")

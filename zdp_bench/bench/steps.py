@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
-from zdp_bench.engine import Total, Training, private_step
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
-from zdp_bench.nn.layout import channels_last
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.registry import lookup
+from zdp_bench.training.step import Total, Training, private_step
 
 BOUND, RATE = 1.0, 1e-3
 

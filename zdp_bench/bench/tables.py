@@ -26,8 +26,8 @@ from zdp_bench.bench.measure import Step, by_turns, hold_memory, peak_memory, re
 from zdp_bench.bench.pages import Measured, Row, as_csv, as_markdown, environment, installed, machine, read_csv
 from zdp_bench.bench.steps import SIDES, Workload, computes, device, may_be_baseline
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.layout import channels_last
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import NoReturn
 from zdp_bench.cli import doing, showing
 from zdp_bench.cli.parser import RESULTS, arguments
 from zdp_bench.errors import UserError
-from zdp_bench.survival import Stopped, between_runs, lasting_output, probe, refused
+from zdp_bench.training.interrupts import Stopped, between_runs, lasting_output, probe, refused
 
 VERBS = doing.VERBS | showing.VERBS
 
@@ -30,7 +30,7 @@ def main(said: Sequence[str] | None = None) -> NoReturn:
             print(f"zdp-bench: standard output: {output.failed.strerror}; what was made is kept.", file=sys.stderr)
             code = code or 2
         if "WORLD_SIZE" in os.environ:
-            from zdp_bench.distributed import leave
+            from zdp_bench.training.distributed import leave
 
             leave(code)
     raise SystemExit(code)

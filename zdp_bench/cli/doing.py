@@ -11,10 +11,10 @@ from zdp_bench.errors import UserError, unknown
 
 
 def _run(options: argparse.Namespace) -> int:
-    from zdp_bench import distributed
-    from zdp_bench.config.store import hydra_session
-    from zdp_bench.config.words import readable
-    from zdp_bench.sweep import Job, sweep
+    from zdp_bench.config.compose import hydra_session
+    from zdp_bench.config.messages import readable
+    from zdp_bench.experiments.sweep import Job, sweep
+    from zdp_bench.training import distributed
 
     if options.multirun and distributed.launched():
         raise UserError("torchrun carries out one run: leave -m out, or sweep with launcher=joblib or launcher=slurm.")
@@ -43,9 +43,9 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
         UserError: every job failed.
     """
     from zdp_bench.config import configured
+    from zdp_bench.experiments.sweep import faceoff_command
     from zdp_bench.report import faceoff, figures
-    from zdp_bench.sweep import faceoff_command
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     for error in dict.fromkeys(error for _, error in failed):
         console().print(f"skipped: {error}")
@@ -66,19 +66,19 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
 def _federate(options: argparse.Namespace) -> int:
     if options.role == "client":
         from zdp_bench.config import configured
-        from zdp_bench.federated.supernode import attend
+        from zdp_bench.federated.network.supernode import attend
 
         attend(configured(options.overrides), lambda line: print(line, flush=True))
     else:
-        from zdp_bench.federated.superlink import served
-        from zdp_bench.sweep import run_one
+        from zdp_bench.experiments.sweep import run_one
+        from zdp_bench.federated.network.superlink import served
 
         run_one(options.overrides, served)
     return 0
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from zdp_bench.sweep import fillings, require_unchanged, run_one
+    from zdp_bench.experiments.sweep import fillings, require_unchanged, run_one
 
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
@@ -105,9 +105,9 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _reproduce_all(options: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from zdp_bench import reproduce
+    from zdp_bench.experiments import reproduce
     from zdp_bench.report import verdicts
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     if options.profile not in reproduce.PROFILES:
         raise unknown("profile", options.profile, reproduce.PROFILES)
@@ -134,7 +134,7 @@ def _audit(options: argparse.Namespace) -> int:
     from zdp_bench.audit import audit
     from zdp_bench.config import configured
     from zdp_bench.report import audit as table
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     config = configured(options.overrides)
     findings, title = [], f"Audit of recipe {config.recipe}, seed {config.seed}"
@@ -156,10 +156,10 @@ def _validate(options: argparse.Namespace) -> int:
     import json
 
     from zdp_bench.config import configured
+    from zdp_bench.experiments.validate import validate
     from zdp_bench.report import validation
-    from zdp_bench.survival import probe
-    from zdp_bench.terminal import console
-    from zdp_bench.validate import validate
+    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.progress import console
 
     config = configured(options.overrides)
     probe(config.results)  # as its run would
@@ -177,9 +177,9 @@ def _find_lr(options: argparse.Namespace) -> int:
     import json
 
     from zdp_bench.config import configured
-    from zdp_bench.range_test import range_test
-    from zdp_bench.report import range_test as report
-    from zdp_bench.terminal import console
+    from zdp_bench.experiments.lr_finder import range_test
+    from zdp_bench.report import lr_finder as report
+    from zdp_bench.training.progress import console
 
     with console().status("trying learning rates ..."):
         found = range_test(configured(options.overrides), options.lowest, options.highest, options.steps)
@@ -195,7 +195,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     from zdp_bench.bench import pages, tables
     from zdp_bench.config.ranges import require_threads
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     require_threads("--threads", options.threads)
     for name in options.tables:

@@ -13,9 +13,9 @@ from zdp_bench.errors import UserError
 
 
 def table(options: argparse.Namespace) -> int:
+    from zdp_bench.experiments.sweep import fillings
     from zdp_bench.report import curves, tables
-    from zdp_bench.sweep import fillings
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     fills = fillings(options.table, options.results)
     if curves.is_figure(options.table):
@@ -40,8 +40,8 @@ def _figure(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from zdp_bench.experiments.sweep import fillings
     from zdp_bench.report import curves, page, tables
-    from zdp_bench.sweep import fillings
 
     made = []
     for name in tables.available():
@@ -52,20 +52,20 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _results(options: argparse.Namespace) -> int:
-    from zdp_bench.report import listing
-    from zdp_bench.terminal import console
+    from zdp_bench.report import results
+    from zdp_bench.training.progress import console
 
-    frame = listing.select(options.results, options.filters, options.columns, options.sort, options.by)
+    frame = results.select(options.results, options.filters, options.columns, options.sort, options.by)
     if options.format == "rich":
-        console().print(listing.as_rich(frame))
+        console().print(results.as_rich(frame))
     else:
-        print(listing.as_text(frame, options.format))
+        print(results.as_text(frame, options.format))
     return 0
 
 
 def _epsilon(options: argparse.Namespace) -> int:
-    from zdp_bench.report import epsilon, lines, own_epsilon
-    from zdp_bench.terminal import console
+    from zdp_bench.report import epsilon, formats, own_epsilon
+    from zdp_bench.training.progress import console
 
     numbers = (
         "sample_rate",
@@ -88,7 +88,7 @@ def _epsilon(options: argparse.Namespace) -> int:
             console().print(epsilon.as_rich(table))
             print("\n".join(f"written: {path}" for path in paths))
         else:
-            print(epsilon.as_markdown(table) if options.format == "md" else lines.as_text(epsilon.plain(table), options.format))
+            print(epsilon.as_markdown(table) if options.format == "md" else formats.as_text(epsilon.plain(table), options.format))
         return 0
     if options.sigma is not None and options.target_epsilon is not None:
         raise UserError("say either --sigma or --target-epsilon, not both.")
@@ -117,7 +117,7 @@ def _list(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from zdp_bench import assets
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     for kind in [options.kind] if options.kind else [k for k in LISTS if k != "keys"]:
         table = Table(title=kind, show_header=False, title_justify="left", box=None, padding=(0, 2))
@@ -144,7 +144,7 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
 
         return [(name, str(lookup("figure", name).__doc__).splitlines()[0]) for name in names("figure")]
     if kind == "keys":
-        from zdp_bench.config.options import every_key
+        from zdp_bench.config.plugins import every_key
 
         return every_key()
     folder = assets.CONF / kind.removesuffix("s")
@@ -159,7 +159,7 @@ def _first_comment(path: Path) -> str:
 def _data(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
     from zdp_bench.report.data_root import as_rich, state
-    from zdp_bench.terminal import console
+    from zdp_bench.training.progress import console
 
     root = _root(options)
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()

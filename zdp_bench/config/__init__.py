@@ -11,7 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench.config.options import plugin, typed, without_strangers
+from zdp_bench.config.compose import hydra_session
+from zdp_bench.config.constraints import check_typed, check_values
+from zdp_bench.config.messages import readable, typed_keys
+from zdp_bench.config.plugins import plugin, typed, without_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
     GROUPS,
@@ -25,9 +28,6 @@ from zdp_bench.config.schema import (
     Scalars,
     Trainer,
 )
-from zdp_bench.config.store import hydra_session
-from zdp_bench.config.values import check_typed, check_values
-from zdp_bench.config.words import readable, typed_keys
 from zdp_bench.errors import UserError, unknown
 
 

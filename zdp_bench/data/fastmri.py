@@ -29,7 +29,7 @@ from torch import Tensor
 
 from zdp_bench.data import Outline, Provenance, Splits
 from zdp_bench.data.files import holds_any
-from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, random_mask, undersampled
+from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, random_mask, undersampled
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 

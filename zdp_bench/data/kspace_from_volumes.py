@@ -19,8 +19,8 @@ import numpy as np
 
 from zdp_bench.data import Outline, Splits, fastmri
 from zdp_bench.data.files import holds_any, made_whole, sha256, within
-from zdp_bench.data.kspace import Undersampling, to_kspace
-from zdp_bench.data.nifti import HIPPOCAMPI, READING, inspected, name_of, read, volumes
+from zdp_bench.data.formats.kspace import Undersampling, to_kspace
+from zdp_bench.data.formats.nifti import HIPPOCAMPI, READING, inspected, name_of, read, volumes
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 

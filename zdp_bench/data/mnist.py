@@ -13,7 +13,7 @@ import torch
 from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.files import Card, card, fetch, missing, sha256, verify
-from zdp_bench.data.idx import announced, read_idx
+from zdp_bench.data.formats.idx import announced, read_idx
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
 

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
+from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import holds_any, sha256
-from zdp_bench.data.kspace import to_kspace
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.formats.kspace import to_kspace
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 

@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Outline, Splits, nifti
+from zdp_bench.data import Outline, Splits
 from zdp_bench.data.files import holds_any, within
+from zdp_bench.data.formats import nifti
 from zdp_bench.data.mri_sequences import SEQUENCES, Patient, check_options, drawn, load, outlined, patients
 from zdp_bench.errors import require
 from zdp_bench.registry import register

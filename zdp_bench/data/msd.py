@@ -26,11 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data import Outline, Provenance, Records, Splits, nifti
+from zdp_bench.data import Outline, Provenance, Records, Splits
 from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import card, holds_any, sha256
-from zdp_bench.data.labelled_volumes import Case, cases, with_channel
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.formats.labelled_volumes import Case, cases, with_channel
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 

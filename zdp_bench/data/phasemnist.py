@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Outline, Records, Splits
 from zdp_bench.data.files import card
-from zdp_bench.data.idx import read_idx
+from zdp_bench.data.formats.idx import read_idx
 from zdp_bench.data.mnist import CLASSES, Normalise, outlined, read, to_float
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register

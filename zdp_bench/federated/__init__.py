@@ -9,7 +9,7 @@ nodes release, weighed by their expected batches, and hands the mean to the reci
 federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAdam in the paper's recipe).
 
     flower.py      the one door to what Flower makes public: telemetry off, a sentence where it is not installed
-    fleet.py       all that is taken from Flower's private modules: both ends of a connection, and who may speak
+    network/fleet.py       all that is taken from Flower's private modules: both ends of a connection, and who may speak
     partition.py   whose patients are where, and how many steps that makes
     messages.py    what travels
     node.py        one node: its patients, its noise, its ledger
@@ -17,9 +17,9 @@ federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAda
     roster.py      what the server knows of the nodes, and what they have spent
     server.py      the ServerApp: the rounds, and the rule for nodes that die, answer nonsense or come late
     simulation.py  all nodes on one machine
-    endpoint.py    where the server is, and the files that say who it is and who its nodes are
-    superlink.py   the server over the network, with TLS
-    supernode.py   a node over the network
+    network/endpoint.py    where the server is, and the files that say who it is and who its nodes are
+    network/superlink.py   the server over the network, with TLS
+    network/supernode.py   a node over the network
 
 The same two apps run in all three ways: one node after the other in this process, on Ray, over the network.
 """

@@ -14,15 +14,19 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
-from zdp_bench.devices import arithmetic, pick_device
-from zdp_bench.engine import Training, private_step
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import open_ledger
 from zdp_bench.federated.messages import digest
 from zdp_bench.federated.partition import Part, dealt, steps_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.machine import foreign_code, made_with
-from zdp_bench.parts import (
+from zdp_bench.privacy.accounting import affordable_steps
+from zdp_bench.privacy.ledger import Ledger, Position
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
+from zdp_bench.registry import lookup
+from zdp_bench.tasks import Task
+from zdp_bench.training.devices import arithmetic, pick_device
+from zdp_bench.training.environment import foreign_code, made_with
+from zdp_bench.training.run import open_ledger
+from zdp_bench.training.setup import (
     Plan,
     build_algorithm,
     build_model,
@@ -32,11 +36,7 @@ from zdp_bench.parts import (
     micro_batches,
     seed_layers,
 )
-from zdp_bench.privacy.accounting import affordable_steps
-from zdp_bench.privacy.ledger import Ledger, Position
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
-from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
+from zdp_bench.training.step import Training, private_step
 
 
 class Collecting(torch.optim.SGD):

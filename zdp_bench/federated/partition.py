@@ -12,9 +12,9 @@ from torch import Tensor
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError, require
-from zdp_bench.parts import Plan
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import stream
+from zdp_bench.training.setup import Plan
 
 
 @dataclass(frozen=True)

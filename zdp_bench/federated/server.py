@@ -26,23 +26,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zdp_bench import checkpoint
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
-from zdp_bench.devices import arithmetic
-from zdp_bench.engine import descend
 from zdp_bench.errors import UserError
-from zdp_bench.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
-from zdp_bench.experiment import Watcher, account, described, open_ledger
 from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
 from zdp_bench.federated.messages import Malformed, checked_values, content, digest, tensors_of
 from zdp_bench.federated.partition import dealt, rounds_of, steps_of
 from zdp_bench.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.machine import environment, peak_memory
-from zdp_bench.parts import (
+from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.ledger import Copy, Position
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup
+from zdp_bench.tasks import Task
+from zdp_bench.training import checkpoint
+from zdp_bench.training.devices import arithmetic
+from zdp_bench.training.environment import environment, peak_memory
+from zdp_bench.training.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
+from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.run import Watcher, account, described, open_ledger
+from zdp_bench.training.setup import (
     Plan,
     advance,
     build_algorithm,
@@ -53,13 +59,7 @@ from zdp_bench.parts import (
     check_model,
     micro_batch_size,
 )
-from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
-from zdp_bench.privacy.ledger import Copy, Position
-from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record
-from zdp_bench.registry import lookup
-from zdp_bench.survival import Stopped
-from zdp_bench.tasks import Task
+from zdp_bench.training.step import descend
 
 
 @dataclass(frozen=True)

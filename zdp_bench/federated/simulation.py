@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from zdp_bench import distributed
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
-from zdp_bench.distributed import ALONE
 from zdp_bench.errors import UserError
-from zdp_bench.experiment import Outcome, Watcher, once
 from zdp_bench.federated.client import client_app, reply_of, site_open
-from zdp_bench.federated.fleet import FlowerRun, identify
 from zdp_bench.federated.flower import FIRST, ClientApp, Context, Grid, Message, RecordDict, ServerApp
+from zdp_bench.federated.network.fleet import FlowerRun, identify
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.server import Conducting, Result, server_app
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
-from zdp_bench.survival import stop_signals
+from zdp_bench.training import distributed
+from zdp_bench.training.distributed import ALONE
+from zdp_bench.training.interrupts import stop_signals
+from zdp_bench.training.run import Outcome, Watcher, once
 
 
 def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:

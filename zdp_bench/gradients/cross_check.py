@@ -12,7 +12,7 @@ from torch import nn
 
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
-from zdp_bench.nn.layout import rounded_alike
+from zdp_bench.kernels.memory_format import rounded_alike
 
 TOLERANCE = 1e-2  # float32 on a badly conditioned network; a wrong gradient is off by its whole size
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, groups, guarded, no_records
 from zdp_bench.gradients.norms import squared_norms, squared_norms_of
-from zdp_bench.gradients.outer_sums import Outer, outer_sums
 from zdp_bench.gradients.rules import NoRule, Rule, Share, Terms, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
 from zdp_bench.gradients.weighing import Clipping, Term, clipping
+from zdp_bench.kernels.outer_sums import Outer, outer_sums
 
 # Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, up to half
 # of what the layers' inputs take (by then backward has let go of as much), or up to what the parameters take, in all.

@@ -14,8 +14,8 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from zdp_bench.compiled import Loop, begin, compiled, float32_at, float64_at, next_share, sum_of_squares, task_of, wide_vectors
-from zdp_bench.nn.layout import memory_order
+from zdp_bench.kernels.jit import Loop, begin, compiled, float32_at, float64_at, next_share, sum_of_squares, task_of, wide_vectors
+from zdp_bench.kernels.memory_format import memory_order
 
 BLOCK = 2**15  # entries of a row that are summed in one go, and about as many are a thread's share
 

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
-from zdp_bench.nn.layout import memory_order
+from zdp_bench.kernels.memory_format import memory_order
 
 # Output gradients of so many bytes may wait for the end of backward.
 TOGETHER = 4 * 2**20

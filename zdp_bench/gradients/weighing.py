@@ -15,7 +15,9 @@ import torch
 from numba import carray, float32
 from torch import Tensor
 
-from zdp_bench.compiled import (
+from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
+from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of
+from zdp_bench.kernels.jit import (
     Loop,
     begin,
     compiled,
@@ -27,8 +29,6 @@ from zdp_bench.compiled import (
     wide_vectors,
     word_of,
 )
-from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
-from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of
 
 A_SHARE = 2**13  # numbers that a thread measures at a time, at least
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.nn import few_channels, winograd
-from zdp_bench.nn.layout import as_complex_channels, as_real_channels, channels_last, in_transform
+from zdp_bench.kernels import few_channels, winograd
+from zdp_bench.kernels.memory_format import as_complex_channels, as_real_channels, channels_last, in_transform
 
 Size = int | tuple[int, ...]
 

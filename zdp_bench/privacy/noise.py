@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.compiled import side_by_side
+from zdp_bench.kernels.chacha_normal import Stream, add_normals, hashed
+from zdp_bench.kernels.jit import side_by_side
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.normal_stream import Stream, add_normals, hashed
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:

@@ -10,8 +10,8 @@ import pandas as pd
 from rich.table import Table
 
 from zdp_bench import records
-from zdp_bench.report.listing import as_text as frame_as_text
-from zdp_bench.report.numbers import epsilon
+from zdp_bench.report.number_format import epsilon
+from zdp_bench.report.results import as_text as frame_as_text
 
 Finding = dict[str, Any]  # `audit.Finding` as plain values
 

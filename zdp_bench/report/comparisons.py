@@ -15,7 +15,7 @@ import numpy as np
 
 from zdp_bench import records
 from zdp_bench.records import Record
-from zdp_bench.report.statistics import bonferroni, delong, students_t
+from zdp_bench.report.significance import bonferroni, delong, students_t
 
 LARGEST = 4  # rows; ten activations would make 45 pairs
 

@@ -23,7 +23,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
 from zdp_bench.records import Record
-from zdp_bench.report.numbers import epsilon
+from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.tables import Filling, Reference, file_stem, of_paper, recipes_of, reference
 
 

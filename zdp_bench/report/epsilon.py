@@ -26,9 +26,9 @@ from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_interval, t
 from zdp_bench.privacy.calibration import calibrate
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
 from zdp_bench.records import write_text
-from zdp_bench.report.lines import as_csv, rounded
-from zdp_bench.report.numbers import epsilon as shown
-from zdp_bench.report.numbers import interval
+from zdp_bench.report.formats import as_csv, rounded
+from zdp_bench.report.number_format import epsilon as shown
+from zdp_bench.report.number_format import interval
 
 COLUMNS = (
     "paper",

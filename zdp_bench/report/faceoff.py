@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 
 from zdp_bench import assets, records
 from zdp_bench.records import Record
-from zdp_bench.report.numbers import mean_and_deviation
+from zdp_bench.report.number_format import mean_and_deviation
 
 RECIPE = "algorithm_faceoff"
 

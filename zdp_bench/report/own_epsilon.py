@@ -27,10 +27,10 @@ from zdp_bench.privacy.accounting import (
 )
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.report import lines
+from zdp_bench.report import formats
 from zdp_bench.report.epsilon import mechanism_of
-from zdp_bench.report.lines import rounded
-from zdp_bench.report.numbers import interval
+from zdp_bench.report.formats import rounded
+from zdp_bench.report.number_format import interval
 
 
 @dataclass(frozen=True)
@@ -237,4 +237,4 @@ def as_text(given: Setting, answers: list[Answer], form: str) -> str:
     """A user's answers as Markdown, CSV or JSON."""
     common = {"sampling": given.sampling.scheme, "sample_rate": given.sampling.sample_rate, "steps": given.steps}
     own = [{key: rounded(value) for key, value in vars(answer).items()} for answer in answers]
-    return lines.as_text([common | {"delta": given.delta} | answer for answer in own], form)
+    return formats.as_text([common | {"delta": given.delta} | answer for answer in own], form)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from zdp_bench.records import Record
-from zdp_bench.report.numbers import epsilon, interval, name_one
+from zdp_bench.report.number_format import epsilon, interval, name_one
 
 
 def as_rich(record: Record, path: Path, found: bool) -> Table:

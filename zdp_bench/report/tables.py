@@ -24,7 +24,7 @@ from zdp_bench import assets, records
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.records import Record
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.numbers import epsilon, interval, mean_and_deviation
+from zdp_bench.report.number_format import epsilon, interval, mean_and_deviation
 
 # What every table and figure of a paper has to say of its runs, beside what the runs say themselves.
 OF_PAPER = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from zdp_bench.report.numbers import epsilon, name_one
+from zdp_bench.report.number_format import epsilon, name_one
 
 
 def as_rich(report: dict[str, Any]) -> list[Table]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import flushed
 from zdp_bench.gradients.norms import squared_norms_of
-from zdp_bench.nn.layout import memory_order
+from zdp_bench.kernels.memory_format import memory_order
 
 
 class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident

@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.gradients import planes
 from zdp_bench.gradients.rules import Share, Terms, contract, ghost_is_cheaper, products, rule, weigh
 from zdp_bench.gradients.rules.linear import gram_norms
-from zdp_bench.nn import few_channels, winograd
+from zdp_bench.kernels import channels_first, few_channels, winograd
+from zdp_bench.kernels.memory_format import as_real_channels, channels_last
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
-from zdp_bench.nn.layout import as_real_channels, channels_last
 
 LARGE_RECORD = 16_000_000  # multiplications of one record's weight gradient above which a call of its own pays
 PATCH_BYTES = 4 * 2**20  # patches, likewise: so few that they stay in the cache until they are multiplied
@@ -171,9 +170,9 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None)
     def rows(start: int, stop: int) -> Tensor:
         if _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
             return _rows_one_by_one(geometry, x[start:stop], g[start:stop])
-        if not geometry.transposed and geometry.groups == 1 and planes.serve(x, g, geometry.kernel, geometry.stride):
+        if not geometry.transposed and geometry.groups == 1 and channels_first.serve(x, g, geometry.kernel, geometry.stride):
             numbers = geometry.kernel, geometry.padding, geometry.dilation
-            return _weights_of(beside, *planes.gradient_rows(x[start:stop], g[start:stop], *numbers))
+            return _weights_of(beside, *channels_first.gradient_rows(x[start:stop], g[start:stop], *numbers))
         if wide.movedim(1, -1).is_contiguous() and _patches_are_cheaper(geometry, wide.shape[1], wide, narrow):
             return _rows_by_patches(geometry, wide[start:stop], narrow[start:stop])
         return _rows_by_columns(geometry, wide[start:stop], narrow[start:stop], beside)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.outer_sums import matrix_sum
 from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, products, rule, weigh
-from zdp_bench.nn.layout import in_memory_order, in_own_order
+from zdp_bench.kernels.memory_format import in_memory_order, in_own_order
+from zdp_bench.kernels.outer_sums import matrix_sum
 from zdp_bench.nn.map_linear import MapLinear
 
 

@@ -1,0 +1,173 @@
+"""All tables in one command: what is run follows from the recipes, nothing is run twice, and every cell has its verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import write_mini_mnist
+from zdp_bench import assets, cli
+from zdp_bench.bench import tables as measured
+from zdp_bench.config import compose, parse
+from zdp_bench.data import files
+from zdp_bench.data.synthetic import volumes
+from zdp_bench.experiments import reproduce, sweep
+from zdp_bench.report import tables
+
+TINY = {  # two recipes of a paper's table, and one whose data can be had nowhere
+    "mnist": "defaults:\n  - override /dataset: mnist\n  - override /model: real_mlp\n  - override /algorithm: dp_sgd\n"
+    "model: {hidden: [4]}\nalgorithm: {noise_multiplier: 1.0, max_grad_norm: 1.0}\ntrainer: {sample_rate: 0.5, epochs: 1}\n"
+    "claims: {table: zeta_dp_2021/1, row: mnist_private}\ndataset: {check: false}\n",
+    "phasemnist": "defaults:\n  - override /dataset: phasemnist\nmodel: {hidden: [4]}\n"
+    "algorithm: {noise_multiplier: 1.0, max_grad_norm: 1.0}\ntrainer: {sample_rate: 0.5, epochs: 1}\n"
+    "claims: {table: zeta_dp_2021/1, row: phasemnist_private}\ndataset: {check: false}\nhydra: {sweeper: {params: {+seed: 1}}}\n",
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two recipes, one table, nothing to measure; returns the results folder."""
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    for name, body in TINY.items():
+        (recipes / f"{name}.yaml").write_text(f"# {name}\n" + body.replace("hydra: {sweeper: {params: {+seed: 1}}}\n", ""))
+    monkeypatch.setattr(assets, "RECIPES", recipes)
+    monkeypatch.setattr(measured, "available", list)
+    return tmp_path / "results"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["reproduce", *words])
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--profile", "smoke", "--results", str(small), "threads=1", "paths.data=/nowhere"]
+    code, out, err = said(capsys, *words)
+    assert (code, err) == (0, "")
+    assert "/2] zeta_dp_2021/1  recipe=phasemnist seed=1: accuracy" in out  # the jobs end in any order
+    assert "[2/2] zeta_dp_2021/1" in out
+    assert "2 cells: 0 reproduced, 0 different, 0 not run, 2 not compared" in out
+    written = (small / "smoke" / "tables" / "zeta_dp_2021_table1.md").read_text()
+    assert "on synthetic_images, smoke" in written
+    assert "- SMOKE: " in written
+    assert (small / "smoke" / "report.html").is_file()
+    assert [path.name for path in small.iterdir()] == ["smoke"]
+    made = tables.build("zeta_dp_2021/1", small / "smoke", sweep.fillings("zeta_dp_2021/1", small / "smoke"))
+    assert all(row.numbers["n"] == 0 for row in made.rows if not row.numbers["on"]), "a smoke run stands in a paper's cell"
+    code, out, _ = said(capsys, *words)
+    assert out.count("(done before)") == 2
+
+
+def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--profile", "here", "--results", str(small), "threads=1", f"paths.data={tmp_path / 'root'}"]
+    code, out, err = said(capsys, *words)
+    assert (code, err) == (0, "")
+    assert "2 cells: 0 reproduced, 0 different, 2 not run, 0 not compared" in out
+    assert "the data root lacks train-images-idx3-ubyte.gz and 3 more" in out
+    write_mini_mnist(tmp_path / "root")
+    code, out, err = said(capsys, *words)
+    assert code == 0, err
+    assert "2 cells: 0 reproduced, 2 different" in out
+    assert "[2/2]" in out
+
+
+@pytest.mark.parametrize("recipe", ["chest_xray_strict", "mri_recon", "msd_liver_private", "ecg", "mri_sequence_cl", "speech"])
+def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -> None:
+    config = parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"]))
+    holds = files.card(config.dataset.name).holds
+    assert reproduce.lacking(config) == f"the data root lacks {holds}"
+
+
+def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) -> None:
+    volumes.write_set(tmp_path / "Task04_Hippocampus", 3, seed=0)
+    of = {task: parse(compose([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"])) for task in ("hippocampus", "liver")}
+    assert reproduce.lacking(of["hippocampus"]) == ""
+    assert reproduce.lacking(of["liver"]) == "the data root holds some of dataset 'msd', but not what this run reads"
+
+
+def test_a_run_that_fails_is_told_and_the_rest_is_made(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = assets.RECIPES / "mnist.yaml"
+    path.write_text(path.read_text().replace("\nmodel:", "\noptimizer: {lr: 1.0e+30}\nmodel:"))
+    code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
+    assert code == 2
+    assert "zdp-bench: recipe=mnist seed=1: diverged at epoch" in err
+    assert "1 not run, 1 not compared" in out
+
+
+def test_paper_is_estimated_before_it_starts(small: Path, tmp_path: Path) -> None:
+    write_mini_mnist(tmp_path / "root")
+    extra = [f"paths.data={tmp_path / 'root'}", "dataset.check=false", "threads=1"]
+    plan = reproduce.plan_of(["zeta_dp_2021/1"], "paper", 2, small, extra)
+    assert (len(plan.jobs), plan.missing) == (4, {})
+    head, *lines = reproduce.estimate(plan.jobs, small)
+    assert head.startswith("to run: 4 runs, about ")
+    assert [line.split(":")[0].strip() for line in lines] == ["mnist", "phasemnist"]
+    assert all("three steps on cpu" in line for line in lines)
+    (tmp_path / "root" / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").write_bytes(b"no picture")
+    head, *lines = reproduce.estimate(plan.jobs[:1], small)
+    assert head.endswith("; 1 runs could not be estimated")
+    assert "unknown" in lines[0]
+    assert not list(small.glob("runs/*/*")), "an estimate leaves nothing behind"
+
+
+def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in TINY:
+        (assets.RECIPES / f"{name}.yaml").unlink()
+    body = TINY["mnist"].replace(
+        "{table: zeta_dp_2021/1, row: mnist_private}", "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_0.64}"
+    )
+    (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
+    code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
+    assert (code, err) == (0, "")
+    assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
+    assert "0 reproduced, 0 different" in out
+    assert "1 not compared" in out
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", "--results", str(small / "smoke")])
+    assert not left.value.code
+
+
+def test_smoke_tries_every_setting_of_a_sweep(small: Path) -> None:
+    path = assets.RECIPES / "swept.yaml"
+    body = TINY["mnist"].replace("model: {hidden: [4]}", "model: {hidden: [5]}")
+    axes = "{optimizer.lr: '0.1,0.2,0.3', 'algorithm.max_grad_norm': '1,2'}"
+    path.write_text(f"# swept\n{body}hydra: {{sweeper: {{params: {axes}}}}}\n")
+    plan = reproduce.plan_of(["zeta_dp_2021/1"], "smoke", 1, small / "smoke", ["threads=1"])
+    tried = [job.filling.overrides for job in plan.jobs if job.filling.recipe == "swept"]
+    assert len(tried) == 4
+    assert {word for words in tried for word in words} == {
+        *("optimizer.lr=0.1", "optimizer.lr=0.2", "optimizer.lr=0.3"),
+        *("algorithm.max_grad_norm=1", "algorithm.max_grad_norm=2"),
+    }
+    assert [f.overrides for f in plan.stands["zeta_dp_2021/1"] if f.recipe == "swept"] == tried
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "needs a table"),
+        (["zeta_dp_2021/1", "--profile", "smoke"], "not both"),
+        (["--profile", "smok"], "Did you mean 'smoke'?"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    code, _, err = said(capsys, *words)
+    assert code == 2
+    assert message in err
+
+
+def test_every_data_set_of_a_recipe_has_a_stand_in_or_stands_for_itself() -> None:
+    for recipe in assets.group(assets.RECIPES):
+        config = parse(compose([f"recipe={recipe}"]))
+        words = reproduce.smoke(config)
+        assert words is not None, f"{config.dataset.name} needs `stand_in` on its card, or a {config.dataset.name}_synthetic"
+        reduced = parse(compose([f"recipe={recipe}", *words]))
+        assert not files.card(reduced.dataset.name).files, "smoke needs no file"

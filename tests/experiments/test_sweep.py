@@ -1,0 +1,185 @@
+"""Sweeps: two processes share one, a killed one's work is done by the next call, launchers, and failures told at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zdp_bench.config import compose
+from zdp_bench.config.compose import hydra_session
+from zdp_bench.errors import Busy, UserError
+from zdp_bench.experiments.sweep import sweep
+from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.run import only_one_process
+
+TINY = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5", "model.hidden=[4]", "accountant=gdp_clt", "threads=1"]
+
+
+def start(*words: str, at: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "zdp_bench", "run", "-m", *words],
+        cwd=at,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def records(at: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in at.glob("results/runs/quickstart/*/record.json")}
+
+
+def wait_for(at: Path, count: int, *at_it: subprocess.Popen[str]) -> None:
+    """Until there are `count` records; when the test's own time is up first, nobody is left behind."""
+    try:
+        while len(records(at)) < count:
+            assert any(process.poll() is None for process in at_it), "all processes ended before their work was done"
+            time.sleep(0.02)
+    except BaseException:
+        for process in at_it:
+            process.kill()
+            process.communicate()
+        raise
+
+
+def finished(out: str) -> list[str]:
+    """The seeds whose runs a process carried out itself, by its closing tables."""
+    return re.findall(r"^quickstart, seed (\d+) *$", out, flags=re.MULTILINE)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("jobs", [9, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_they_left(tmp_path: Path, jobs: int) -> None:
+    """Three of the jobs fail; one process is killed, the other is asked to stop."""
+    good = range(1, jobs - 2)
+    words = [*TINY, "seed=" + ",".join(map(str, [*good, -1, -2, -3]))]
+    first, second = start(*words, at=tmp_path), start(*words, at=tmp_path)
+    wait_for(tmp_path, 2, first, second)
+    first.kill()
+    wait_for(tmp_path, jobs // 3, second)
+    second.send_signal(signal.SIGTERM)
+    out = [first.communicate()[0], *second.communicate()]
+    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 75), out[2]
+    assert "all is saved" in out[2]
+    assert not set(finished(out[0])) & set(finished(out[1])), "a job was done twice"
+    left = records(tmp_path)
+    assert jobs // 3 <= len(left) < len(good)
+
+    again = start(*words, at=tmp_path)
+    said, told = again.communicate()
+    assert again.returncode == 2, told
+    assert f"sweep: {jobs} jobs, 3 failed" in said
+    failed = re.findall(r"^zdp-bench: .*seed=(-\d).*: seed=-\d: must be 0 or more\.$", told, flags=re.MULTILINE)
+    assert failed == ["-1", "-2", "-3"]
+    assert len(told.splitlines()) == 3
+    everything = records(tmp_path)
+    assert sorted(json.loads(body)["seed"] for body in everything.values()) == list(good)
+    assert {path: everything[path] for path in left} == left, "a finished job was done again"
+    assert len(finished(said)) == len(good) - len(left)
+    assert said.count("done before") == len(left)
+
+
+def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job 2 is held by another until job 3 is done: the order in which they come shows that nobody stood and waited."""
+    done: list[int] = []
+    held = only_one_process(tmp_path / "2")
+    held.__enter__()
+
+    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True) -> None:
+        if config.seed == 4:
+            raise UserError("four is not to be had.")
+        if config.seed == 3:
+            held.__exit__(None, None, None)
+        with only_one_process(tmp_path / str(config.seed), wait):
+            done.append(config.seed)
+
+    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
+    with hydra_session() as driver:
+        count, failed = sweep(driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"])
+    assert done == [1, 3, 2]
+    assert count == 4
+    assert [(words[1], reason) for words, reason in failed] == [("seed=4", "four is not to be had.")]
+    with only_one_process(tmp_path / "5"), pytest.raises(Busy, match="another process"), only_one_process(tmp_path / "5", False):
+        pass
+
+
+@pytest.mark.parametrize("covering", [AttributeError("a hole"), UserError("seed: a hole")])
+def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, covering: Exception
+) -> None:
+    """SIGTERM came while OmegaConf filled a list, whose clean-up then failed: the sweep went on as after a bug."""
+    done: list[int] = []
+
+    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True) -> None:
+        done.append(config.seed)
+        try:
+            try:
+                raise Stopped(signal.SIGTERM)
+            finally:
+                raise AttributeError("in a clean-up")
+        except AttributeError:
+            raise covering from None
+
+    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
+    with hydra_session() as driver, pytest.raises(Stopped):
+        sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path / 'results'}"])
+    assert done == [1]
+
+
+def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True) -> None:
+        if config.seed == 1:
+            raise ZeroDivisionError("one over nothing\nand more")
+
+    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
+    with hydra_session() as driver:
+        count, failed = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
+    assert (count, len(failed)) == (2, 1)
+    assert failed[0][1] == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_slurm_jobs_are_tried_by_submitits_local_executor(tmp_path: Path) -> None:
+    ended = start("launcher=submitit", *TINY, "seed=1,-1", at=tmp_path)
+    said, told = ended.communicate()
+    assert ended.returncode == 2
+    assert "sweep: 2 jobs, 1 failed" in said
+    assert "seed=-1: must be 0 or more." in told
+    assert [json.loads(body)["seed"] for body in records(tmp_path).values()] == [1]
+
+
+def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from omegaconf import OmegaConf
+
+    from zdp_bench import assets
+
+    body = assets.read_yaml(assets.CONF / "launcher" / "slurm.yaml")["hydra"]["launcher"]
+    from hydra.core.config_store import ConfigStore
+
+    with hydra_session():
+        stored = OmegaConf.create(ConfigStore.instance().load("hydra/launcher/submitit_slurm.yaml").node)
+    assert set(body) <= set(stored), "a key that hydra-submitit-launcher does not know"
+    assert body["max_num_timeout"] > 0
+    compose(["recipe=quickstart", "launcher=slurm"])
+    if shutil.which("srun"):
+        pytest.skip("there is a Slurm here")
+    words = ["recipe=quickstart", "launcher=slurm", "seed=1,2", f"paths.results={tmp_path}"]
+    with hydra_session() as driver, pytest.raises(UserError, match="there is no Slurm here"):
+        sweep(driver, words)

@@ -1,0 +1,145 @@
+"""`zdp-bench validate`: every recipe of the project, without a record being read; and what it says, against the run itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+from tests.training.test_run import Silent, carry_out, configured
+from zdp_bench import assets, registry
+from zdp_bench.cli import main
+from zdp_bench.config import compose, parse
+from zdp_bench.errors import UserError
+from zdp_bench.experiments.validate import validate
+from zdp_bench.report import validation
+from zdp_bench.training.run import run
+
+
+@pytest.fixture
+def _nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building a data set would read its records: that is an error here."""
+    found = registry.lookup
+
+    def lookup(kind: str, name: str) -> Any:
+        if kind != "dataset":
+            return found(kind, name)
+
+        def forbidden(*_: object, **__: object) -> None:
+            raise AssertionError(f"dataset {name} was read")
+
+        return forbidden
+
+    monkeypatch.setattr("zdp_bench.experiments.validate.lookup", lookup)
+    monkeypatch.setattr("zdp_bench.training.setup.lookup", lookup)
+
+
+@pytest.mark.usefixtures("_nothing_is_read")
+@pytest.mark.parametrize("recipe", assets.group(assets.RECIPES))
+def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) -> None:
+    own = []
+    if recipe.startswith("gredp_transfer"):  # no download in a test
+        own = [f"model.weights={tmp_path / 'resnet18.pth'}"]
+        torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet18.pth")
+    report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}", *own])), trial=False)
+    assert report.data["train"] > 0
+    assert sum(layer.parameters for layer in report.layers) == report.model["parameters_real"]
+    private = report.privacy["z"] > 0  # GReDP as published has noise, and leaves a direction without any
+    assert (report.privacy["epsilon_tight"] < 1e6) == private
+    assert report.privacy["epsilon_patient"] >= report.privacy["epsilon_tight"]
+    assert validation.as_rich(dataclasses.asdict(report))
+
+
+def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
+    said = validate(configured(tmp_path))
+    record = carry_out(tmp_path).record
+    assert said.model["parameters_real"] == record["model"]["parameters_real"]
+    for key in ("z", "delta", "epsilon_claimed", "epsilon_tight", "epsilon_rdp", "epsilon_patient", "unit", "noise_multiplier"):
+        assert said.privacy[key] == record["privacy"][key]
+    assert said.sampling["steps"] == record["privacy"]["steps"]
+    assert said.sampling["records"] == record["data"]["train"]
+    assert said.cost is not None
+    assert said.cost.seconds > 0
+    assert said.cost.bytes > 4 * 3 * said.model["parameters_real"]
+
+
+@pytest.mark.parametrize(("recipe", "shown"), [("phasemnist", "7.26 of an image with 2 records"), ("mnist", "1 record")])
+def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
+    report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
+    facts = validation.as_rich(dataclasses.asdict(report))[0]
+    assert shown in str(list(facts.columns[1].cells))
+
+
+def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:
+    words = ["recipe=chest_xray_strict", "model.width=8", "model.hidden=8", "model.pool=1", "dataset.size=32"]
+    report = validate(parse(compose([*words, f"paths.data={tmp_path}"])), trial=False)
+    assert not report.data["found"]
+    assert len(report.surgery) == 8
+    assert {layer.rule for layer in report.layers if layer.kind == "Linear"} == {"book-keeping, linear; C = 1 over all layers"}
+    reference = validate(parse(compose([*words, f"paths.data={tmp_path}", "algorithm.gradients=reference"])), trial=False)
+    assert all(layer.rule.startswith("torch.func, the whole model") for layer in reference.layers)
+
+
+def test_the_verb_prints_json_and_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "recipe=quickstart", "--format", "json", f"paths.data={tmp_path}"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["data"]["train"] == 1426
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "recipe=quickstrt"])
+    assert ended.value.code == 2
+    assert "Did you mean 'quickstart'" in capsys.readouterr().err
+
+
+def test_a_set_without_an_outline_says_what_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zdp_bench.experiments.validate.names", lambda kind: [])
+    with pytest.raises(UserError, match='@register\\("outline", "phase_digits"\\)'):
+        validate(parse(compose(["recipe=quickstart"])))
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("precision=bf16", "precision=bf16"),
+        ("precision=tf32", "precision=tf32 is for non-private"),
+        ("device=cuda:99", "device=cuda:99: this machine has"),
+        ("task=segmentation", "model=complex_mlp and task=segmentation do not fit"),
+        ("model=resnet20", "model=resnet20 and task=classification do not fit"),
+    ],
+)
+@pytest.mark.parametrize("does", [validate, lambda config: run(config, Silent())])
+def test_what_a_run_refuses_is_refused_by_validate_too(tmp_path: Path, word: str, sentence: str, does: Any) -> None:
+    with pytest.raises(UserError, match=sentence):
+        does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])))
+
+
+def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = ["recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true"]
+    with pytest.raises(UserError, match=r"^optimizer=sgd: `fused` and `foreach` cannot be `True` together\.$"):
+        validate(parse(compose(together)), trial=False)
+
+    def refuses(self: torch.optim.SGD) -> None:
+        kinds = {parameter.dtype for group in self.param_groups for parameter in group["params"]}
+        raise RuntimeError(f"not of {kinds}\nand more")
+
+    monkeypatch.setattr(torch.optim.SGD, "step", refuses)
+    with pytest.raises(UserError, match=r"^optimizer=sgd: not of \{torch\.complex64\}\.$"):
+        validate(parse(compose(["recipe=quickstart", "optimizer=sgd"])), trial=False)
+
+
+@pytest.mark.parametrize("noise", ["real", "as_published"])
+@pytest.mark.parametrize("asked", ["max_epsilon", "target_epsilon"])
+def test_no_budget_and_no_target_where_a_direction_gets_no_noise(tmp_path: Path, noise: str, asked: str) -> None:
+    words = ["recipe=quickstart", "dataset=synthetic_images", "model=lenet5", "algorithm=gredp", f"algorithm.noise={noise}"]
+    config = parse(compose([*words, f"privacy.{asked}=2", "threads=1", f"paths.results={tmp_path}"]))
+    told = rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
+    with pytest.raises(UserError, match=told):
+        validate(config, trial=False)
+    with pytest.raises(UserError, match=told):
+        run(config, Silent())
+    assert not list(tmp_path.glob("runs/*/*/record.json"))

@@ -1,0 +1,75 @@
+"""Sampling: each scheme draws what its guarantee assumes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from zdp_bench.privacy import sampling
+from zdp_bench.privacy.noise import SecureRandom
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_poisson_draws_each_record_independently_at_the_rate() -> None:
+    rate, records, draws = 0.03, 400, 2000
+    taken = np.zeros((draws, records), dtype=bool)
+    generator = rng()
+    for draw in range(draws):
+        taken[draw, sampling.poisson(records, rate, generator)] = True
+    sigma = np.sqrt(rate * (1 - rate) / draws)
+    assert (np.abs(taken.mean(axis=0) - rate) < 5 * sigma).all()  # every record at the rate
+    sizes = taken.sum(axis=1)
+    assert abs(sizes.mean() - rate * records) < 5 * sigma * np.sqrt(records)
+    assert abs(sizes.var() / (records * rate * (1 - rate)) - 1) < 0.15  # binomial, not fixed
+    both = (taken[:, 0] & taken[:, 1]).mean()
+    assert abs(both - rate**2) < 5 * np.sqrt(rate**2 / draws)  # independent of one another
+
+
+@pytest.mark.parametrize("random", [rng(1), SecureRandom()], ids=["seeded", "secure"])
+@pytest.mark.parametrize("rate", [1e-3, 0.01, 0.3, 0.999])
+def test_the_mean_batch_is_what_the_rate_says(random: sampling.Random, rate: float) -> None:
+    records, draws = 10_000, 300
+    mean = np.mean([len(sampling.poisson(records, rate, random)) for _ in range(draws)])
+    assert abs(mean - rate * records) < 5 * np.sqrt(records * rate * (1 - rate) / draws)
+
+
+def test_poisson_may_be_empty() -> None:
+    assert any(len(sampling.poisson(5, 0.01, rng(seed))) == 0 for seed in range(5))
+
+
+def test_uniform_has_its_size_no_repeats_and_no_favourites() -> None:
+    generator, counts = rng(), np.zeros(50)
+    for _ in range(2000):
+        batch = sampling.uniform(50, 10, generator)
+        assert len(set(batch.tolist())) == 10
+        counts[batch] += 1
+    assert (np.abs(counts - 400) < 5 * np.sqrt(2000 * 0.2 * 0.8)).all()
+
+
+def test_a_shuffled_epoch_sees_every_record_once() -> None:
+    batches = [sampling.shuffled(23, 5, position, rng(7)) for position in range(5)]
+    assert sorted(np.concatenate(batches).tolist()) == list(range(23))
+    assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
+
+
+def test_each_record_has_chances_of_its_own_whoever_stands_beside_it() -> None:
+    together = sampling.chance_of(np.array([3, 8, 4_000_000_000]), 8, b"k" * 16)
+    assert together.shape == (3, 8)
+    for place, record in enumerate((3, 8, 4_000_000_000)):
+        assert (sampling.chance_of(np.array([record]), 8, b"k" * 16)[0] == together[place]).all()
+    assert sampling.chance_of(np.array([], dtype=np.int64), 8, b"k" * 16).shape == (0, 8)
+    assert (sampling.chance_of(np.array([3]), 5, b"k" * 16)[0] == together[0, :5]).all()
+
+
+def test_chances_are_uniform_and_independent_over_records_places_and_steps() -> None:
+    first, second = (sampling.chance_of(np.arange(40_000), 8, key * 16) for key in (b"a", b"b"))
+    for drawn in (first, second):
+        assert ((drawn >= 0) & (drawn < 1)).all()
+        assert stats.kstest(drawn.ravel(), "uniform").pvalue > 1e-6
+        assert np.abs(np.corrcoef(drawn.T) - np.eye(8)).max() < 6.5 / np.sqrt(len(drawn))
+    for a, b in ((first, second), (first[1:], first[:-1])):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 6.5 / np.sqrt(a.size)

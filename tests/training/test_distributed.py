@@ -1,0 +1,121 @@
+"""Several processes with gloo come to what one process comes to, for every algorithm; rank 0 alone writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.algorithms.test_properties import CASES, IDS
+from tests.distributed_driver import STEPS, trained
+from zdp_bench.config import compose, parse
+from zdp_bench.privacy.ledger import Copy, Entry, Position
+from zdp_bench.training.distributed import ALONE, Ranks, launched, rank
+from zdp_bench.training.progress import Silent
+from zdp_bench.training.run import run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Start `size` processes as torchrun would, and wait for them."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=at,
+            env=os.environ | meeting | {"RANK": str(r), "LOCAL_RANK": str(r), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(size)
+    ]
+    return [subprocess.CompletedProcess(words, p.wait(), *p.communicate()) for p in started]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the weights."""
+    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
+    for done in together(request.param, "tests.distributed_driver", str(folder), at=ROOT):
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder, torch.load(folder / "weights.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
+def test_several_processes_come_to_what_one_comes_to(number: int, joint: tuple[Path, dict], tmp_path: Path) -> None:
+    folder, found = joint
+    weights, everywhere = found["cases"][number]
+    alone = trained(CASES[number], ALONE, tmp_path)
+    for name in alone:
+        torch.testing.assert_close(weights[name], alone[name], rtol=1e-5, atol=1e-5)
+    assert everywhere, "a rank came to other weights"
+    kept = [(root / "ledger.jsonl").read_text() for root in (folder / f"case{number}", tmp_path)]
+    assert kept[0] == kept[1]
+    assert len(kept[0].splitlines()) == STEPS + 1
+
+
+def test_secure_noise_is_drawn_once_for_all(joint: tuple[Path, dict]) -> None:
+    assert joint[1]["secure"]
+
+
+def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
+    words = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "accountant=gdp_clt"]
+    words += ["threads=1", "optimizer=adam", "trainer.micro_batch=64"]
+    two = together(2, "zdp_bench", "run", *words, f"paths.results={tmp_path / 'two'}", at=tmp_path)
+    assert [done.returncode for done in two] == [0, 0], two[0].stderr + two[1].stderr
+    assert "tight ε" in two[0].stdout
+    assert two[1].stdout == ""
+    run(parse(compose([*words, f"paths.results={tmp_path / 'one'}"])), Silent())
+    homes = [next((tmp_path / name / "runs" / "quickstart").glob("*/record.json")).parent for name in ("one", "two")]
+    assert homes[0].name == homes[1].name
+    weights = [torch.load(home / "checkpoint.pt", weights_only=True)["model"] for home in homes]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-5, atol=1e-5)
+    single, joint = (json.loads((home / "record.json").read_text()) for home in homes)
+    assert single["privacy"] == joint["privacy"]
+    assert (single["environment"]["ranks"], joint["environment"]["ranks"]) == (1, 2)
+
+
+def test_a_sweep_is_no_work_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from zdp_bench import cli
+
+    assert not launched()
+    assert rank() == 0
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    assert launched()
+    assert rank() == 1
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", "-m", "recipe=quickstart", "seed=1,2"])
+    assert left.value.code == 2
+    assert "torchrun carries out one run: leave -m out" in capsys.readouterr().err
+
+
+def test_every_record_is_in_one_share() -> None:
+    import numpy as np
+
+    shares = [Ranks(r, 3).share(np.arange(8)) for r in range(3)]
+    assert sorted(np.concatenate(shares)) == list(range(8))
+
+
+def test_a_copy_of_the_ledger_counts_along_and_writes_nothing() -> None:
+    copy = Copy(tuple(Entry(step, "") for step in range(3)), Position(3, "d"), repeatable=True)
+    copy.append(1)  # taken again after a crash
+    copy.append(3)
+    assert (copy.releases, copy.holds(3), copy.holds(4)) == (4, True, False)
+    copy.close()

@@ -1,0 +1,288 @@
+"""What ends a run from outside: signals, full disks; and that the same command then ends as an undisturbed run does."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.training.test_run import TINY, Silent, carry_out, configured, repeatable
+from zdp_bench import cli, records
+from zdp_bench.errors import UserError
+from zdp_bench.training import checkpoint, setup
+from zdp_bench.training import run as experiment
+from zdp_bench.training.interrupts import Stopped, writes
+from zdp_bench.training.run import run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> records.Record:
+    """The undisturbed run."""
+    return repeatable(carry_out(tmp_path_factory.mktemp("whole")).record)
+
+
+def after_step(monkeypatch: pytest.MonkeyPatch, at: int, do: Any) -> Any:
+    """Have `do` done at the end of step number `at` (from 0); returns what undoes it."""
+    real = experiment.private_step
+
+    def step(training: Any, number: int, *rest: Any) -> None:
+        real(training, number, *rest)
+        if number == at:
+            do()
+
+    monkeypatch.setattr(experiment, "private_step", step)
+    return lambda: monkeypatch.setattr(experiment, "private_step", real)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: Any, number: int, code: int
+) -> None:
+    undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    monkeypatch.setitem(cli.VERBS, "list", lambda _: carry_out(tmp_path))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["list"])
+    assert left.value.code == code
+    assert "all is saved, and the same command goes on from here" in capsys.readouterr().err
+    assert signal.getsignal(number) == before
+    undo()
+    watcher = Silent()
+    assert repeatable(run(configured(tmp_path), watcher).record) == whole
+    assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
+
+
+def test_a_signal_in_the_last_step_finishes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+    after_step(monkeypatch, 19, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert repeatable(carry_out(tmp_path).record) == whole
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_step(monkeypatch, 3, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path)
+
+
+def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.VERBS, "list", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["list"])
+    assert left.value.code == 75
+    assert not isinstance(Stopped(signal.SIGTERM), Exception)  # so that no sweep takes it for a failed job and goes on
+
+
+def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise AttributeError("in a clean-up")
+
+    monkeypatch.setitem(cli.VERBS, "list", broken)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["list"])
+    assert left.value.code == 75
+
+
+def test_a_checkpoint_every_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+    class PowerCut(BaseException): ...
+
+    def cut() -> None:
+        raise PowerCut
+
+    undo = after_step(monkeypatch, 17, cut)
+    with pytest.raises(PowerCut):
+        carry_out(tmp_path, "execution.checkpoint_steps=4")
+    undo()
+    watcher = Silent()
+    assert repeatable(run(configured(tmp_path), watcher).record) == whole  # without the key: it is no part of the run
+    assert watcher.done_at_start == 16
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """The system refuses to let any file grow over `count` bytes: what a full disk looks like."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("count", "file"), [(1000, "ledger.jsonl"), (4000, "checkpoint")])
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, whole: Any, count: int, file: str) -> None:
+    with files_of_at_most(count), pytest.raises(UserError, match=r"Nothing that was saved is lost.*the same command") as told:
+        carry_out(tmp_path)
+    assert "\n" not in str(told.value)
+    (home,) = (path.parent for path in tmp_path.glob("runs/*/*/ledger.jsonl"))
+    assert not (home / "record.json").exists()
+    assert not list(home.glob("*.partial")), "a full disk has no room for halves"
+    assert (home / "checkpoint.pt").exists() is False, file
+    assert repeatable(carry_out(tmp_path).record) == whole
+
+
+def test_a_disk_that_fills_up_later_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    real = records.write
+    monkeypatch.setattr(records, "write", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        carry_out(tmp_path)
+    monkeypatch.setattr(records, "write", real)
+    watcher = Silent()
+    assert repeatable(run(configured(tmp_path), watcher).record) == whole
+    assert watcher.done_at_start == 20
+
+
+def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"Not a directory, so no results can be written there\. Set paths\.results"):
+        carry_out(tmp_path / "file")
+    with pytest.raises(FileNotFoundError), writes(tmp_path):  # not ours to tell
+        (tmp_path / "nothing" / "there").read_text()
+
+
+@pytest.mark.parametrize("verb", [["table", "zeta_dp_2021/1"], ["epsilon"], ["report"], ["figure", "epsilon"]])
+@pytest.mark.parametrize("folder", ["file", "file/deeper"])
+def test_a_results_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str], folder: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        cli.main([*verb, "--results", str(tmp_path / folder)])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / folder) in line
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
+@pytest.mark.parametrize("key", ["paths.results", "paths.data"])
+def test_a_run_with_a_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], key: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    recipe = ["recipe=ecg", "dataset=cpsc2018_synthetic"] if key == "paths.data" else ["recipe=quickstart"]
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", *words, *recipe, f"paths.results={tmp_path / 'results'}", f"{key}={tmp_path / 'file'}"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert f"{tmp_path / 'file'}" in said
+
+
+@pytest.mark.parametrize("verb", [["results"], ["table", "zeta_dp_2021/1"], ["report"]])
+def test_a_results_folder_that_is_not_there_is_not_made_to_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*verb, "--results", str(tmp_path / "none")])
+    assert left.value.code == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["results", "--results"], "is a file and no folder, so there are no records"),
+        (["data", "--root"], "is a file and no folder, so it holds no data"),
+        (["audit", "recipe=quickstart", "--results"], "so nothing can be written there"),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("an attack was made")
+
+    monkeypatch.setattr("zdp_bench.audit.audit", forbidden)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        cli.main([*words, str(tmp_path / "file")])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'file'}: " in line
+    assert told in line
+
+
+def zdp_bench(words: list[str], stdout: Any, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zdp_bench", *words]
+    environment = os.environ | more
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize(("output", "code"), [("a pipe nobody reads", 0), ("/dev/full", 2), ("latin-1", 0)])
+def test_a_run_is_not_lost_over_its_output(tmp_path: Path, output: str, code: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    stdout = {"/dev/full": os.open("/dev/full", os.O_WRONLY), "latin-1": subprocess.DEVNULL}.get(output, write)
+    words = ["run", *TINY, f"paths.results={tmp_path}"]
+    done = zdp_bench(words, stdout, PYTHONIOENCODING="latin-1" if output == "latin-1" else "utf-8")
+    os.close(write)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.strip() == ("zdp-bench: standard output: No space left on device; what was made is kept." if code else "")
+    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
+
+
+@pytest.mark.parametrize("words", [["list", "keys"], ["list", "datasets"], ["--help"]])
+def test_a_verb_that_shows_ends_quietly_when_nobody_reads_or_nothing_is_open(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = zdp_bench(words, write, PYTHONIOENCODING="ascii")
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    shell = ["sh", "-c", f"{sys.executable} -m zdp_bench {' '.join(words)} >&-"]
+    closed = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
+    def draws(*of: int) -> list[float]:
+        setup.seed_layers(*of)
+        return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+    first = draws(1, 7, 0)
+    assert first == draws(1, 7, 0)
+    for other in ((2, 7, 0), (1, 8, 0), (1, 7, 1)):
+        assert all(a != b for a, b in zip(first, draws(*other), strict=True))
+
+
+def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
+    drawn = []
+    for _ in range(2):
+        setup.seed_layers(1, 7, 0, secure=True)
+        drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
+    assert all(a != b for a, b in zip(*drawn, strict=True))
+
+
+def test_a_run_with_dropout_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = experiment.build_model
+    monkeypatch.setattr(experiment, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5)))
+    plain = ["algorithm=sgd", "execution.checkpoint_steps=3"]
+    torch.manual_seed(1)
+    whole = carry_out(tmp_path / "whole", *plain)
+    torch.manual_seed(2)  # another process stands elsewhere in its own stream
+    undo = after_step(monkeypatch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped):
+        carry_out(tmp_path / "stopped", *plain)
+    undo()
+    resumed = carry_out(tmp_path / "stopped", *plain)
+    assert repeatable(resumed.record) == repeatable(whole.record)
+    weights = [checkpoint.load(o.path.parent / "checkpoint.pt", o.record["run"]).model for o in (whole, resumed)]  # type: ignore[union-attr]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

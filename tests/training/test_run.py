@@ -1,0 +1,322 @@
+"""A run from end to end, small: what it writes, what repeats, what resumes, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ledgers import steps_in
+from zdp_bench import records
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Records
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.registry import lookup
+from zdp_bench.training import checkpoint, devices, evaluation
+from zdp_bench.training import run as experiment
+from zdp_bench.training.evaluation import evaluate
+from zdp_bench.training.run import Outcome, run
+
+TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]
+
+
+class Silent:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.done_at_start = -1
+        self.told: list[Any] = []
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+        self.done_at_start = done
+
+    def stepped(self, step: int) -> None: ...
+
+    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
+        self.told.append((epoch, step, metrics, epsilon))
+
+
+def configured(results: Path, *overrides: str) -> Run:
+    return parse(compose([*TINY, f"paths.results={results}", *overrides]))
+
+
+def carry_out(results: Path, *overrides: str) -> Outcome:
+    return run(configured(results, *overrides), Silent())
+
+
+def repeatable(record: records.Record) -> records.Record:
+    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
+
+
+def test_a_run_writes_what_it_promises(tmp_path: Path) -> None:
+    outcome = carry_out(tmp_path)
+    record = outcome.record
+    assert outcome.path == records.folder(tmp_path, "quickstart", record["run"]) / "record.json"
+    assert {path.name for path in outcome.path.parent.iterdir()} == {"record.json", "ledger.jsonl", "checkpoint.pt"}
+    assert record["privacy"]["steps"] == 20 == len(steps_in(outcome.path.parent / "ledger.jsonl"))
+    assert record["privacy"]["z"] == pytest.approx(1.5)
+    assert 0 < record["privacy"]["epsilon_tight"] < record["privacy"]["epsilon_rdp"]
+    assert [epoch["step"] for epoch in record["epochs"]] == [10, 20]
+    assert record["data"]["provenance"] == "derived"
+    assert record["headline"] == {"name": "accuracy", "value": record["metrics"]["accuracy"]}
+    json.loads(outcome.path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (tmp_path / "records.csv").read_text().count("\n") == 2
+
+
+def test_nothing_computed_from_training_records_is_told_or_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace every training label: of all that is told, only the released weights and what follows from them may change."""
+    sets: list[Any] = []
+    real = evaluation.predict
+
+    def spy(model: Any, task: Any, test: Any, *rest: Any) -> Any:
+        sets.append(test)
+        return real(model, task, test, *rest)
+
+    monkeypatch.setattr(evaluation, "predict", spy)
+    outcome = carry_out(tmp_path)
+    assert all(len(test) == 360 for test in sets)  # the test set, never the training set
+    assert not [key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key]
+
+
+def test_two_runs_of_one_seed_are_identical_but_for_times(tmp_path: Path) -> None:
+    first, second, other = carry_out(tmp_path / "a"), carry_out(tmp_path / "b"), carry_out(tmp_path / "c", "seed=1")
+    assert repeatable(first.record) == repeatable(second.record)
+    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"] for o in (first, second, other)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    assert other.record["experiment"] == first.record["experiment"]
+    assert other.record["run"] != first.record["run"]
+
+
+def test_micro_batches_change_memory_and_nothing_else(tmp_path: Path) -> None:
+    whole, cut = carry_out(tmp_path / "a"), carry_out(tmp_path / "b", "trainer.micro_batch=7")
+    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"] for o in (whole, cut)]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_run_again_is_found_and_force_repeats_it(tmp_path: Path) -> None:
+    first = carry_out(tmp_path)
+    again = carry_out(tmp_path)
+    assert again.found
+    assert again.record == first.record
+    forced = carry_out(tmp_path, "force=true")
+    assert not forced.found
+    assert repeatable(forced.record) == repeatable(first.record)
+    assert (first.path.parent / "ledger.jsonl.1").exists()
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path) -> None:
+    """Run until `step` is done, and no further."""
+    real = experiment.private_step
+
+    def dying(training: Any, number: int, *rest: Any) -> None:
+        real(training, number, *rest)
+        if number == step:
+            training.ledger.close()
+            raise PowerCut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "private_step", dying)
+        with pytest.raises(PowerCut):
+            carry_out(results)
+
+
+@pytest.mark.parametrize("dies_after", [3, 10, 13])
+def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int) -> None:
+    whole = carry_out(tmp_path / "whole")
+
+    kill_after(monkeypatch, dies_after, tmp_path / "killed")
+    watcher = Silent()
+    resumed = run(configured(tmp_path / "killed"), watcher)
+    assert watcher.done_at_start == (10 if dies_after >= 10 else 0)  # the last whole epoch
+    assert repeatable(resumed.record) == repeatable(whole.record)
+
+
+def test_the_budget_stops_before_the_step_that_would_exceed_it(tmp_path: Path) -> None:
+    config = configured(tmp_path, "privacy.max_epsilon=0.9")
+    record = run(config, Silent()).record
+    assert record["stopped_by"] == "budget"
+    steps = record["privacy"]["steps"]
+    assert 0 < steps < 20
+    assert record["privacy"]["epsilon_tight"] <= 0.9
+    z, rate = record["privacy"]["z"], record["privacy"]["sampling"]["sample_rate"]
+    from zdp_bench.privacy.accounting import pld
+
+    assert pld(z, rate, steps + 1, 1e-4) > 0.9
+    assert record["metrics"]["accuracy"] > 0
+
+
+def test_a_non_private_run_says_infinity(tmp_path: Path) -> None:
+    record = carry_out(tmp_path, "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null", "trainer.epochs=1").record
+    assert record["privacy"]["epsilon_tight"] == record["privacy"]["epsilon_claimed"] == float("inf")
+    assert record["privacy"]["z"] == 0
+
+
+def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:
+    sizes = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=100", "trainer.epochs=1"]
+    record = carry_out(tmp_path, *sizes).record
+    assert record["privacy"]["adjacency"] == "replace_one"
+    assert record["privacy"]["z"] == pytest.approx(0.75)
+    assert record["privacy"]["steps"] == 14  # 1426 // 100
+
+
+@pytest.mark.parametrize("kept", [0, 100, 5000, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, kept: float) -> None:
+    home = carry_out(tmp_path).path.parent
+    (home / "record.json").unlink()
+    whole = (home / "checkpoint.pt").read_bytes()
+    cut = whole[: int(kept if kept > 1 else kept * len(whole))]  # as a copy that broke off leaves it
+    (home / "checkpoint.pt").write_bytes(cut or b"\x80\x04not a checkpoint")
+    with pytest.raises(UserError, match=r"checkpoint\.pt: is damaged.*force=true"):
+        carry_out(tmp_path)
+
+
+def test_a_damaged_record_of_the_run_itself_is_refused_and_written_again_once_it_is_gone(tmp_path: Path) -> None:
+    outcome = carry_out(tmp_path)
+    outcome.path.write_bytes(outcome.path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"record\.json: is damaged .* Delete it"):
+        carry_out(tmp_path)
+    assert not carry_out(tmp_path, "seed=1").found  # another run is not lost over it
+    outcome.path.unlink()
+    assert repeatable(carry_out(tmp_path).record) == repeatable(outcome.record)
+
+
+def test_an_edited_ledger_is_refused(tmp_path: Path) -> None:
+    home = carry_out(tmp_path).path.parent
+    (home / "record.json").unlink()
+    ledger = home / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:5] + lines[6:]))
+    with pytest.raises(UserError, match=r"ledger\.jsonl, line 6.*edited.*cannot be trusted"):
+        carry_out(tmp_path)
+
+
+def test_a_truncated_ledger_is_refused(tmp_path: Path) -> None:
+    home = carry_out(tmp_path).path.parent
+    (home / "record.json").unlink()
+    ledger = home / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-4]))  # three steps and the checkpoint's line
+    with pytest.raises(UserError, match=r"holds 17 steps, but the checkpoint beside it was written after 20"):
+        carry_out(tmp_path)
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    first, other = carry_out(tmp_path).path.parent, carry_out(tmp_path, "seed=1").path.parent
+    (first / "record.json").unlink()
+    (first / "checkpoint.pt").write_bytes((other / "checkpoint.pt").read_bytes())
+    with pytest.raises(UserError, match="belongs to run"):
+        carry_out(tmp_path)
+
+
+def test_a_checkpoint_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zdp_bench.privacy.ledger import Position
+
+    path = tmp_path / "checkpoint.pt"
+    state = checkpoint.Checkpoint("run", 1, {"w": torch.ones(2)}, {}, Position(1, "d"), [])
+    checkpoint.save(path, state)
+
+    def full_disk(body: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(path, checkpoint.Checkpoint("run", 2, {}, {}, Position(2, "d"), []))
+    loaded = checkpoint.load(path, "run")
+    assert loaded is not None
+    assert loaded.step == 1
+
+
+def test_a_missing_cuda_device_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"device=cuda:63: this machine has \d+ CUDA devices"):
+        devices.pick_device("cuda:63")
+
+
+def test_tight_epsilon_of_nothing_is_zero(tmp_path: Path) -> None:
+    record = carry_out(tmp_path).record
+    assert record["privacy"]["epsilon_tight"] > 0
+
+    mechanism = Mechanism((Block("w", (1,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 1, 10))
+    assert tight_epsilon(mechanism, 0, 1e-5) == 0
+
+
+def test_an_image_costs_more_than_a_record_and_the_record_says_so(tmp_path: Path) -> None:
+    privacy = carry_out(tmp_path).record["privacy"]
+    assert (privacy["records_per_patient"], privacy["unit"]) == (2, "image")
+    assert 1.5 * privacy["epsilon_tight"] < privacy["epsilon_patient"] < math.inf
+
+
+def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from zdp_bench.registry import lookup
+
+    plain = carry_out(tmp_path / "a", "dataset=synthetic_images").record["privacy"]
+    assert plain["epsilon_patient"] == plain["epsilon_tight"]
+    real = lookup("dataset", "synthetic_images")
+    monkeypatch.setattr(experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name))
+
+    def owned(root: Path, **options: Any) -> Any:
+        return replace(real(root, **options), records_per_patient=3)
+
+    several = carry_out(tmp_path / "b", "dataset=synthetic_images").record["privacy"]
+    assert several["epsilon_tight"] == plain["epsilon_tight"]
+    assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ["model=complex_cnn"],
+            r"model=complex_cnn: takes records of shape \[channels, height, width\], and these are \[8, 8\]\. Take a model",
+        ),
+        (["task=binary_classification"], "task=binary_classification do not fit dataset=phase_digits"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_trained(tmp_path: Path, words: list[str], why: str) -> None:
+    with pytest.raises(UserError, match=why) as told:
+        run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *words])), Silent())
+    assert "\n" not in str(told.value)
+    assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
+
+
+def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^diverged at epoch 1, step 10: .*Lower optimizer\.lr") as told:
+        carry_out(tmp_path, "optimizer.lr=1e20")
+    assert "\n" not in str(told.value)
+    (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
+    assert len(steps_in(ledger)) == 10
+    assert not list(tmp_path.glob("runs/*/*/record.json"))
+
+
+@pytest.mark.parametrize(("more", "step"), [([], 50), (["execution.checkpoint_steps=20"], 20)])
+def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(tmp_path: Path, more: list[str], step: int) -> None:
+    slow = ["optimizer.lr=1e20", "trainer.sample_rate=0.01", "accountant=gdp_clt", *more]
+    for _ in range(2):  # and again: from the ledger, and from no state that leads nowhere
+        with pytest.raises(UserError, match=rf"^diverged at epoch 1, step {step}: "):
+            carry_out(tmp_path, *slow)
+        (home,) = (path for path in tmp_path.glob("runs/*/*") if path.is_dir())
+        assert len(steps_in(home / "ledger.jsonl")) == step
+        assert not (home / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["classification", "binary_classification", "segmentation", "reconstruction"])
+def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str, bad: float) -> None:
+    shape = {"classification": (2, 3), "binary_classification": (2, 1)}.get(name, (2, 1, 8, 8))
+    targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(name, torch.tensor([0, 1]))
+    test = Records(torch.full(shape, bad), targets)
+    assert math.isnan(evaluate(torch.nn.Identity(), lookup("task", name)(), test, torch.device("cpu"))["loss"])

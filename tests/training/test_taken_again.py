@@ -1,0 +1,113 @@
+"""What shares noise with what: two runs, a run and its resumption, a run and itself by force."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_run import carry_out, kill_after
+from zdp_bench.data import Records
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.registry import lookup
+from zdp_bench.training import run
+from zdp_bench.training.run import Outcome
+from zdp_bench.training.setup import Plan
+
+
+def weights_of(outcome: Outcome) -> torch.Tensor:
+    model = torch.load(outcome.path.parent / "checkpoint.pt", weights_only=True)["model"]
+    return torch.cat([torch.view_as_real(value).flatten() for value in model.values()])
+
+
+def test_force_draws_new_noise_where_the_code_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two releases of different sums under one noise would show their difference."""
+    first = weights_of(carry_out(tmp_path))
+    monkeypatch.setattr(run, "made_with", lambda *_: "other code")
+    assert not torch.equal(weights_of(carry_out(tmp_path, "force=true")), first)
+
+
+def test_a_secure_run_that_is_forced_counts_what_it_released_before(tmp_path: Path) -> None:
+    first = carry_out(tmp_path, "privacy.secure=true").record["privacy"]
+    forced = carry_out(tmp_path, "privacy.secure=true", "force=true").record["privacy"]
+    assert (first["steps"], forced["steps"]) == (20, 40)
+    assert forced["epsilon_tight"] == pytest.approx(tight_epsilon(mechanism_of(forced), 40, 1e-4))
+    assert forced["epsilon_tight"] > first["epsilon_tight"]
+
+
+def mechanism_of(privacy: dict[str, Any]) -> Mechanism:
+    return Mechanism((Block("w", (1,), "float32", 1.0, privacy["z"], "real"),), Sampling(**privacy["sampling"]))
+
+
+def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = carry_out(tmp_path / "whole")
+    kill_after(monkeypatch, 13, tmp_path / "killed")  # the checkpoint stands at 10, four steps are on record behind it
+    noises: list[tuple[int, str]] = []
+    real = run.private_step
+
+    def spy(training: Any, step: int, *rest: Any) -> None:
+        noises.append((step, training.noise.key))
+        real(training, step, *rest)
+
+    monkeypatch.setattr(run, "private_step", spy)
+    monkeypatch.setattr(run, "made_with", lambda *_: "a model file was changed")
+    resumed = carry_out(tmp_path / "killed").record
+    assert resumed["privacy"]["steps"] == 24
+    assert resumed["privacy"]["epsilon_tight"] > whole.record["privacy"]["epsilon_tight"]
+    assert "4 steps that a stopped process had taken are taken again" in caplog.text
+    assert [step for step, _ in noises] == list(range(10, 20))
+    carry_out(tmp_path / "fresh")
+    assert not {key for _, key in noises[:10]} & {key for _, key in noises[10:]}
+
+
+@pytest.mark.parametrize("change", ["trainer.micro_batch=7", "threads=1"])
+def test_a_killed_run_that_goes_on_with_other_pieces_counts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    torch.set_num_threads(2)
+    kill_after(monkeypatch, 13, tmp_path)
+    assert carry_out(tmp_path, change).record["privacy"]["steps"] == 24
+
+
+def test_a_killed_run_whose_checkpoint_holds_other_weights_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_after(monkeypatch, 13, tmp_path)
+    (path,) = tmp_path.rglob("checkpoint.pt")
+    body = torch.load(path, weights_only=True)
+    next(iter(body["model"].values()))[0, 0] += 1
+    torch.save(body, path)
+    assert carry_out(tmp_path).record["privacy"]["steps"] == 24
+
+
+def test_two_runs_that_differ_share_neither_noise_nor_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In σ, in the rate, in one training example: with shared noise their difference would show the sums as they are."""
+    keys: list[str] = []
+    real = run.private_step
+
+    def spy(training: Any, step: int, *rest: Any) -> None:
+        if step == 0:
+            keys.append(training.noise.key)
+        real(training, step, *rest)
+
+    monkeypatch.setattr(run, "private_step", spy)
+    changes: list[list[str]] = [[], ["algorithm.noise_multiplier=1.6"], ["optimizer.lr=0.4"], ["algorithm.max_grad_norm=2"]]
+    for i, change in enumerate(changes):
+        carry_out(tmp_path / f"{i}", *change)
+    data = lookup("dataset", "phase_digits")
+
+    def without_one(*arguments: Any, **options: Any) -> Any:
+        splits = data(*arguments, **options)
+        fewer = Records(splits.train.inputs[1:], splits.train.targets[1:])
+        return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
+
+    monkeypatch.setattr(run, "lookup", lambda kind, name: without_one if kind == "dataset" else lookup(kind, name))
+    carry_out(tmp_path / "fewer")
+    assert len(set(keys)) == 5
+    plan = Plan(Sampling("poisson", 0.1, 100.0, 1000), 1, 10)
+    batches = {plan.draw(key, 0)[0].tobytes() for key in keys}
+    assert len(batches) == 5

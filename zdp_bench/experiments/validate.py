@@ -1,0 +1,152 @@
+"""What a recipe would do, without training: model, clipping, sampling, z, every ε, time, memory, and whether its data is there.
+
+No input is read. The data set's shapes come from its outline (names, headers, labels, or the release's counts), the ε from the
+mechanism, the time from one step on random numbers. What is wrong with a recipe is found here in seconds and not after an hour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from zdp_bench.algorithms import Problem
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Outline
+from zdp_bench.errors import UserError
+from zdp_bench.experiments.cost import Cost, predicted
+from zdp_bench.federated.partition import evenly
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.rules import rule_of
+from zdp_bench.nn.batchnorm import surgery
+from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.registry import lookup, names
+from zdp_bench.report.tables import check_claims
+from zdp_bench.training.devices import check_precision, pick_device
+from zdp_bench.training.setup import Plan, build_algorithm, build_model, build_optimizer, build_scheduler, check_fit
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with parameters that train: how one record's gradient of it is bounded."""
+
+    name: str
+    kind: str
+    parameters: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that can be said of a recipe before it runs."""
+
+    recipe: str
+    data: dict[str, Any]
+    model: dict[str, Any]
+    layers: list[Layer]
+    surgery: list[dict[str, str]]
+    sampling: dict[str, Any]
+    privacy: dict[str, Any]
+    cost: Cost | None
+
+
+def validate(config: Run, trial: bool = True) -> Report:
+    """Work out a run that is not made.
+
+    Args:
+        trial: whether to time a step on random numbers for the cost.
+
+    Raises:
+        UserError: the recipe would not run, or the data set has no outline.
+    """
+    check_claims(config.claims.table, config.claims.row)
+    data = outline_of(config)
+    model = build_model(config, data)
+    nodes = config.federated.nodes or 1
+    plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
+    task = lookup("task", config.task.name)(**config.task.options)
+    check_fit(config, model, task, data)
+    problem = Problem(model, task.loss, plan.sampling, config.seed, torch.empty(0, *data.input_shape, dtype=data.dtype))
+    config, algorithm = build_algorithm(config, problem, plan)
+    build_scheduler(config, build_optimizer(config, model), data)
+    check_precision(config.precision, model, algorithm)
+    pick_device(config.device)
+    mechanism = algorithm.mechanism()
+    parameters = sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())
+    return Report(
+        recipe=config.recipe,
+        data={
+            "name": config.dataset.name,
+            "found": data.found,
+            "train": data.train,
+            "test": data.test,
+            "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
+            "records_per_patient": data.records_per_patient,
+        },
+        model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
+        layers=layers_of(model, config, mechanism),
+        surgery=surgery(model),
+        sampling=({"nodes": nodes} if config.federated.nodes else {})
+        | {**vars(plan.sampling), "epochs": plan.epochs, "steps": plan.steps, "adjacency": plan.sampling.adjacency},
+        privacy=privacy_of(config, mechanism, plan, data),
+        cost=predicted(config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters) if trial else None,
+    )
+
+
+def outline_of(config: Run) -> Outline:
+    """What the data set says of itself before it is read.
+
+    Raises:
+        UserError: it says nothing; the sentence tells a developer what to add.
+    """
+    name = config.dataset.name
+    if name not in names("outline"):
+        raise UserError(f'dataset={name} cannot be described without reading it: it has no @register("outline", "{name}").')
+    outline: Outline = lookup("outline", name)(config.data_root, **config.dataset.options)
+    return outline
+
+
+def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
+    """Every layer with parameters of its own that train."""
+    private, engine = mechanism.z > 0 or config.algorithm.name != "sgd", config.algorithm.options.get("gradients")
+    bound = f"C = {mechanism.blocks[0].bound:g} over all layers" if mechanism.joint else "a bound of its own"
+    found = []
+    for name, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if not own:
+            continue
+        if not private:
+            rule = "not clipped"
+        elif engine is None:
+            rule = f"{config.algorithm.name}'s own; {bound}"
+        elif engine == "reference":
+            rule = f"torch.func, the whole model at once; {bound}"
+        elif (entered := rule_of(module)) is not None:
+            rule = f"book-keeping, {entered.__name__.removeprefix('torch_').replace('_', ' ')}; {bound}"
+        else:
+            rule = f"torch.func for this layer alone; {bound}"
+        size = sum(p.numel() * (2 if p.is_complex() else 1) for p in own)
+        found.append(Layer(name or "(the model)", type(module).__name__, size, rule))
+    return found
+
+
+def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> dict[str, Any]:
+    """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
+    delta, steps = config.privacy.delta, plan.before + plan.steps
+    sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
+    claim = Claim(sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs)
+    return {
+        "noise_multiplier": sigma,
+        "z": mechanism.z,
+        "delta": delta,
+        "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
+        "claimed_by": config.accountant,
+        "epsilon_tight": tight_epsilon(mechanism, steps, delta),
+        "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
+        "epsilon_patient": patient_epsilon(mechanism, min(data.records_per_patient, data.train), steps, delta),
+        "unit": data.unit,
+        "max_epsilon": config.privacy.max_epsilon,
+    }

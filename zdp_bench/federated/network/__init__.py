@@ -1,0 +1,1 @@
+"""The federation over the network: TLS endpoints, the server and the nodes."""

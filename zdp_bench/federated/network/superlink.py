@@ -1,0 +1,70 @@
+"""The server of a federation over the network (`zdp-bench federate server`): one process a node, TLS between them and the server.
+
+The server holds Flower's SuperLink state and serves its Fleet API, and nothing else of it, over HTTPS; a client is a SuperNode
+that runs its ClientApp in its own process (`fleet` says why). So a node needs no port of its own, and no code travels: every site
+installs zdp-bench and starts it with the recipe.
+
+A client knows that it speaks to its server by the server's certificate. The server knows a node by its key, as Flower's SuperLink
+does with `--enable-supernode-auth`: `federated.node_keys` holds the public half of each, and nobody else is let in.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+
+import torch
+
+from zdp_bench.config.digests import run_digest
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Splits
+from zdp_bench.errors import UserError
+from zdp_bench.federated.flower import FIRST, SERVER, Context, RecordDict
+from zdp_bench.federated.network.endpoint import endpoint, node_keys, pem
+from zdp_bench.federated.network.fleet import RUN, fleet_api, identify
+from zdp_bench.federated.server import Conducting, Result, server_app
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup
+from zdp_bench.training import distributed
+from zdp_bench.training.distributed import ALONE
+from zdp_bench.training.interrupts import stop_signals
+from zdp_bench.training.run import Outcome, Watcher, once
+
+PAUSE = 0.05  # seconds between two looks whether the clients have gone
+GOODBYE = 10.0  # seconds that a server waits for its clients to hear that the run is over
+
+
+def served(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+    """How `experiment.run` carries out a federation whose nodes come over the network.
+
+    Raises:
+        UserError: the certificate, its key, the nodes' keys or the port is not usable, or what `server.conduct` raises.
+    """
+    if distributed.launched():
+        raise UserError("torchrun carries out central runs; start `zdp-bench federate server` by itself.")
+    host, port = endpoint(config)
+    certificate, key = pem(config, "certificate"), pem(config, "key")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise UserError(
+            f"federated.certificate={certificate} and federated.key={key} are no certificate with its key: {error}."
+        ) from None
+    keys = node_keys(config)
+    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    digest = run_digest(config, data.digest)
+
+    def train(home: Path) -> Record:
+        result = Result()
+        identify()
+        with stop_signals() as asked, fleet_api(host, port, certificate, key, keys) as grid:
+            owners = {FIRST + number: number for number in range(len(keys))}
+            conducting = Conducting(config, data, digest, home, device, watcher, asked, owners)
+            server_app(conducting, result)(grid, Context(RUN, SERVER, {}, RecordDict(), {}))
+            until = time.monotonic() + (GOODBYE if result.record else 0)
+            while time.monotonic() < until and list(grid.get_node_ids()):
+                time.sleep(PAUSE)
+        return result.get()
+
+    return once(config, digest, ALONE, wait, train)

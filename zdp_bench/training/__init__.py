@@ -1,0 +1,1 @@
+"""One run: set-up, private steps, evaluation, checkpoints, devices, interrupts and progress."""

@@ -1,0 +1,271 @@
+"""What is asked of a model before its first private step, found by running it on random numbers, never on records.
+
+Per-sample clipping bounds what a record does through its own loss. It bounds nothing if a layer lets one sample see another, or
+writes what it saw into its own state. Which layers do is not told by their names (torchcvnn's LayerNorm does, a GroupNorm does
+not), so they are found by changing one sample and looking at the others.
+
+BatchNorm is the usual offender; `batchnorm.py` replaces it, when asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.kernels.memory_format import rounded_alike
+from zdp_bench.training.micro_batches import largest
+from zdp_bench.training.model_checks.batches import PASSES, largest_kept_apart, next_size
+from zdp_bench.training.model_checks.probes import (
+    Innermost,
+    describe,
+    differs,
+    forward,
+    gradients,
+    left_as_it_was,
+    other_sample,
+    owner,
+    probe,
+    restore,
+    state_of,
+    synthetic,
+)
+from zdp_bench.training.model_checks.sample_independence import no_sample_sees_another
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 3
+
+
+def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outputs: int, records: int = SAMPLES) -> list[str]:
+    """Refuse a model that per-sample clipping does not protect; say which fixed state the output depends on.
+
+    Args:
+        model: in the mode, and on the device, in which it will be trained. It is left as it was.
+        algorithm: what will train it.
+        loss: (outputs, targets) -> one loss per record, [B].
+        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; n may be 0, no value is read.
+        outputs: integer targets are drawn below this.
+        records: how many the run will process at once.
+
+    Returns:
+        The names of buffers and frozen parameters that the output depends on. What they hold is released with the model as it
+        is, outside of any ε: it must not come from the training records.
+
+    Formal guarantees (as far as running can tell, on random inputs of three sizes):
+        - changing or leaving out one sample changes no other sample's output, loss or gradient, among three and among as many as
+          the run will process, where these fit into memory and two seconds;
+        - a forward pass in training leaves nothing behind that depends on the samples;
+        - the algorithm's sum over a batch is the sum of its per-record contributions, each within its bound.
+
+    Raises:
+        UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
+    """
+    device = next(model.parameters()).device
+    batch = synthetic(like[0], SAMPLES, outputs, device), synthetic(like[1], SAMPLES, outputs, device)
+    with left_as_it_was(model, device), rounded_alike():
+        _takes(model, batch[0])
+        start = time.perf_counter()
+        steady = _is_deterministic(model, batch[0])
+        a_pass = (time.perf_counter() - start) / 2
+        try:
+            no_sample_sees_another(model, batch[0], steady)
+        except RuntimeError as error:  # of torch's backward pass, which does not say whose
+            raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
+        _keeps_nothing(model, batch[0])
+        _one_loss_a_record(model, loss, batch)
+        start = time.perf_counter()
+        _every_parameter_has_a_gradient(model, batch[0])
+        there_and_back = time.perf_counter() - start
+        tried = _in_a_large_batch(model, loss, like, outputs, records, steady, (a_pass, there_and_back))
+        if tried < records:
+            log.info("large model: that it keeps records apart was checked in batches of %d, not of %d", tried, records)
+        _contributions_add_up(model, algorithm, batch, steady)
+        return _fixed_state(model, batch[0])
+
+
+def _takes(model: nn.Module, inputs: Tensor) -> None:
+    inside = Innermost(model)
+    try:
+        with torch.no_grad(), inside:
+            output = forward(model, inputs)
+    except Exception as error:
+        asked = f"{str(inputs.dtype).removeprefix('torch.')} inputs of shape {list(inputs.shape)}"
+        raise UserError(f"the model cannot take {asked}: {inside.name} says: {first_line(error)}") from None
+    if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
+        shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples.")
+
+
+def _in_a_large_batch(
+    model: nn.Module, loss: Loss, like: Batch, outputs: int, records: int, steady: bool, seconds: tuple[float, float]
+) -> int:
+    """Ask of so many samples, or of as many as time and memory allow, what was asked of three; return of how many it was.
+
+    Args:
+        seconds: what a forward pass of three takes, and one there and back.
+    """
+    forward_pass, there_and_back = (PASSES * one for one in seconds)
+    if next_size(SAMPLES, forward_pass, records) is None:
+        return SAMPLES
+    device = next(model.parameters()).device
+    _takes(model, synthetic(like[0], 1, outputs, device))
+    fit = min(records, largest(model, loss, like, records, device).records)
+    inputs, targets = (synthetic(part, fit, outputs, device) for part in like)
+    size = largest_kept_apart(model, inputs, SAMPLES, there_and_back, steady, backward=True)
+    size = largest_kept_apart(model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False)
+    if size > SAMPLES:
+        _keeps_nothing(model, inputs[:size])
+        _one_loss_a_record(model, loss, (inputs[:size], targets[:size]))
+    return size
+
+
+def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
+    with torch.no_grad():
+        return not differs(forward(model, inputs, seed=1), forward(model, inputs, seed=2))
+
+
+def _keeps_nothing(model: nn.Module, inputs: Tensor) -> None:
+    """Two passes with different samples from the same state must leave the same state."""
+    start = state_of(model)
+    ends = []
+    with torch.no_grad():
+        for samples in (inputs, other_sample(inputs, 0, 2.0).expand_as(inputs)):
+            forward(model, samples)
+            ends.append(state_of(model))
+            restore(model, start)
+    for (module, key), value in ends[0].items():
+        after = ends[1].get((module, key))
+        if after is None or after.shape != value.shape or differs(value, after, tolerance=0.0):
+            raise UserError(
+                f"{describe(model, module)} keeps what it sees of the training records in '{key}', which nothing bounds and no "
+                "noise covers: " + _advice_on_state(model, module)
+            )
+
+
+def _advice_on_state(model: nn.Module, module: str) -> str:
+    if isinstance(model.get_submodule(module), _BatchNorm):
+        return "set model.replace_batchnorm=group, instance or frozen."
+    return "switch it off (track_running_stats=False for torch's norms), or use another layer there."
+
+
+def _one_loss_a_record(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    inputs, targets = batch
+    with torch.no_grad():
+        output = forward(model, inputs)
+        try:
+            losses = loss(output, targets)
+        except Exception as error:
+            answered, asked = list(output.shape), list(targets.shape)
+            raise UserError(
+                f"the task's loss cannot take outputs of shape {answered} with targets of shape {asked}: {first_line(error)}"
+            ) from None
+        if losses.shape != (len(inputs),):
+            raise UserError(
+                f"the task's loss gives shape {list(losses.shape)} for {len(inputs)} records: it must give one number a record, "
+                "never a mean."
+            )
+        output = output.clone()
+        output[0] = -output[0] + 1.0
+        if differs(losses[1:], loss(output, targets)[1:]):
+            raise UserError("the task's loss of one record depends on the output for another, so clipping bounds nothing.")
+
+
+def _every_parameter_has_a_gradient(model: nn.Module, inputs: Tensor) -> None:
+    reached = gradients(model, inputs, 0)
+    for name in trainable(model):
+        if name not in reached:
+            raise UserError(
+                f"parameter '{name}' has no influence on the model's output, so it would be trained by noise alone: take it out, "
+                "or set requires_grad=False on it."
+            )
+
+
+def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool) -> None:
+    """The sum the algorithm makes of a batch must be that of what it says each record contributes."""
+    inside = Innermost(model)
+    try:
+        with inside:
+            torch.manual_seed(0)
+            shares = algorithm.contributions(batch)
+            total = {name: torch.zeros_like(share[0]) for name, share in shares.items()}
+            algorithm.accumulate(total, batch)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _no_gradient(inside.name, error) from None
+    _within_bounds(algorithm, shares)
+    if not steady:  # dropout drew different masks for the two
+        return
+    sizes = {name: float(share.detach().abs().max()) if share.numel() else 0.0 for name, share in shares.items()}
+    # A bias in front of a norm has a gradient of rounding errors only; those are measured against all the others.
+    rounding = 1e-5 * max(sizes.values(), default=0.0) + 1e-12
+    for name, share in shares.items():
+        whole = share.sum(dim=0)
+        if float((whole - total[name]).abs().max() if whole.numel() else 0.0) > 1e-3 * sizes[name] + rounding:
+            raise UserError(
+                f"{owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
+                "algorithm.gradients=reference."
+            )
+
+
+def _no_gradient(layer: str, error: Exception) -> UserError:
+    if any(word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")):  # what torch says of either of its kinds
+        return UserError(
+            f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call what it wraps directly, and set "
+            "trainer.micro_batch to save memory."
+        )
+    return UserError(f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer there.")
+
+
+def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
+    """The layer in which the forward pass ends when torch.func runs it; the model where it does not end early."""
+    inside = Innermost(model)
+    try:
+        with inside:
+            vmap(model, randomness="different")(inputs.unsqueeze(1))
+    except RuntimeError:
+        return inside.name
+    return describe(model, "")
+
+
+def _within_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
+    mechanism = algorithm.mechanism()
+    squares = {name: share.abs().double().square().flatten(1).sum(dim=1) for name, share in shares.items()}  # each [B]
+    whole = sum(squares.values())
+    for block in mechanism.blocks:
+        moved = whole if mechanism.joint else squares[block.name]
+        if math.isfinite(block.bound) and bool((torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()):
+            raise UserError(f"a record's share of '{block.name}' exceeds its bound {block.bound:g}: no ε would hold.")
+
+
+def _fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
+    """Buffers and frozen parameters the output depends on, by name."""
+    fixed = []
+    with torch.no_grad():
+        before = forward(model, inputs)
+        for name, buffer in model.named_buffers():
+            if not (buffer.dtype.is_complex or buffer.dtype.is_floating_point):
+                continue
+            held = buffer.clone()
+            buffer.mul_(1.5).add_(0.5)
+            if differs(before, forward(model, inputs), tolerance=0.0):
+                fixed.append(name)
+            buffer.copy_(held)
+    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if frozen:
+        for parameter in frozen.values():
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            found = torch.autograd.grad(probe(forward(model, inputs)), list(frozen.values()), allow_unused=True)
+        fixed += [name for name, gradient in zip(frozen, found, strict=True) if gradient is not None]
+    return sorted(fixed)

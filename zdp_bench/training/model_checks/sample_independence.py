@@ -1,0 +1,97 @@
+"""Whether a layer lets one sample see another, and which: one sample is changed, and the others are looked at.
+
+Apart from the other checks, for it is the one that has to follow tensors through the model to name the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import UserError
+from zdp_bench.training.model_checks.probes import ROUNDED, SAME, describe, differs, forward, gradients, other_sample, owner
+
+
+def no_sample_sees_another(model: nn.Module, inputs: Tensor, steady: bool) -> None:
+    """Change one sample, by little and by much, and leave one out: the others must come out as before."""
+    last = len(inputs) - 1
+    for changed, scale in ((0, 1.0), (last, 1000.0)):
+        other = inputs.clone()
+        other[changed] = other_sample(inputs, changed, scale)
+        watched = last if changed == 0 else 0
+        with torch.no_grad():
+            if differs(forward(model, inputs)[watched], forward(model, other)[watched]):
+                raise mixes(mixing_layer(model, inputs, other, [watched]))
+        before, after = (gradients(model, x, watched) for x in (inputs, other))
+        for name, value in before.items():
+            if differs(value, after[name], ROUNDED):
+                raise mixes(owner(model, name), "in its gradient")
+    if steady:  # with another number of samples, dropout would draw other masks
+        with torch.no_grad():
+            if differs(forward(model, inputs)[0], forward(model, inputs[:last])[0], ROUNDED):
+                raise mixes(mixing_layer(model, inputs, inputs[:last], [0]))
+
+
+def mixes(layer: str, where: str = "") -> UserError:
+    where = f" {where}" if where else ""
+    advice = "set model.replace_batchnorm=group, instance or frozen" if "BatchNorm" in layer else "use a per-sample layer there"
+    return UserError(
+        f"{layer} lets one sample see another{where}, so clipping bounds nothing and no ε would hold: {advice}, "
+        "or train with algorithm=sgd, which claims none."
+    )
+
+
+def mixing_layer(model: nn.Module, inputs: Tensor, other: Tensor, samples: list[int], theirs: list[int] | None = None) -> str:
+    """The first place in the forward pass where samples differ between two batches that both hold them; in `other` at `theirs`,
+    where that is not the same."""
+    tolerance = SAME if len(inputs) == len(other) else ROUNDED
+    with torch.no_grad():
+        passages = _trace(model, inputs, samples), _trace(model, other, samples if theirs is None else theirs)
+        for before, after in zip(*passages, strict=False):
+            if before.value is not None and after.value is not None and differs(before.value, after.value, tolerance):
+                # A layer that is GIVEN something mixed is innocent: what called it mixed before.
+                return describe(model, before.name if before.leaving else before.name.rpartition(".")[0])
+    return describe(model, "")
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """What belongs to the samples of a tensor on its way into a module, or out of it; None where that cannot be told."""
+
+    name: str
+    leaving: bool
+    value: Tensor | None
+
+
+def _trace(model: nn.Module, inputs: Tensor, samples: list[int]) -> list[_Passage]:
+    """Every tensor that passes into or out of a module in one forward pass, in order."""
+    seen: list[_Passage] = []
+
+    def note(name: str, leaving: bool) -> Callable[..., None]:
+        def hook(module: nn.Module, entering: object, left: object = None) -> None:
+            passed = left if leaving else entering
+            for value in passed if isinstance(passed, tuple | list) else (passed,):
+                if isinstance(value, Tensor):
+                    seen.append(_Passage(name, leaving, _of_samples(value, samples, len(inputs))))
+
+        return hook
+
+    handles = []
+    for name, module in model.named_modules():
+        handles += [module.register_forward_pre_hook(note(name, False)), module.register_forward_hook(note(name, True))]
+    try:
+        forward(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _of_samples(value: Tensor, samples: list[int], of: int) -> Tensor | None:
+    """A copy of what belongs to the samples; layers that fold other dimensions into the first keep the samples' order."""
+    if value.dim() == 0 or len(value) == 0 or len(value) % of:
+        return None
+    return value.detach().unflatten(0, (of, -1))[samples]
