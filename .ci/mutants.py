@@ -73,7 +73,11 @@ class DropStatement(Operator):
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
         if node.parent is not None and node.parent.type == "simple_stmt":
-            augmented = node.type == "expr_stmt" and node.children[1].type == "operator" and node.children[1].value != "="
+            augmented = (
+                node.type == "expr_stmt"
+                and node.children[1].type == "operator"
+                and node.children[1].value != "="
+            )
             called = node.type == "atom_expr" and node.children[-1].children[0] == "("
             if augmented or called:
                 yield node.start_pos, node.end_pos
@@ -90,7 +94,9 @@ def _positional(call: Any) -> bool:
     """True if something in these brackets is given by its place."""
     inside = call.children[1:-1]
     given = inside[0].children if inside and inside[0].type == "arglist" else inside
-    return any(each != "," and (each.type != "argument" or each.children[1] != "=") for each in given)
+    return any(
+        each != "," and (each.type != "argument" or each.children[1] != "=") for each in given
+    )
 
 
 class Mutant(NamedTuple):
@@ -139,7 +145,9 @@ def _unseen(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]
     compiled = {
         node.args[0].id
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "compiled"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "compiled"
         if isinstance(node.args[0], ast.Name)
     }
     fast = compiled | {*CONFIG["speed"]}
@@ -149,17 +157,34 @@ def _unseen(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]
             parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             parts = [*node.decorator_list, getattr(node, "returns", None)]
-            jitted = {name.id for each in node.decorator_list for name in ast.walk(each) if isinstance(name, ast.Name)}
+            jitted = {
+                name.id
+                for each in node.decorator_list
+                for name in ast.walk(each)
+                if isinstance(name, ast.Name)
+            }
             if node.name in fast or jitted & {"inlined", "njit"}:
                 parts = [node]
         elif isinstance(node, ast.Assign):
-            assigned = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+            assigned = {
+                name.id
+                for name in ast.walk(node)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            }
             parts = [node] if assigned & fast else []
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             parts = [node]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "require"
+        ):
             parts = node.args[1:]
-        yield from (((p.lineno, p.col_offset), (p.end_lineno, p.end_col_offset)) for p in parts if p is not None)
+        yield from (
+            ((p.lineno, p.col_offset), (p.end_lineno, p.end_col_offset))
+            for p in parts
+            if p is not None
+        )
 
 
 def change_of(module: str, before: str, after: str) -> Change:
@@ -197,19 +222,31 @@ def run_tests(folder: Path, tests: list[str], limit: float) -> str:
 def _test(folder: Path, tests: list[str], cache: Path) -> None:
     os.setsid()
     os.chdir(folder)
-    os.environ |= {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ |= {
+        "XDG_CACHE_HOME": str(cache),
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     sys.dont_write_bytecode = True
     sys.path[0] = str(folder)
     with (folder / "output").open("w") as file, redirect_stdout(file), redirect_stderr(file):
         import pytest
 
         code, cases = 1, ["-k", CONFIG["only"].replace("\n", " ")]
-        with suppress(Exception):  # what pytest itself raises at the end, of files that a mutant leaves open
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", *cases, *tests]))
+        with suppress(
+            Exception
+        ):  # what pytest itself raises at the end, of files that a mutant leaves open
+            code = int(
+                pytest.main(
+                    ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", *cases, *tests]
+                )
+            )
     os._exit(code)
 
 
-def try_mutants(folder: Path, seconds: float, seed: int, only: list[str], most: int) -> dict[str, int]:
+def try_mutants(
+    folder: Path, seconds: float, seed: int, only: list[str], most: int
+) -> dict[str, int]:
     """How many were killed, ran out of time, survived, or are listed as equivalent."""
     equivalent = {Change(e["module"], e["line"], e["becomes"]) for e in CONFIG["equivalent"]}
     for change in equivalent:
@@ -220,8 +257,15 @@ def try_mutants(folder: Path, seconds: float, seed: int, only: list[str], most: 
     drawn = [place for module in modules for place in places(module)]
     rng = random.Random(seed)
     rng.shuffle(drawn)
-    print(f"{len(drawn):,} places in {len(modules)} modules, {sum(map(len, drawn)):,} mutants; seed {seed}", flush=True)
-    counts, needed, end = dict.fromkeys(("killed", "timeout", "survived", "equivalent"), 0), {}, time.monotonic() + seconds
+    print(
+        f"{len(drawn):,} places in {len(modules)} modules, {sum(map(len, drawn)):,} mutants; seed {seed}",
+        flush=True,
+    )
+    counts, needed, end = (
+        dict.fromkeys(("killed", "timeout", "survived", "equivalent"), 0),
+        {},
+        time.monotonic() + seconds,
+    )
     for mutant in map(rng.choice, drawn):
         if time.monotonic() > end or sum(counts.values()) >= most:
             break
@@ -230,7 +274,9 @@ def try_mutants(folder: Path, seconds: float, seed: int, only: list[str], most: 
             if test not in needed:
                 start = time.monotonic()
                 if run_tests(folder, [test], 600) != "passed":
-                    raise SystemExit(f"{test} fails as the code stands:\n{(folder / 'output').read_text()[-2000:]}")
+                    raise SystemExit(
+                        f"{test} fails as the code stands:\n{(folder / 'output').read_text()[-2000:]}"
+                    )
                 needed[test] = time.monotonic() - start
                 end += needed[test]  # the time that was asked for is that of mutants
         before = path.read_text(encoding="utf-8")
@@ -255,13 +301,18 @@ def try_mutants(folder: Path, seconds: float, seed: int, only: list[str], most: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--most", type=int, default=10**9, help="mutants")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", nargs="*", default=[], help="modules")
     asked = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as tests/conftest.py has it, before numpy is loaded
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # as tests/conftest.py has it, before numpy is loaded
     import dp_accounting  # noqa: F401  what takes long to load is loaded once, and forked
     import hypothesis  # noqa: F401
     import numba  # noqa: F401
@@ -277,7 +328,10 @@ def main() -> int:
         counts = try_mutants(folder, asked.seconds, asked.seed, asked.only, asked.most)
     died, tried = counts["killed"] + counts["timeout"], sum(counts.values()) - counts["equivalent"]
     share = died / tried if tried else 1.0
-    print(", ".join(f"{count} {word}" for word, count in counts.items()) + f": {share:.1%} of {tried} died")
+    print(
+        ", ".join(f"{count} {word}" for word, count in counts.items())
+        + f": {share:.1%} of {tried} died"
+    )
     return 0 if share >= LEAST else 1
 
 

@@ -49,7 +49,11 @@ def data_root() -> Path:
 
 def idx_bytes(array: np.ndarray) -> bytes:
     """An array of unsigned bytes in the idx format."""
-    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(">HBB", 0, 8, array.ndim)
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_mini_mnist(root: Path, train: int = 200, test: int = 50) -> Path:

@@ -38,7 +38,9 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> di
     for step, size in zip(range(STEPS), SIZES, strict=True):
         inputs, targets = records(size, kind, seed=step)
         mine = ranks.share(np.arange(size))
-        private_step(training, step, iter([(inputs[mine], targets[mine])] if len(mine) else []), 8.0)
+        private_step(
+            training, step, iter([(inputs[mine], targets[mine])] if len(mine) else []), 8.0
+        )
     assert ledger.releases == STEPS
     ledger.close()
     return {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -47,7 +49,9 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> di
 def everywhere(ranks: Ranks, weights: dict[str, Tensor]) -> bool:
     """Whether every rank has rank 0's very bits."""
     theirs = ranks.broadcast(weights)
-    return not ranks.largest(int(not all(torch.equal(weights[name], theirs[name]) for name in weights)))
+    return not ranks.largest(
+        int(not all(torch.equal(weights[name], theirs[name]) for name in weights))
+    )
 
 
 def main(folder: Path) -> None:
@@ -57,7 +61,9 @@ def main(folder: Path) -> None:
     for number, case in enumerate(CASES):
         weights = trained(case, ranks, folder / f"case{number}")
         found.append((weights, everywhere(ranks, weights)))
-    secure = [trained(CASES[0], ranks, folder / f"secure{number}", secure=True) for number in range(2)]
+    secure = [
+        trained(CASES[0], ranks, folder / f"secure{number}", secure=True) for number in range(2)
+    ]
     same = everywhere(ranks, secure[0])
     if ranks.first:
         assert any(not torch.equal(secure[0][name], secure[1][name]) for name in secure[0])

@@ -26,7 +26,14 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.training import checkpoint, run
 from zdp_bench.training import step as engine
 
-MOMENTS = ("in the ledger's line", "before the noise", "before the update", "after the update", "before the checkpoint", "in it")
+MOMENTS = (
+    "in the ledger's line",
+    "before the noise",
+    "before the update",
+    "after the update",
+    "before the checkpoint",
+    "in it",
+)
 
 
 class Silent:
@@ -97,10 +104,18 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
     if child:
         if kill and kill[0] == "any time":
             _, steps, seconds = kill
-            while sum(path.read_bytes().count(b"\n") for path in config.results.glob("runs/*/*/ledger.jsonl")) <= steps:
+            while (
+                sum(
+                    path.read_bytes().count(b"\n")
+                    for path in config.results.glob("runs/*/*/ledger.jsonl")
+                )
+                <= steps
+            ):
                 time.sleep(0.001)
             time.sleep(seconds)
-            os.kill(child, signal.SIGKILL)  # where it has ended already: it is not waited for yet, so its number is still its own
+            os.kill(
+                child, signal.SIGKILL
+            )  # where it has ended already: it is not waited for yet, so its number is still its own
         return os.waitpid(child, 0)[1]
     code = 1
     try:
@@ -124,7 +139,8 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
         if str(overrides) not in composed:
             composed[str(overrides)] = parse(compose(overrides))
         config = dataclasses.replace(
-            composed[str(overrides)], paths=dataclasses.replace(composed[str(overrides)].paths, results=str(results))
+            composed[str(overrides)],
+            paths=dataclasses.replace(composed[str(overrides)].paths, results=str(results)),
         )
         if job["kills"]:
             statuses = [attempt(config, kill) for kill in [*job["kills"], None]]
@@ -132,7 +148,12 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
             run.run(config, Silent())
             statuses = [0]
         (home,) = results.glob("runs/*/*.lock")
-        print(json.dumps({"name": job["name"], "statuses": statuses, "home": str(home.with_suffix(""))}), flush=True)
+        print(
+            json.dumps(
+                {"name": job["name"], "statuses": statuses, "home": str(home.with_suffix(""))}
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,18 @@ PACKAGE = ROOT / "zdp_bench"
 # package -> the packages it may import; one that is not listed fails, so that a new one is placed
 # with thought
 BASE = {"errors", "assets", "registry", "__init__"}
-CORE = {"kernels", "privacy", "gradients", "nn", "algorithms", "models", "tasks", "data", "config", "records"}
+CORE = {
+    "kernels",
+    "privacy",
+    "gradients",
+    "nn",
+    "algorithms",
+    "models",
+    "tasks",
+    "data",
+    "config",
+    "records",
+}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "assets": set(),
@@ -53,11 +64,17 @@ def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {package_of(name.name) for name in node.names if name.name.split(".")[0] == "zdp_bench"}
+            found |= {
+                package_of(name.name)
+                for name in node.names
+                if name.name.split(".")[0] == "zdp_bench"
+            }
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "zdp_bench":
             if node.module == "zdp_bench":
                 found |= {
-                    n.name if (PACKAGE / n.name).exists() or (PACKAGE / f"{n.name}.py").exists() else "__init__"
+                    n.name
+                    if (PACKAGE / n.name).exists() or (PACKAGE / f"{n.name}.py").exists()
+                    else "__init__"
                     for n in node.names
                 }
             else:
@@ -65,7 +82,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_imports_run_one_way(path: Path) -> None:
     here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     assert here in ALLOWED, f"{here} has no place in the order of imports yet"
@@ -76,29 +95,47 @@ def test_imports_run_one_way(path: Path) -> None:
 def test_the_order_has_no_circle() -> None:
     settled: set[str] = set()
     while len(settled) < len(ALLOWED):
-        ready = {name for name, needs in ALLOWED.items() if name not in settled and needs - {name} <= settled}
+        ready = {
+            name
+            for name, needs in ALLOWED.items()
+            if name not in settled and needs - {name} <= settled
+        }
         assert ready, f"a circle among {sorted(set(ALLOWED) - settled)}"
         settled |= ready
 
 
 def tracked() -> list[Path]:
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("not a git checkout")
-    return [ROOT / name for name in listed.stdout.splitlines() if not name.startswith((".ci/", "tests/test_architecture"))]
+    return [
+        ROOT / name
+        for name in listed.stdout.splitlines()
+        if not name.startswith((".ci/", "tests/test_architecture"))
+    ]
 
 
 def test_no_machine_path_and_no_registry_host_is_committed() -> None:
     forbidden = re.compile(
-        r"(^|[^A-Za-z0-9_.])/(work/|root/|home/\w)|\.\./" + r"shared|py" + r"pi\.org|python" + r"hosted|registry\.npm" + "js"
+        r"(^|[^A-Za-z0-9_.])/(work/|root/|home/\w)|\.\./"
+        + r"shared|py"
+        + r"pi\.org|python"
+        + r"hosted|registry\.npm"
+        + "js"
     )
     for path in tracked():
         if path.suffix in (".png", ".pt", ".npz") or not path.exists():
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            assert not forbidden.search(line), f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+            assert not forbidden.search(line), (
+                f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+            )
 
 
 def test_every_module_opens_with_what_it_is() -> None:
     for path in PACKAGE.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} has no docstring"
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), (
+            f"{path} has no docstring"
+        )

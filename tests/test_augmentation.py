@@ -23,7 +23,9 @@ def shifted(inputs: Tensor, chance: Tensor) -> Tensor:
 def augmented(micro_batch: int, step: int = 3, key: str = "a run's") -> Tensor:
     config = parse(compose([*TINY, f"trainer.micro_batch={micro_batch}"]))
     drawn = np.array([7, 1, 4, 9])
-    return torch.cat([inputs for inputs, _ in micro_batches(RECORDS, drawn, config, CPU, key, step, shifted)])
+    return torch.cat(
+        [inputs for inputs, _ in micro_batches(RECORDS, drawn, config, CPU, key, step, shifted)]
+    )
 
 
 def test_the_micro_batch_does_not_matter() -> None:

@@ -41,7 +41,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, zdp_bench.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'hydra', 'pandas', 'rich', 'numpy', 'yaml') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
     assert "reproduce" in done.stdout
 
@@ -55,19 +57,40 @@ MISTAKES = [
     ([], "`zdp-bench` needs one of run, federate, table, "),
     (["federate"], "`zdp-bench federate` needs one of server, client; see"),
     (["federate", "sever"], "role 'sever' is not known. Did you mean 'server'?"),
-    (["federate", "server", "recipe=quickstart"], "federated.nodes is not set: say how many nodes the federation has, such as"),
+    (
+        ["federate", "server", "recipe=quickstart"],
+        "federated.nodes is not set: say how many nodes the federation has, such as",
+    ),
     (["results", "--format", "xml"], "--format 'xml' is not known. Allowed: csv, json, md, rich."),
-    (["results", "--colums", "seed"], "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?"),
-    (["audit", "recipe=quickstart", "--confidance=0.9"], "option '--confidance' is not known. Did you mean '--confidence'?"),
+    (
+        ["results", "--colums", "seed"],
+        "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?",
+    ),
+    (
+        ["audit", "recipe=quickstart", "--confidance=0.9"],
+        "option '--confidance' is not known. Did you mean '--confidence'?",
+    ),
     (["results", "--sort"], "--sort needs a value; see `zdp-bench results --help`."),
-    (["reproduce", "zeta_dp_2021/1", "--seeds", "x"], "--seeds=x: must be a whole number, 1 or more."),
+    (
+        ["reproduce", "zeta_dp_2021/1", "--seeds", "x"],
+        "--seeds=x: must be a whole number, 1 or more.",
+    ),
     (["bench", "--threads", "1.5"], "--threads=1.5: must be a whole number, 1 or more."),
-    (["find-lr", "recipe=quickstart", "--steps", "x"], "--steps=x: must be a whole number, 3 or more."),
+    (
+        ["find-lr", "recipe=quickstart", "--steps", "x"],
+        "--steps=x: must be a whole number, 3 or more.",
+    ),
     (["find-lr", "recipe=quickstart", "--steps", "0"], "--steps=0: must be at least 3."),
     (["find-lr", "recipe=quickstart", "--lowest", "x"], "--lowest=x: must be a number above 0."),
-    (["find-lr", "recipe=quickstart", "--lowest", "0"], "--lowest=0.0: must be positive and below --highest=1."),
+    (
+        ["find-lr", "recipe=quickstart", "--lowest", "0"],
+        "--lowest=0.0: must be positive and below --highest=1.",
+    ),
     (["run"], "recipe=NAME is missing"),
-    (["validate", "recipe=quickstart", "paths.results=pyproject.toml/x"], "pyproject.toml/x: Not a directory, so nothing can"),
+    (
+        ["validate", "recipe=quickstart", "paths.results=pyproject.toml/x"],
+        "pyproject.toml/x: Not a directory, so nothing can",
+    ),
     (["run", "recipe=quickstart", "model=/"], "model= has no name. Allowed: "),
     (["run", "recipe=quickstart", "model=a/b"], "model 'a/b' is not known."),
     (["run", "recipe=phasemnits"], "Did you mean 'phasemnist'?"),
@@ -84,22 +107,49 @@ MISTAKES = [
         "leave it out of `zdp-bench find-lr`",
     ),
     (["reproduce", "zeta_dp_2021/1", "launcher=joblib"], "leave it out of `zdp-bench reproduce`"),
-    (["reproduce", "--profile", "smoke", "launcher=slurm"], "leave it out of `zdp-bench reproduce`"),
-    (["federate", "server", "recipe=quickstart", "launcher=joblib"], "leave it out of `zdp-bench federate`"),
+    (
+        ["reproduce", "--profile", "smoke", "launcher=slurm"],
+        "leave it out of `zdp-bench reproduce`",
+    ),
+    (
+        ["federate", "server", "recipe=quickstart", "launcher=joblib"],
+        "leave it out of `zdp-bench federate`",
+    ),
     (["run", "-x", "recipe=quickstart"], "option '-x' is not known"),
     (["run", "recipe=quickstart", "algorithm.nois=circular"], "Did you mean 'algorithm.noise'?"),
     (["run", "-m", "recipe=phasemnits", "seed=1,2"], "Did you mean 'phasemnist'?"),
-    (["reproduce", "zeta_dp_2021/1", "trainer.epochs=1"], "trainer.epochs: `zdp-bench reproduce` runs recipes as they stand"),
-    (["reproduce", "zeta_dp_2021/1", "+federated.nodes=2"], "federated.nodes: `zdp-bench reproduce` runs recipes as they stand"),
-    (["reproduce", "zeta_dp_2021/1", "recipe=quickstart"], "recipe: not in `zdp-bench reproduce`; a table has its own recipes"),
+    (
+        ["reproduce", "zeta_dp_2021/1", "trainer.epochs=1"],
+        "trainer.epochs: `zdp-bench reproduce` runs recipes as they stand",
+    ),
+    (
+        ["reproduce", "zeta_dp_2021/1", "+federated.nodes=2"],
+        "federated.nodes: `zdp-bench reproduce` runs recipes as they stand",
+    ),
+    (
+        ["reproduce", "zeta_dp_2021/1", "recipe=quickstart"],
+        "recipe: not in `zdp-bench reproduce`; a table has its own recipes",
+    ),
     (["reproduce", "zeta_dp_2021/1", "seed=3"], "say --seeds N"),
     (["reproduce", "--profile", "smoke", "paths.results=X"], "say --results DIR"),
-    (["reproduce", "zeta_dp_2021/1", "force=true"], "force: `zdp-bench reproduce` runs recipes as they stand"),
-    (["validate", "recipe=quickstart", "claims.table=zeta_dp_2021/99"], "claims.table 'zeta_dp_2021/99' is not known."),
-    (["validate", "recipe=phasemnist", "claims.row=phasemnst_private"], "Did you mean 'phasemnist_private'?"),
+    (
+        ["reproduce", "zeta_dp_2021/1", "force=true"],
+        "force: `zdp-bench reproduce` runs recipes as they stand",
+    ),
+    (
+        ["validate", "recipe=quickstart", "claims.table=zeta_dp_2021/99"],
+        "claims.table 'zeta_dp_2021/99' is not known.",
+    ),
+    (
+        ["validate", "recipe=phasemnist", "claims.row=phasemnst_private"],
+        "Did you mean 'phasemnist_private'?",
+    ),
     (["validate", "recipe=phasemnist", "claims.row=null"], "claims.row 'null' is not known"),
     (["run", "recipe=quickstart", "claims.table=foo"], "claims.table 'foo' is not known."),
-    (["run", "recipe=quickstart", "claims.row=foo"], "claims.row=foo: of no table; add claims.table=PAPER/N"),
+    (
+        ["run", "recipe=quickstart", "claims.row=foo"],
+        "claims.row=foo: of no table; add claims.table=PAPER/N",
+    ),
     (["reproduce", "zeta_dp_2021/1", "--seeds", "0"], "must be at least 1"),
     (["reproduce", "zeta_dp_2021/1", "--seedz", "2"], "'--seedz' is not known"),
     (["run", "recipe=quickstart", "launcher=joblib"], "a launcher carries out a sweep; add -m"),
@@ -109,8 +159,14 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_mistakes_end_in_one_sentence_and_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    MISTAKES,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_end_in_one_sentence_and_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
     code, _, err = said(capsys, *words)
     assert code == 2
     assert message in err
@@ -119,7 +175,9 @@ def test_mistakes_end_in_one_sentence_and_2(capsys: pytest.CaptureFixture[str], 
 
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:
-    (verbs,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (verbs,) = (
+        action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
     assert set(verbs.choices) == set(cli.VERBS)
     assert {choice.dest for choice in verbs._choices_actions if choice.help} == set(cli.VERBS)
     for verb, of in verbs.choices.items():
@@ -143,7 +201,9 @@ def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in out
 
 
-def test_the_data_root_is_shown_checked_and_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_data_root_is_shown_checked_and_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = said(capsys, "data", "--root", str(tmp_path))
     assert code == 0
     assert "missing" in out
@@ -170,12 +230,21 @@ def test_the_real_data_root_checks_out(data_root: Path, capsys: pytest.CaptureFi
 def test_run_in_an_empty_folder_then_again_then_results(tmp_path: Path) -> None:
     first = zdp("run", "recipe=quickstart", *TINY, at=tmp_path)
     assert first.returncode == 0, first.stderr
-    for words in ("test accuracy", "claimed ε", "tight ε", "ε of an image", "derived", "record.json"):
+    for words in (
+        "test accuracy",
+        "claimed ε",
+        "tight ε",
+        "ε of an image",
+        "derived",
+        "record.json",
+    ):
         assert words in first.stdout
     run = next((tmp_path / "results" / "runs" / "quickstart").iterdir())
     if run.suffix == ".lock":
         run = run.with_suffix("")
-    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} == {path.name for path in (run / ".hydra").iterdir()}
+    assert {"config.yaml", "hydra.yaml", "overrides.yaml"} == {
+        path.name for path in (run / ".hydra").iterdir()
+    }
     again = zdp("run", "recipe=quickstart", *TINY, at=tmp_path)
     assert "done before" in again.stdout
     shown = zdp("results", "recipe=quickstart", "--format", "json", at=tmp_path)
@@ -184,11 +253,15 @@ def test_run_in_an_empty_folder_then_again_then_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["local", "joblib"])
-def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(tmp_path: Path, launcher: str) -> None:
+def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
+    tmp_path: Path, launcher: str
+) -> None:
     sweep = ["recipe=quickstart", *TINY, "seed=1,2", "algorithm.max_grad_norm=1,0"]
     done = zdp("run", "-m", f"launcher={launcher}", *sweep, at=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count("algorithm.max_grad_norm=0.0: must lie in 1e-12 to 1e+12") == 2, done.stderr
+    assert done.stderr.count("algorithm.max_grad_norm=0.0: must lie in 1e-12 to 1e+12") == 2, (
+        done.stderr
+    )
     assert "Traceback" not in done.stderr
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
@@ -198,7 +271,11 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(tmp_path: Path, 
 def test_a_missing_file_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     write_mini_mnist(tmp_path / "root")
     (tmp_path / "root" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-    words = ["recipe=mnist", "dataset.mirror=http://127.0.0.1:9/", f"paths.data={tmp_path / 'root'}"]
+    words = [
+        "recipe=mnist",
+        "dataset.mirror=http://127.0.0.1:9/",
+        f"paths.data={tmp_path / 'root'}",
+    ]
     done = zdp("run", *words, at=tmp_path)
     assert done.returncode == 2
     assert "lacks t10k-labels-idx1-ubyte.gz" in done.stderr
@@ -220,7 +297,8 @@ def test_reproduce_runs_what_is_missing_and_writes_the_table(
     for path in recipes.glob("*.yaml"):
         body = path.read_text().replace("epochs: 10", "epochs: 1").replace("epochs: 3", "epochs: 1")
         path.write_text(
-            body.replace("sample_rate: 0.01", "sample_rate: 0.5") + "dataset: {check: false}\n" * ("mnist" in path.stem)
+            body.replace("sample_rate: 0.01", "sample_rate: 0.5")
+            + "dataset: {check: false}\n" * ("mnist" in path.stem)
         )
     monkeypatch.setattr(assets, "RECIPES", recipes)
     results = tmp_path / "results"

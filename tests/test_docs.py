@@ -25,16 +25,27 @@ ELSEWHERE = ("# needs Slurm", "# needs a cluster")
 
 def commands(page: Path) -> list[tuple[str, str]]:
     """The (command, remark) lines of a page's console blocks, in order."""
-    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     lines = [line for block in blocks for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines), page
-    return [(line[2:].split("  #")[0].strip(), "#" + line.split("  #")[1] if "  #" in line else "") for line in lines]
+    return [
+        (line[2:].split("  #")[0].strip(), "#" + line.split("  #")[1] if "  #" in line else "")
+        for line in lines
+    ]
 
 
 def light(page: Path) -> list[list[str]]:
     """The words of a page's zdp-bench commands that are quick enough to be run whenever the tests are."""
-    quick = [shlex.split(text) for text, remark in commands(page) if not remark.startswith(("# heavy", *ELSEWHERE))]
-    return [words[1:] for words in quick if words[0] == "zdp-bench" and "dataset=rings" not in words]
+    quick = [
+        shlex.split(text)
+        for text, remark in commands(page)
+        if not remark.startswith(("# heavy", *ELSEWHERE))
+    ]
+    return [
+        words[1:] for words in quick if words[0] == "zdp-bench" and "dataset=rings" not in words
+    ]
 
 
 def carry_out(*words: str) -> int:
@@ -53,14 +64,22 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
             program = "zdp-bench"
         if program == "make":
             target, *variables = words
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), text
-            assert all(word in ("PROFILE=smoke", "PROFILE=here", "PROFILE=paper") for word in variables), text
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), (
+                text
+            )
+            assert all(
+                word in ("PROFILE=smoke", "PROFILE=here", "PROFILE=paper") for word in variables
+            ), text
         elif program == "zdp-bench" and words[0] != "run":
             arguments(words)
         elif program == "zdp-bench" and "dataset=rings" not in words:
             sweeping = [word for word in words[1:] if word != "-m"]
             launcher = [word for word in sweeping if word.startswith("hydra.launcher.")]
-            first = [re.sub(r"=range\((\d+),.*\)$|=([^=\[,]+),.*$", r"=\1\2", word) for word in sweeping if word not in launcher]
+            first = [
+                re.sub(r"=range\((\d+),.*\)$|=([^=\[,]+),.*$", r"=\1\2", word)
+                for word in sweeping
+                if word not in launcher
+            ]
             parse(compose(first))
             assert not launcher or any(word.startswith("launcher=") for word in first), text
         else:
@@ -68,8 +87,12 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", [page for page in PAGES if light(page)], ids=lambda page: page.stem)
-def test_quick_commands_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if light(page)], ids=lambda page: page.stem
+)
+def test_quick_commands_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
     for words in light(page):
@@ -79,14 +102,24 @@ def test_quick_commands_run_one_after_the_other(page: Path, tmp_path: Path, monk
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_heavy_commands_run_where_there_is_data(page: Path, tmp_path: Path, data_root: Path) -> None:
+def test_heavy_commands_run_where_there_is_data(
+    page: Path, tmp_path: Path, data_root: Path
+) -> None:
     for text, remark in commands(page):
         program, *words = shlex.split(text)
-        if remark.startswith("# heavy") and program in ("zdp-bench", "torchrun") and "here" not in words:
+        if (
+            remark.startswith("# heavy")
+            and program in ("zdp-bench", "torchrun")
+            and "here" not in words
+        ):
             runner = (
-                [sys.executable, "-m", "zdp_bench"] if program == "zdp-bench" else [sys.executable, "-m", "torch.distributed.run"]
+                [sys.executable, "-m", "zdp_bench"]
+                if program == "zdp-bench"
+                else [sys.executable, "-m", "torch.distributed.run"]
             )
-            done = subprocess.run([*runner, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*runner, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, (text, done.stderr[-2000:])
 
 
@@ -96,10 +129,14 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
     points = project["entry-points"]["zdp_bench.plugins"]
     info = tmp_path / "site" / f"my_lab-{project['version']}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     lines = "\n".join(f"{name} = {module}" for name, module in points.items())
     (info / "entry_points.txt").write_text(f"[zdp_bench.plugins]\n{lines}\n")
-    (command,) = [shlex.split(text) for text, _ in commands(DOCS / "tutorial.md") if "dataset=rings" in text]
+    (command,) = [
+        shlex.split(text) for text, _ in commands(DOCS / "tutorial.md") if "dataset=rings" in text
+    ]
 
     def zdp(*words: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(tmp_path / "site"), str(DOCS / "example"), str(ROOT)])
@@ -130,7 +167,11 @@ print(float(sum(v.flatten(1).square().sum(1) for v in u.values()).sqrt().max()))
 """
     path = os.pathsep.join([str(tmp_path / "site"), str(DOCS / "example"), str(ROOT)])
     norm = subprocess.run(
-        [sys.executable, "-c", bounded], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", bounded],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert 0.49 < float(norm.stdout) <= 0.5
 
@@ -166,5 +207,9 @@ def test_every_paper_has_its_page() -> None:
 
     papers = {name.split("/")[0] for name in tables.available()}
     written = {path.stem for path in (DOCS / "papers").glob("*.md")}
-    assert not {paper for paper in papers if not any(page.startswith(paper.rsplit("_", 1)[0]) for page in written)}
+    assert not {
+        paper
+        for paper in papers
+        if not any(page.startswith(paper.rsplit("_", 1)[0]) for page in written)
+    }
     assert jobs_of("quickstart") == [()]

@@ -24,7 +24,14 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.cost import measured
 from zdp_bench.registry import lookup, names
 
-FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")  # where and how, and what would leave this machine
+FIXED = (
+    "paths",
+    "hydra",
+    "launcher",
+    "device",
+    "threads",
+    "recipe",
+)  # where and how, and what would leave this machine
 KEYS = [key for key in known_keys([]) if not key.startswith(FIXED)]
 SCALARS = [
     "null",
@@ -45,21 +52,48 @@ SCALARS = [
     "${seed}",
     "${no}",
 ]
-LISTS = ["[]", "[4]", "[4,3]", "[0]", "[a]", "[[1]]", "{}", "{a: 1}", "[1", "{", "a,b", "range(1,3)", "1..2"]
+LISTS = [
+    "[]",
+    "[4]",
+    "[4,3]",
+    "[0]",
+    "[a]",
+    "[[1]]",
+    "{}",
+    "{a: 1}",
+    "[1",
+    "{",
+    "a,b",
+    "range(1,3)",
+    "1..2",
+]
 
 keys = st.one_of(
     st.sampled_from(KEYS),
     st.sampled_from(KEYS).map(lambda key: key[:-1]),  # a letter is missing
-    st.sampled_from(["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]),
+    st.sampled_from(
+        ["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]
+    ),
 )
 values = st.one_of(
-    st.sampled_from(SCALARS), st.sampled_from(LISTS), st.integers(-3, 40).map(str), st.floats(-2, 2).map(str), st.text(max_size=6)
+    st.sampled_from(SCALARS),
+    st.sampled_from(LISTS),
+    st.integers(-3, 40).map(str),
+    st.floats(-2, 2).map(str),
+    st.text(max_size=6),
 )
 choices = st.sampled_from([group for group in GROUPS if group != "dataset"]).flatmap(
-    lambda group: st.sampled_from([*group_options(group), "nothing"]).map(lambda name: f"{group}={name}")
+    lambda group: st.sampled_from([*group_options(group), "nothing"]).map(
+        lambda name: f"{group}={name}"
+    )
 )
 overrides = st.lists(
-    st.one_of(choices, st.builds("{}={}".format, keys, values), st.sampled_from(["", "=", "seed", "~model"])), max_size=4
+    st.one_of(
+        choices,
+        st.builds("{}={}".format, keys, values),
+        st.sampled_from(["", "=", "seed", "~model"]),
+    ),
+    max_size=4,
 )
 
 
@@ -175,7 +209,9 @@ def damaged(name: str, root: Path, count: int, seed: int = 0) -> int:
             a_sentence(error)
             told += 1
         except Exception as error:
-            raise AssertionError(f"{path.name}, {damage.__name__}: {type(error).__name__}: {error}") from error
+            raise AssertionError(
+                f"{path.name}, {damage.__name__}: {type(error).__name__}: {error}"
+            ) from error
         finally:
             path.write_bytes(body)
     return told

@@ -23,7 +23,10 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("not a checkout")
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
@@ -32,15 +35,28 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
     inside = unpacked / "zdp_bench" / "_assets"
-    for folder, at in ((assets.CONF, "conf"), (assets.DATASETS, "datasets"), (assets.RECIPES, "recipes")):
+    for folder, at in (
+        (assets.CONF, "conf"),
+        (assets.DATASETS, "datasets"),
+        (assets.RECIPES, "recipes"),
+    ):
         assert {p.relative_to(folder) for p in folder.rglob("*.yaml")} == {
             p.relative_to(inside / at) for p in (inside / at).rglob("*.yaml")
         }
-    assert {p.name for p in assets.REFERENCE.glob("*.csv")} == {p.name for p in (inside / "results" / "reference").glob("*.csv")}
+    assert {p.name for p in assets.REFERENCE.glob("*.csv")} == {
+        p.name for p in (inside / "results" / "reference").glob("*.csv")
+    }
 
 
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
-    words = ["run", "recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
+    words = [
+        "run",
+        "recipe=quickstart",
+        "trainer.epochs=1",
+        "trainer.sample_rate=0.2",
+        "model.hidden=[4]",
+        "threads=1",
+    ]
     for command in (words, ["table", "zeta_dp_2021/1"]):
         done = subprocess.run(
             [sys.executable, "-m", "zdp_bench", *command],
@@ -64,7 +80,9 @@ def test_constraints_are_pins_without_addresses() -> None:
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)
-    done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     for target in targets:
         assert re.search(rf"make {target}\s+\S", done.stdout), target
 

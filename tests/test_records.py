@@ -32,7 +32,12 @@ def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) ->
             "delta": 1e-5,
             "z": 1.0,
             "steps": 7,
-            "sampling": {"scheme": "poisson", "sample_rate": 0.1, "expected_batch_size": 5.0, "records": 50},
+            "sampling": {
+                "scheme": "poisson",
+                "sample_rate": 0.1,
+                "expected_batch_size": 5.0,
+                "records": 50,
+            },
         },
         "data": {"name": "d", "provenance": "official", "digest": "d" * 64, "notes": ""},
         "stopped_by": "epochs",
@@ -69,7 +74,10 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     assert records.read(tmp_path / "none.json") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1,2]", b"\x80\x04\xff", b'{"recipe": "r"', b'{"recipe": "r", "seed": "x"}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[1,2]", b"\x80\x04\xff", b'{"recipe": "r"', b'{"recipe": "r", "seed": "x"}'],
+)
 def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
@@ -87,7 +95,9 @@ def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> Non
     save(tmp_path, record("b", 2), record("b", 1), record("a", 3))
     frame = pd.read_csv(records.rebuild_csv(tmp_path))
     assert list(frame.columns) == list(records.COLUMNS)
-    assert set(frame["privacy_unit"]) == {"patient"}  # what a record means that does not name its unit
+    assert set(frame["privacy_unit"]) == {
+        "patient"
+    }  # what a record means that does not name its unit
     assert frame[["recipe", "seed"]].to_numpy().tolist() == [["a", 3], ["b", 1], ["b", 2]]
     assert math.isinf(frame["epsilon_tight"][0])
     assert frame["epsilon_tight_at_least"].isna().all()  # records of before there was one
@@ -99,6 +109,11 @@ def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> Non
 def test_many_writers_leave_a_whole_csv(tmp_path: Path) -> None:
     save(tmp_path, *(record("r", seed) for seed in range(20)))
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: records.write_text(tmp_path / f"x{_ % 2}.csv", "whole\n" * 1000), range(40)))
+        list(
+            pool.map(
+                lambda _: records.write_text(tmp_path / f"x{_ % 2}.csv", "whole\n" * 1000),
+                range(40),
+            )
+        )
     assert all((tmp_path / f"x{n}.csv").read_text() == "whole\n" * 1000 for n in range(2))
     assert not list(tmp_path.glob(".x*"))

@@ -31,11 +31,19 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
     options = sorted(allowed)
     near = suggestion(word, options)
     if len(options) <= LISTED:
-        return UserError(f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}.")
+        return UserError(
+            f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}."
+        )
     if near:
-        return UserError(f"{what} '{word}' is not known.{near} There are {len(options)}; `zdp-bench list` shows what there is.")
-    alike = sorted(options, key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio())[: LISTED // 2]
-    return UserError(f"{what} '{word}' is not known. The nearest of {len(options)}: {', '.join(alike)}.")
+        return UserError(
+            f"{what} '{word}' is not known.{near} There are {len(options)}; `zdp-bench list` shows what there is."
+        )
+    alike = sorted(
+        options, key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio()
+    )[: LISTED // 2]
+    return UserError(
+        f"{what} '{word}' is not known. The nearest of {len(options)}: {', '.join(alike)}."
+    )
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:

@@ -124,7 +124,9 @@ def read(path: Path) -> Record | None:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in WHOLE.items()):
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), kind) for key, kind in WHOLE.items()
+    ):
         raise UserError(
             f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it again, from the checkpoint there."
         )
@@ -157,7 +159,9 @@ def read_all(results: Path) -> list[Record]:
     for path in sorted((results / "runs").glob("*/*/record.json")):
         try:
             found += [record] if (record := read(path)) else []
-        except UserError as error:  # no reason to lose a run that has just ended, or the tables of all the others
+        except (
+            UserError
+        ) as error:  # no reason to lose a run that has just ended, or the tables of all the others
             _warn(str(error))
     return sorted(found, key=lambda r: (r["recipe"], r["seed"], r["run"]))
 
@@ -167,7 +171,8 @@ def frame(records: list[Record]) -> pd.DataFrame:
     import pandas as pd  # here, for it takes a quarter of a second that most verbs can do without
 
     made = pd.DataFrame(
-        [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records], columns=list(COLUMNS)
+        [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records],
+        columns=list(COLUMNS),
     )
     return made.fillna({"privacy_unit": "patient"})  # records of older versions do not name it
 

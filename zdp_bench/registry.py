@@ -45,7 +45,9 @@ def register(kind: str, name: str) -> Callable[[B], B]:
     def enter(builder: B) -> B:
         taken = _builders[kind].setdefault(name, builder)
         if (taken.__module__, taken.__qualname__) != (builder.__module__, builder.__qualname__):
-            raise ValueError(f"{kind} '{name}' is already registered by {taken.__module__}.{taken.__qualname__}")
+            raise ValueError(
+                f"{kind} '{name}' is already registered by {taken.__module__}.{taken.__qualname__}"
+            )
         return builder
 
     return enter

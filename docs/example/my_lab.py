@@ -26,7 +26,9 @@ def rings(root: Path, *, noise: float = 0.1, seed: int = 1) -> Splits:
         return Records(torch.polar(radius, angle).unsqueeze(1), labels)  # [n, 1] complex64, [n]
 
     digest = hashlib.sha256(f"rings v1:{noise}:{seed}".encode()).hexdigest()
-    return Splits(split(1000), split(200), input_shape=(1,), outputs=2, provenance="synthetic", digest=digest)
+    return Splits(
+        split(1000), split(200), input_shape=(1,), outputs=2, provenance="synthetic", digest=digest
+    )
 
 
 @register("algorithm", "sign_sgd")
@@ -43,7 +45,10 @@ class SignSGD:
         """What a step releases: all the accountant ever sees."""
         std = self.sigma * self.bound
         parameters = trainable(self.problem.model)
-        blocks = (parameter_block(n, p, self.bound, std, "circular" if p.is_complex() else "real") for n, p in parameters.items())
+        blocks = (
+            parameter_block(n, p, self.bound, std, "circular" if p.is_complex() else "real")
+            for n, p in parameters.items()
+        )
         return Mechanism(tuple(blocks), self.problem.sampling)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
@@ -59,6 +64,8 @@ class SignSGD:
             for name, each in self.contributions(batch).items():
                 total[name] += each.sum(dim=0)
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
         """The gradient, from the noisy sum alone."""
         return mean(noisy, expected_batch_size)

@@ -37,8 +37,15 @@ class Chain(nn.Module):
         super().__init__()
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         act = SeparableSigmoid if dtype.is_complex else nn.Tanh
-        self.front = nn.Sequential(conv(2, 3, 3, dtype=dtype), act(), conv(3, 4, 3, dtype=dtype), act(), nn.Flatten())
-        inside = nn.Linear(4 * 2 * 3, 6, dtype=dtype), slopes(), nn.Linear(6, 5, dtype=dtype), slopes()
+        self.front = nn.Sequential(
+            conv(2, 3, 3, dtype=dtype), act(), conv(3, 4, 3, dtype=dtype), act(), nn.Flatten()
+        )
+        inside = (
+            nn.Linear(4 * 2 * 3, 6, dtype=dtype),
+            slopes(),
+            nn.Linear(6, 5, dtype=dtype),
+            slopes(),
+        )
         self.connected = nn.Sequential(*inside, nn.Linear(5, 3, dtype=dtype))
         self.dtype = dtype
 
@@ -96,14 +103,24 @@ def clipped(v: Tensor, bound: float) -> Tensor:
 def one_record(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Lines 6 to 16 of Algorithm 1 for one record, x [2, 6, 7]: its share by parameter name."""
     model = algorithm.problem.model
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d | ComplexConv2d)]
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d | ComplexConv2d)
+    ]
     went_in: dict[str, Tensor] = {}
     came_out: dict[str, Tensor] = {}
     handles = []
     for name in names:
         layer = model.get_submodule(name)
-        handles.append(layer.register_forward_pre_hook(lambda _, a, name=name: went_in.__setitem__(name, a[0])))
-        handles.append(layer.register_forward_hook(lambda _, a, out, name=name: came_out.__setitem__(name, out)))
+        handles.append(
+            layer.register_forward_pre_hook(lambda _, a, name=name: went_in.__setitem__(name, a[0]))
+        )
+        handles.append(
+            layer.register_forward_hook(
+                lambda _, a, out, name=name: came_out.__setitem__(name, out)
+            )
+        )
     loss = algorithm.problem.loss(model(x.unsqueeze(0)), y.unsqueeze(0)).sum()
     for handle in handles:
         handle.remove()
@@ -133,10 +150,18 @@ def one_record(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     front = [name for name in names if name not in linear]
     for name, following in zip(front, [*front, linear[0]][1:], strict=True):
         own = {key: p for key, p in model.named_parameters() if key.rpartition(".")[0] == name}
-        h, way = (came_out[linear[0]], delta) if algorithm.convolutions == "hybrid" else fed_back(name, following)
+        h, way = (
+            (came_out[linear[0]], delta)
+            if algorithm.convolutions == "hybrid"
+            else fed_back(name, following)
+        )
         gradients = torch.autograd.grad(h, list(own.values()), way, retain_graph=True)
-        jointly = clipped(torch.cat([g.flatten() for g in gradients]), bound).split([g.numel() for g in gradients])
-        share |= {key: part.view_as(g) for key, part, g in zip(own, jointly, gradients, strict=True)}
+        jointly = clipped(torch.cat([g.flatten() for g in gradients]), bound).split(
+            [g.numel() for g in gradients]
+        )
+        share |= {
+            key: part.view_as(g) for key, part, g in zip(own, jointly, gradients, strict=True)
+        }
     return {key: value.detach() for key, value in share.items()}
 
 
@@ -145,16 +170,22 @@ def one_record(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("bound", [2.0, 0.35])
 def test_the_sum_is_algorithm_1_record_by_record(network: str, kind: str, bound: float) -> None:
     model = dense(kind) if network == "dense" else chain(kind)
-    algorithm = dfa(model, max_grad_norm=bound, convolutions="dfa" if network == "dfa" else "hybrid")
+    algorithm = dfa(
+        model, max_grad_norm=bound, convolutions="dfa" if network == "dfa" else "hybrid"
+    )
     inputs, targets = batch(7, kind, scale=20.0)
     total = summed(algorithm, inputs, targets)
     shares = [one_record(algorithm, x, y) for x, y in zip(inputs, targets, strict=True)]
     assert total.keys() == shares[0].keys()
     for name, value in total.items():
-        torch.testing.assert_close(value, sum(share[name] for share in shares), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            value, sum(share[name] for share in shares), rtol=1e-9, atol=1e-12
+        )
     rows = algorithm.contributions((inputs, targets))
     for name, value in rows.items():
-        torch.testing.assert_close(value, torch.stack([share[name] for share in shares]), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            value, torch.stack([share[name] for share in shares]), rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
@@ -163,10 +194,14 @@ def test_a_first_layer_on_maps_learns_as_one_behind_flatten(convolutions: str) -
     on_maps = deepcopy(flat)
     first = on_maps.connected[0]
     on_maps.front = on_maps.front[:-1]
-    on_maps.connected[0] = MapLinear(first.in_features, first.out_features, dtype=first.weight.dtype)
+    on_maps.connected[0] = MapLinear(
+        first.in_features, first.out_features, dtype=first.weight.dtype
+    )
     on_maps.connected[0].load_state_dict(first.state_dict())
     inputs, targets = batch(7, "complex", scale=20.0)
-    expected, found = (summed(dfa(model, convolutions=convolutions), inputs, targets) for model in (flat, on_maps))
+    expected, found = (
+        summed(dfa(model, convolutions=convolutions), inputs, targets) for model in (flat, on_maps)
+    )
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
@@ -178,7 +213,9 @@ def test_without_clipping_the_output_layer_learns_its_own_gradient() -> None:
     algorithm = dfa(model, error_clip=10.0, max_grad_norm=1e3)
     inputs, targets = batch(5)
     total = summed(algorithm, inputs, targets)
-    gradients = torch.autograd.grad(algorithm.problem.loss(model(inputs), targets).sum(), list(model.parameters()))
+    gradients = torch.autograd.grad(
+        algorithm.problem.loss(model(inputs), targets).sum(), list(model.parameters())
+    )
     by_name = dict(zip(dict(model.named_parameters()), gradients, strict=True))
     for name in ("net.4.weight", "net.4.bias"):
         torch.testing.assert_close(total[name], by_name[name], rtol=1e-9, atol=1e-12)
@@ -188,18 +225,28 @@ def test_without_clipping_the_output_layer_learns_its_own_gradient() -> None:
 # ------------------------------------------------------------------------------------------------- what follows from C
 
 
-@pytest.mark.parametrize(("shape", "hidden", "expected"), [((28, 28), [128, 256], 19.03), ((3, 32, 32), [256, 256, 256], 18.61)])
-def test_the_activation_clip_is_solved_from_c(shape: tuple[int, ...], hidden: list[int], expected: float) -> None:
+@pytest.mark.parametrize(
+    ("shape", "hidden", "expected"),
+    [((28, 28), [128, 256], 19.03), ((3, 32, 32), [256, 256, 256], 18.61)],
+)
+def test_the_activation_clip_is_solved_from_c(
+    shape: tuple[int, ...], hidden: list[int], expected: float
+) -> None:
     algorithm = dfa(lookup("model", "real_mlp")(shape, 10, hidden=hidden, activation="sigmoid"))
     assert algorithm.activation_clips == pytest.approx([expected] * (len(hidden) + 1), abs=5e-3)
     # put back into the sensitivity it was solved from
-    total = sum(s**2 * (1 + clip**2) for s, clip in zip(algorithm.signals, algorithm.activation_clips, strict=True))
+    total = sum(
+        s**2 * (1 + clip**2)
+        for s, clip in zip(algorithm.signals, algorithm.activation_clips, strict=True)
+    )
     assert total == pytest.approx(4.0, rel=1e-12)
 
 
 def test_in_the_hybrid_every_layer_has_its_share_of_c() -> None:
     with torch.device("meta"):
-        model = lookup("model", "real_dfa_cnn")((28, 28), 10, channels=[64, 64], hidden=[384, 384], fc_activation="sigmoid")
+        model = lookup("model", "real_dfa_cnn")(
+            (28, 28), 10, channels=[64, 64], hidden=[384, 384], fc_activation="sigmoid"
+        )
     algorithm = dfa(model, max_grad_norm=3.0)
     assert algorithm.activation_clips == pytest.approx([59.6, 59.6, 13.4], abs=0.05)
     for signal, clip in zip(algorithm.signals, algorithm.activation_clips, strict=True):
@@ -225,7 +272,9 @@ def test_no_share_exceeds_c_and_large_inputs_come_close(network: str, scale: flo
 def test_an_input_of_norm_1000_is_an_activation_too() -> None:
     """The first layer's share is δ times the CLIPPED input: τ_h, not 1000, times that of its bias."""
     model = dense("real")
-    algorithm = dfa(model, slope=1.0)  # a wrong γ, larger than sigmoid's: τ_h follows, and the bound still holds
+    algorithm = dfa(
+        model, slope=1.0
+    )  # a wrong γ, larger than sigmoid's: τ_h follows, and the bound still holds
     inputs, targets = batch(8)
     inputs *= 1000 / inputs.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     with torch.no_grad():
@@ -240,7 +289,9 @@ def test_an_input_of_norm_1000_is_an_activation_too() -> None:
 
 @pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
 @pytest.mark.parametrize("healthy", [0, 1])
-def test_records_that_break_in_front_contribute_nothing_whoever_stands_beside_them(convolutions: str, healthy: int) -> None:
+def test_records_that_break_in_front_contribute_nothing_whoever_stands_beside_them(
+    convolutions: str, healthy: int
+) -> None:
     """tanh makes a finite activation of an infinite pixel, whose convolution's gradient is 0·∞: δ alone would still be summed."""
     algorithm = dfa(chain("real"), convolutions=convolutions)
     inputs, targets = batch(20 + healthy)
@@ -256,7 +307,9 @@ def test_a_slope_set_too_low_does_not_break_the_bound() -> None:
     model.net[1], model.net[3] = nn.Tanh(), nn.Tanh()  # type: ignore[operator]  # γ is 1, not ¼
     algorithm = dfa(model, max_grad_norm=0.5)
     inputs, targets = batch(50, scale=3.0)
-    assert all(norm(summed(algorithm, inputs[i : i + 1], targets[i : i + 1])) <= 0.5 for i in range(50))
+    assert all(
+        norm(summed(algorithm, inputs[i : i + 1], targets[i : i + 1])) <= 0.5 for i in range(50)
+    )
 
 
 def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> None:
@@ -268,7 +321,12 @@ def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> No
     for matrix in algorithm._feedback.values():
         assert float(torch.linalg.matrix_norm(matrix, 2)) == pytest.approx(0.9, rel=1e-12)
     again, other = (
-        DPDFA(Problem(model, Classification().loss, UNIFORM, seed=s), noise_multiplier=1.0, max_grad_norm=2.0) for s in (4, 5)
+        DPDFA(
+            Problem(model, Classification().loss, UNIFORM, seed=s),
+            noise_multiplier=1.0,
+            max_grad_norm=2.0,
+        )
+        for s in (4, 5)
     )
     summed(again, inputs, targets)
     summed(other, inputs, targets)
@@ -280,13 +338,16 @@ def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> No
 
 
 @pytest.mark.parametrize(
-    ("sigma", "batch_size", "c", "epochs", "printed"), [(0.03, 512, 3.0, 50, 1.28), (0.05, 128, 2.0, 50, 1.03)]
+    ("sigma", "batch_size", "c", "epochs", "printed"),
+    [(0.03, 512, 3.0, 50, 1.28), (0.05, 128, 2.0, 50, 1.03)],
 )
 def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_record(
     sigma: float, batch_size: int, c: float, epochs: int, printed: float
 ) -> None:
     sampling = Sampling("uniform", batch_size / 60_000, batch_size, 60_000)
-    problem = Problem(lookup("model", "real_mlp")((28, 28), 10, hidden=[16]), Classification().loss, sampling)
+    problem = Problem(
+        lookup("model", "real_mlp")((28, 28), 10, hidden=[16]), Classification().loss, sampling
+    )
     multiplier, steps = sigma * batch_size / c, epochs * (60_000 // batch_size)
     mechanism = DPDFA(problem, noise_multiplier=multiplier, max_grad_norm=c).mechanism()
     claimed = dp_dfa_2020(Claim(multiplier, sampling.sample_rate, steps, 1e-5, 60_000, epochs))
@@ -294,7 +355,9 @@ def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_rec
     assert mechanism.z == pytest.approx(multiplier / 2)
     tight = tight_epsilon(mechanism, steps, 1e-5)
     assert tight == pld_uniform(multiplier / 2, sampling.sample_rate, steps, 1e-5)
-    assert {block.std for block in mechanism.blocks} == {sigma * batch_size}  # on the sum; σ on the mean
+    assert {block.std for block in mechanism.blocks} == {
+        sigma * batch_size
+    }  # on the sum; σ on the mean
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -302,7 +365,9 @@ def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_rec
 
 def test_networks_that_are_no_such_chain_are_refused() -> None:
     normed = nn.Sequential(nn.Flatten(), nn.Linear(84, 6), nn.LayerNorm(6), nn.Linear(6, 3))
-    with pytest.raises(UserError, match=r"layer '2' \(LayerNorm\) stands behind a fully connected layer"):
+    with pytest.raises(
+        UserError, match=r"layer '2' \(LayerNorm\) stands behind a fully connected layer"
+    ):
         dfa(normed)
     with pytest.raises(UserError, match="no fully connected layer"):
         dfa(nn.Sequential(nn.Conv2d(2, 3, (6, 7)), nn.Flatten()))
@@ -321,7 +386,9 @@ def test_networks_that_are_no_such_chain_are_refused() -> None:
 
 @pytest.mark.parametrize("build", [dense, chain])
 @pytest.mark.parametrize("kind", ["real", "complex"])
-def test_its_hooks_do_nothing_outside_of_a_step(build: Callable[[str], nn.Module], kind: str) -> None:
+def test_its_hooks_do_nothing_outside_of_a_step(
+    build: Callable[[str], nn.Module], kind: str
+) -> None:
     """They stay on the model: another algorithm on it, evaluation and ordinary training must not meet them."""
     model, plain = build(kind), build(kind)
     inputs, targets = batch(5, kind)
@@ -333,17 +400,27 @@ def test_its_hooks_do_nothing_outside_of_a_step(build: Callable[[str], nn.Module
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     for network in (model, plain):
         torch.nn.functional.cross_entropy(network(inputs), targets).backward()
-    assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.equal(ours.grad, theirs.grad)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+    )
 
 
 def test_a_model_that_is_saved_whole_tells_nothing_of_the_run(tmp_path: Path) -> None:
     """Whoever has the seed can draw the noise again and subtract it."""
     model = dense("real")
     summed(dfa(model), *batch(3))
-    hooks = [hook for part in model.modules() for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())]
+    hooks = [
+        hook
+        for part in model.modules()
+        for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+    ]
     assert hooks
     held = [value for hook in hooks for value in hook.args]
-    assert all(isinstance(value, str) or not (value.arrived or value.outputs or value.watching) for value in held)
+    assert all(
+        isinstance(value, str) or not (value.arrived or value.outputs or value.watching)
+        for value in held
+    )
     torch.save(model, tmp_path / "model.pt")
     assert b"Problem" not in (tmp_path / "model.pt").read_bytes()
 
@@ -389,5 +466,7 @@ def test_values_that_mean_nothing_are_refused(key: str) -> None:
 
 
 def test_a_sensitivity_that_no_activation_fits_is_refused() -> None:
-    with pytest.raises(UserError, match=r"algorithm\.max_grad_norm=0\.05: is too small for this error_clip"):
+    with pytest.raises(
+        UserError, match=r"algorithm\.max_grad_norm=0\.05: is too small for this error_clip"
+    ):
         dfa(dense("real"), max_grad_norm=0.05)

@@ -28,13 +28,19 @@ SIGMA, BOUND = 1.5, 0.8
 CPU = torch.device("cpu")
 
 
-def algorithm(name: str, layer: nn.Module | None = None, sigma: float = SIGMA, **options: Any) -> Algorithm:
+def algorithm(
+    name: str, layer: nn.Module | None = None, sigma: float = SIGMA, **options: Any
+) -> Algorithm:
     """On one circulant block, 5 → 5 of five numbers, or a 3×3 convolution."""
     torch.manual_seed(0)
     model = nn.Sequential(layer or CirculantLinear(5, 5, 5, bias=False), nn.Flatten()).double()
     shape = (0, 1, 3, 4) if isinstance(model[0], nn.Conv2d) else (0, 5)
-    problem = Problem(model, Classification().loss, POISSON, like=torch.empty(shape, dtype=torch.float64))
-    return lookup("algorithm", name)(problem, noise_multiplier=sigma, max_grad_norm=BOUND, **options)
+    problem = Problem(
+        model, Classification().loss, POISSON, like=torch.empty(shape, dtype=torch.float64)
+    )
+    return lookup("algorithm", name)(
+        problem, noise_multiplier=sigma, max_grad_norm=BOUND, **options
+    )
 
 
 def releases(of: Algorithm, count: int, batch: Batch | None = None, seed: int = 0) -> Tensor:
@@ -62,7 +68,11 @@ R5 = np.eye(5)[[0, 4, 3, 2, 1]]  # index reversal: n → −n mod 5
 
 @pytest.mark.parametrize(
     ("noise", "expected"),
-    [("sound", I5), ("complex", I5 / 2), ("real", (I5 + R5) / 2)],  # Theorem 1; Corollary 1, which prints ½I
+    [
+        ("sound", I5),
+        ("complex", I5 / 2),
+        ("real", (I5 + R5) / 2),
+    ],  # Theorem 1; Corollary 1, which prints ½I
 )
 def test_gredps_noise_has_the_covariance_of_its_docstring(noise: str, expected: np.ndarray) -> None:
     assert np.abs(covariance(algorithm("gredp", noise=noise)) - expected).max() < 0.11
@@ -78,7 +88,12 @@ def test_spectral_dps_noise_is_filtered(noise: str) -> None:
     found = covariance(algorithm("spectral_dp", noise=noise, filter_ratio=0.5))
     if noise == "sound":  # frequencies 0, ±1 of 5: an orthogonal projection
         angle = 2 * np.pi * np.arange(5) / 5
-        projection = sum(np.cos(k * (angle[:, None] - angle[None, :])) * (1 if k == 0 else 2) for k in (0, 1)) / 5
+        projection = (
+            sum(
+                np.cos(k * (angle[:, None] - angle[None, :])) * (1 if k == 0 else 2) for k in (0, 1)
+            )
+            / 5
+        )
         assert np.abs(projection @ projection - projection).max() < 1e-12
         assert np.abs(found - projection).max() < 0.11
     else:  # frequencies 0, 1 and 4 of 5, each with half the variance: the real part
@@ -88,28 +103,51 @@ def test_spectral_dps_noise_is_filtered(noise: str) -> None:
 
 def test_a_convolutions_noise_is_white_after_the_crop() -> None:
     conv = nn.Conv2d(1, 1, (2, 3), bias=False)
-    for name, options, scale in (("gredp", {"spectrum": "padded"}, 1.0), ("spectral_dp", {"filter_ratio": 0.0}, 1.0)):
+    for name, options, scale in (
+        ("gredp", {"spectrum": "padded"}, 1.0),
+        ("spectral_dp", {"filter_ratio": 0.0}, 1.0),
+    ):
         found = covariance(algorithm(name, conv, **options))
         assert np.abs(found - scale * np.eye(6)).max() < 0.13
 
 
 def test_gredp_with_complex_noise_is_dp_sgd_with_less_of_it() -> None:
     """Per-layer DP-SGD at σ/√2: the same releases in distribution, and the same tight ε. Theorem 1 claims σ."""
-    for layer, records in ((CirculantLinear(5, 5, 5), torch.randn(3, 5)), (nn.Conv2d(1, 2, 2), torch.randn(3, 1, 3, 4))):
+    for layer, records in (
+        (CirculantLinear(5, 5, 5), torch.randn(3, 5)),
+        (nn.Conv2d(1, 2, 2), torch.randn(3, 1, 3, 4)),
+    ):
         batch = 3 * records.double(), torch.tensor([1, 2, 0])
         ours = algorithm("gredp", layer, noise="complex")
         theirs = algorithm("dp_sgd", layer, SIGMA / math.sqrt(2), per_layer=True)
-        if layer.bias is not None:  # it has no spectrum: GReDP noises it at σ, so it is left out of the comparison
+        if (
+            layer.bias is not None
+        ):  # it has no spectrum: GReDP noises it at σ, so it is left out of the comparison
             width = sum(p.numel() for p in layer.parameters()) - layer.bias.numel()
-        a, b = (releases(x, 900, batch, seed)[:, :width].numpy() for x, seed in ((ours, 1), (theirs, 2)))
+        a, b = (
+            releases(x, 900, batch, seed)[:, :width].numpy() for x, seed in ((ours, 1), (theirs, 2))
+        )
         rng = np.random.default_rng(0)
         directions = np.concatenate([np.eye(width)[:4], rng.standard_normal((6, width))]).T
-        p_values = [ks_2samp(x, y).pvalue for x, y in zip((a @ directions).T, (b @ directions).T, strict=True)]
+        p_values = [
+            ks_2samp(x, y).pvalue
+            for x, y in zip((a @ directions).T, (b @ directions).T, strict=True)
+        ]
         assert min(p_values) > 1e-3
-        other = releases(algorithm("dp_sgd", layer, SIGMA, per_layer=True), 900, batch, 3)[:, :width].numpy()
-        assert min(ks_2samp(x, y).pvalue for x, y in zip((a @ directions).T, (other @ directions).T, strict=True)) < 1e-4
+        other = releases(algorithm("dp_sgd", layer, SIGMA, per_layer=True), 900, batch, 3)[
+            :, :width
+        ].numpy()
+        assert (
+            min(
+                ks_2samp(x, y).pvalue
+                for x, y in zip((a @ directions).T, (other @ directions).T, strict=True)
+            )
+            < 1e-4
+        )
         assert ours.mechanism().z == pytest.approx(theirs.mechanism().z, rel=1e-12)
-        assert tight_epsilon(ours.mechanism(), 20, 1e-5) == pytest.approx(tight_epsilon(theirs.mechanism(), 20, 1e-5), rel=1e-9)
+        assert tight_epsilon(ours.mechanism(), 20, 1e-5) == pytest.approx(
+            tight_epsilon(theirs.mechanism(), 20, 1e-5), rel=1e-9
+        )
 
 
 def test_sound_gredp_clips_as_per_layer_dp_sgd_does() -> None:
@@ -125,8 +163,12 @@ def test_sound_gredp_clips_as_per_layer_dp_sgd_does() -> None:
         torch.testing.assert_close(value, totals[1][name], rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize(("sizes", "ratio"), [((8,), 0.5), ((5, 5), 0.5), ((6, 7), 0.75), ((4, 4), 0.0)])
-def test_the_low_pass_keeps_a_frequency_with_its_mirror(sizes: tuple[int, ...], ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "ratio"), [((8,), 0.5), ((5, 5), 0.5), ((6, 7), 0.75), ((4, 4), 0.0)]
+)
+def test_the_low_pass_keeps_a_frequency_with_its_mirror(
+    sizes: tuple[int, ...], ratio: float
+) -> None:
     kept = low_pass(sizes, ratio)
     mirrored = kept.flip(list(range(len(sizes)))).roll([1] * len(sizes), list(range(len(sizes))))
     assert torch.equal(kept, mirrored)

@@ -31,7 +31,12 @@ from zdp_bench.training.step import Total, Training, descend, private_step
 POISSON = Sampling("poisson", 0.1, 8.0, 80)
 GAUSSIAN = {"noise_multiplier": 1.3, "max_grad_norm": 0.7}
 # kind of network -> the shape of its records
-NETWORKS: dict[str, tuple[int, ...]] = {"real": (5,), "convolutional": (2, 6, 7), "complex": (5,), "mixed": (5,)}
+NETWORKS: dict[str, tuple[int, ...]] = {
+    "real": (5,),
+    "convolutional": (2, 6, 7),
+    "complex": (5,),
+    "mixed": (5,),
+}
 # z / noise_multiplier where it is not 1: (algorithm, its choice, network)
 Z = {
     ("zeta_dp_sgd", "circular", "complex"): 1 / math.sqrt(2),
@@ -63,7 +68,9 @@ def network(kind: str) -> nn.Module:
     if kind == "convolutional":
         conv = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 4, 2, stride=2, bias=False)
         dense = CirculantLinear(4 * 3 * 3, 6, 4), nn.Linear(6, 3)
-        return nn.Sequential(conv[0], nn.Tanh(), conv[1], nn.Flatten(), dense[0], nn.Tanh(), dense[1]).double()
+        return nn.Sequential(
+            conv[0], nn.Tanh(), conv[1], nn.Flatten(), dense[0], nn.Tanh(), dense[1]
+        ).double()
     model = lookup("model", f"{kind}_mlp")((5,), 3, hidden=[6])
     model.dtype = torch.complex128 if kind == "complex" else torch.float64
     return model.to(model.dtype)
@@ -88,11 +95,16 @@ def choices(name: str) -> list[dict[str, Any]]:
     builder = lookup("algorithm", name)
     hints, found = get_type_hints(builder.__init__), [{}]
     for option in inspect.signature(builder).parameters.values():
-        if option.kind is not inspect.Parameter.KEYWORD_ONLY or option.default is inspect.Parameter.empty:
+        if (
+            option.kind is not inspect.Parameter.KEYWORD_ONLY
+            or option.default is inspect.Parameter.empty
+        ):
             continue
         values = get_args(hints[option.name]) if get_origin(hints[option.name]) is Literal else ()
         values = (not option.default,) if isinstance(option.default, bool) else values
-        found += [{option.name: value} for value in values if value not in (option.default, "fast")]  # auto is fast, checked
+        found += [
+            {option.name: value} for value in values if value not in (option.default, "fast")
+        ]  # auto is fast, checked
     return found
 
 
@@ -105,7 +117,13 @@ def accepted(case: Case) -> bool:
 
 
 PRIVATE = [name for name in names("algorithm") if lookup("algorithm", name).private]
-CASES: list[Case] = [c for name in PRIVATE for o in choices(name) for kind in NETWORKS if accepted(c := (name, o, kind))]
+CASES: list[Case] = [
+    c
+    for name in PRIVATE
+    for o in choices(name)
+    for kind in NETWORKS
+    if accepted(c := (name, o, kind))
+]
 IDS = ["-".join([name, *map(str, options.values()), kind]) for name, options, kind in CASES]
 
 
@@ -150,14 +168,19 @@ def test_the_sum_is_the_sum_of_the_contributions(case: Case) -> None:
 def test_a_record_twice_counts_exactly_twice(case: Case) -> None:
     algorithm, _, kind = make(case)
     inputs, targets = records(1, kind)
-    once, twice = summed(algorithm, (inputs, targets)), summed(algorithm, (torch.cat([inputs, inputs]), targets.repeat(2)))
+    once, twice = (
+        summed(algorithm, (inputs, targets)),
+        summed(algorithm, (torch.cat([inputs, inputs]), targets.repeat(2))),
+    )
     for name in once:
         torch.testing.assert_close(twice[name], 2 * once[name], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("weight_scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("input_scale", [0.0, 1e-3, 1.0, 1e3, 1e5])
-def test_no_record_moves_the_sum_by_more_than_the_bound(case: Case, weight_scale: float, input_scale: float) -> None:
+def test_no_record_moves_the_sum_by_more_than_the_bound(
+    case: Case, weight_scale: float, input_scale: float
+) -> None:
     algorithm, model, kind = make(case)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -180,7 +203,9 @@ def test_a_broken_record_contributes_nothing_and_spoils_nothing(case: Case, pois
     inputs[0] = poison
     total = summed(algorithm, (inputs, targets))
     if math.isfinite(poison):  # a network that saturates makes an ordinary, bounded gradient of it
-        assert norm({name: total[name] - clean[name] for name in total}) <= algorithm.mechanism().blocks[0].bound * (1 + 1e-9)
+        assert norm(
+            {name: total[name] - clean[name] for name in total}
+        ) <= algorithm.mechanism().blocks[0].bound * (1 + 1e-9)
         return
     for name, value in total.items():
         assert torch.isfinite(value).all()
@@ -195,7 +220,11 @@ def test_an_empty_batch_adds_nothing(case: Case) -> None:
 def test_z_is_what_the_conventions_say_and_proportional_to_the_multiplier(case: Case) -> None:
     name, options, kind = case
     z = make(case)[0].mechanism().z
-    doubled = make((name, options | {"noise_multiplier": 2 * GAUSSIAN["noise_multiplier"]}, kind))[0].mechanism().z
+    doubled = (
+        make((name, options | {"noise_multiplier": 2 * GAUSSIAN["noise_multiplier"]}, kind))[0]
+        .mechanism()
+        .z
+    )
     assert doubled == pytest.approx(2 * z, rel=1e-12)
     expected = [Z[key] for key in ((name, choice, kind) for choice in options.values()) if key in Z]
     assert z == pytest.approx((expected or [1.0])[0] * GAUSSIAN["noise_multiplier"], rel=1e-12)
@@ -206,22 +235,30 @@ def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(case: C
     first, second = summed(algorithm, records(3, kind)), summed(algorithm, records(4, kind, seed=1))
 
     def post(noisy: dict[str, Tensor], expected: float) -> dict[str, Tensor]:
-        return algorithm.postprocess({name: value.clone() for name, value in noisy.items()}, expected)
+        return algorithm.postprocess(
+            {name: value.clone() for name, value in noisy.items()}, expected
+        )
 
     both = post({name: first[name] + second[name] for name in first}, 8.0)
     parameters = dict(model.named_parameters())
     assert both.keys() == parameters.keys()
     for name, value in both.items():
         assert (value.shape, value.dtype) == (parameters[name].shape, parameters[name].dtype)
-        torch.testing.assert_close(value, post(first, 8.0)[name] + post(second, 8.0)[name], rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(value, post({n: first[n] + second[n] for n in first}, 4.0)[name] / 2)
+        torch.testing.assert_close(
+            value, post(first, 8.0)[name] + post(second, 8.0)[name], rtol=1e-9, atol=1e-12
+        )
+        torch.testing.assert_close(
+            value, post({n: first[n] + second[n] for n in first}, 4.0)[name] / 2
+        )
 
 
 # ------------------------------------------------------------------------------------------------- through the engine
 
 
 @contextmanager
-def training(case: Case, folder: Path, limit: int | None = None) -> Iterator[tuple[Training, nn.Module, str]]:
+def training(
+    case: Case, folder: Path, limit: int | None = None
+) -> Iterator[tuple[Training, nn.Module, str]]:
     algorithm, model, kind = make(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     ledger = Ledger(folder / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
@@ -234,9 +271,13 @@ def test_an_empty_batch_is_a_step_of_pure_noise(case: Case, tmp_path: Path) -> N
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         private_step(run, 0, iter(()), expected_batch_size=8.0)
         assert run.ledger.releases == 1
-        moved = norm({name: before[name] - p.detach() for name, p in model.named_parameters()}) * 8.0
+        moved = (
+            norm({name: before[name] - p.detach() for name, p in model.named_parameters()}) * 8.0
+        )
         mechanism = run.algorithm.mechanism()
-        another = add_noise(Total(mechanism, torch.device("cpu")).whole(), mechanism, SeededNoise(6), 0)
+        another = add_noise(
+            Total(mechanism, torch.device("cpu")).whole(), mechanism, SeededNoise(6), 0
+        )
         expected = norm(run.algorithm.postprocess(another, 1.0))
         assert 0.6 * expected < moved < 1.7 * expected
 
@@ -281,7 +322,9 @@ def test_wirtinger_is_half_of_autograd_at_half_the_bound() -> None:
     wirtinger = make_one(problem, noise_multiplier=1.0, max_grad_norm=1.0, gradient="wirtinger")
     autograd = make_one(problem, noise_multiplier=1.0, max_grad_norm=2.0, gradient="autograd")
     batch = records(6, "complex")
-    for (name, half), (_, full) in zip(summed(wirtinger, batch).items(), summed(autograd, batch).items(), strict=True):
+    for (name, half), (_, full) in zip(
+        summed(wirtinger, batch).items(), summed(autograd, batch).items(), strict=True
+    ):
         torch.testing.assert_close(half, full / 2, rtol=1e-9, atol=1e-12, msg=name)
 
 
@@ -291,7 +334,10 @@ def test_dp_sgd_refuses_a_complex_network() -> None:
         lookup("algorithm", "dp_sgd")(problem, **GAUSSIAN)
 
 
-@pytest.mark.parametrize(("key", "value"), [("noise_multiplier", -1.0), ("max_grad_norm", 0.0), ("max_grad_norm", math.inf)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("noise_multiplier", -1.0), ("max_grad_norm", 0.0), ("max_grad_norm", math.inf)],
+)
 def test_values_that_mean_nothing_are_refused(key: str, value: float) -> None:
     problem = Problem(network("real"), Classification().loss, POISSON)
     with pytest.raises(UserError, match=f"algorithm.{key}="):
@@ -302,7 +348,9 @@ def test_non_private_training_is_plain_gradient_descent() -> None:
     model = network("complex")
     twin = network("complex")
     batch = records(7, "complex")
-    algorithm = lookup("algorithm", "sgd")(Problem(model, Classification().loss, Sampling("shuffled", 0.1, 7, 70)))
+    algorithm = lookup("algorithm", "sgd")(
+        Problem(model, Classification().loss, Sampling("shuffled", 0.1, 7, 70))
+    )
     assert algorithm.mechanism().z == 0
     descend(
         dict(model.named_parameters()),

@@ -15,7 +15,13 @@ from zdp_bench.config import compose, parse
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.training import step as engine
 
-TINY = ["recipe=quickstart", "model.hidden=[6]", "trainer.epochs=2", "trainer.sample_rate=0.1", "threads=1"]
+TINY = [
+    "recipe=quickstart",
+    "model.hidden=[6]",
+    "trainer.epochs=2",
+    "trainer.sample_rate=0.1",
+    "threads=1",
+]
 UNIFORM = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=144"]
 
 

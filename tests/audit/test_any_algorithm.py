@@ -31,7 +31,10 @@ class Invented:
 
     def mechanism(self) -> Mechanism:
         shapes = {name: tuple(p.shape) for name, p in self.problem.model.named_parameters()}
-        kinds: list[dict[str, Any]] = [{"noise": "hermitian", "fft_dims": (0, 1)}, {"noise": "circular"}]
+        kinds: list[dict[str, Any]] = [
+            {"noise": "hermitian", "fft_dims": (0, 1)},
+            {"noise": "circular"},
+        ]
         kinds += [{"noise": "correlated", "rho": -0.6}, {"noise": "circular"}]
         blocks = [
             Block(name, shapes[name], "complex64", bound, 3.0 * bound, **kind)
@@ -46,7 +49,9 @@ class Invented:
         raw = gradients | {first: spectra}
         shares = {}
         for block in self.mechanism().blocks:
-            clipped, _ = reference.clip({block.name: raw[block.name]}, [([block.name], block.bound)])
+            clipped, _ = reference.clip(
+                {block.name: raw[block.name]}, [([block.name], block.bound)]
+            )
             shares[block.name] = self.lie * clipped[block.name]
         return shares
 
@@ -54,10 +59,14 @@ class Invented:
         for name, share in self.contributions(batch).items():
             total[name] += share.sum(dim=0)
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
         first = self.names[0]
         signal = torch.fft.ifftn(noisy[first], dim=(0, 1), norm="ortho").real
-        return mean(noisy | {first: torch.complex(signal, torch.zeros_like(signal))}, expected_batch_size)
+        return mean(
+            noisy | {first: torch.complex(signal, torch.zeros_like(signal))}, expected_batch_size
+        )
 
 
 @pytest.fixture
@@ -65,7 +74,9 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
     registry.names("algorithm")
     monkeypatch.setitem(registry._builders["algorithm"], "invented", Invented)
     return lambda *more: subject(
-        "algorithm.name=invented", *(f"~algorithm.{k}" for k in ("noise_multiplier", "max_grad_norm", "noise")), *more
+        "algorithm.name=invented",
+        *(f"~algorithm.{k}" for k in ("noise_multiplier", "max_grad_norm", "noise")),
+        *more,
     )
 
 
@@ -79,7 +90,9 @@ def test_an_algorithm_the_audit_never_heard_of_is_audited(invented: Callable[...
         attack_with_inputs(invented(*PLAIN), 0.99, 100, 1000),
     ]
     assert [finding.verdict for finding in findings] == ["passes"] * 4
-    assert findings[0].lower_bound > 0.4 * findings[0].epsilon_claimed  # it moves all blocks at once, along the weak direction
+    assert (
+        findings[0].lower_bound > 0.4 * findings[0].epsilon_claimed
+    )  # it moves all blocks at once, along the weak direction
 
 
 def test_and_caught_when_its_contributions_exceed_its_mechanism(
@@ -90,6 +103,8 @@ def test_and_caught_when_its_contributions_exceed_its_mechanism(
     assert attack_recipe_release(lying, 0.99, 1200)[1].verdict == "flagged"
 
 
-def test_and_caught_when_one_of_its_blocks_lacks_noise(invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_and_caught_when_one_of_its_blocks_lacks_noise(
+    invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
     weakened(monkeypatch, forget_one_bias)
     assert attack_recipe_release(invented(*PLAIN), 0.99, 1000)[0].verdict == "flagged"

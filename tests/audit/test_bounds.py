@@ -32,9 +32,16 @@ def test_clopper_pearson_fails_no_more_often_than_it_says(p: float) -> None:
 
 @pytest.mark.parametrize(
     ("canaries", "guesses", "right", "delta", "printed"),
-    [(100, 100, 75, 0.0, 0.702), (100, 100, 75, 1e-4, 0.699), (1000, 100, 75, 1e-4, 0.673), (100_000, 1510, 1439, 1e-5, 2.675)],
+    [
+        (100, 100, 75, 0.0, 0.702),
+        (100, 100, 75, 1e-4, 0.699),
+        (1000, 100, 75, 1e-4, 0.673),
+        (100_000, 1510, 1439, 1e-5, 2.675),
+    ],
 )
-def test_the_run_bound_gives_the_papers_examples(canaries: int, guesses: int, right: int, delta: float, printed: float) -> None:
+def test_the_run_bound_gives_the_papers_examples(
+    canaries: int, guesses: int, right: int, delta: float, printed: float
+) -> None:
     """Steinke et al. 2023: section 6, and the examples beside the code of appendix D; all at 95 %."""
     assert run_bound(canaries, guesses, right, delta, 0.95) == pytest.approx(printed, abs=1e-3)
 
@@ -45,9 +52,14 @@ def test_the_p_value_is_the_formula_written_out() -> None:
         pmf = [math.comb(guesses, w) * q**w * (1 - q) ** (guesses - w) for w in range(guesses + 1)]
         for right in range(guesses + 1):
             tail = sum(pmf[right:])
-            extra = max((sum(pmf[max(0, right - i) : right]) / i for i in range(1, guesses + 1)), default=0.0)
+            extra = max(
+                (sum(pmf[max(0, right - i) : right]) / i for i in range(1, guesses + 1)),
+                default=0.0,
+            )
             expected = min(1.0, tail + 2 * 15 * delta * extra)
-            assert guess_p_value(15, guesses, right, epsilon, delta) == pytest.approx(expected, rel=1e-9)
+            assert guess_p_value(15, guesses, right, epsilon, delta) == pytest.approx(
+                expected, rel=1e-9
+            )
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.0, 0.01), (2.0, 0.002)])
@@ -74,10 +86,17 @@ def test_the_run_bound_grows_with_right_guesses_and_falls_with_delta() -> None:
     assert bounds == sorted(bounds)
     assert bounds[0] == 0.0
     assert run_bound(200, 100, 90, 1e-3, 0.95) < run_bound(200, 100, 90, 0.0, 0.95)
-    assert run_bound(50, 50, 50, 0.0, 0.99) == pytest.approx(math.log(0.01 ** (1 / 50) / (1 - 0.01 ** (1 / 50))), rel=1e-6)
+    assert run_bound(50, 50, 50, 0.0, 0.99) == pytest.approx(
+        math.log(0.01 ** (1 / 50) / (1 - 0.01 ** (1 / 50))), rel=1e-6
+    )
 
 
 def test_the_release_bound_is_the_definition() -> None:
     hits, alarms, trials = np.array(9_000), np.array(1_000), 10_000
-    lower, upper = clopper_pearson(hits, trials, 0.005)[0], clopper_pearson(alarms, trials, 0.005)[1]
-    assert release_bound(hits, alarms, trials, 0.01, 0.99) == pytest.approx(math.log((lower - 0.01) / upper))
+    lower, upper = (
+        clopper_pearson(hits, trials, 0.005)[0],
+        clopper_pearson(alarms, trials, 0.005)[1],
+    )
+    assert release_bound(hits, alarms, trials, 0.01, 0.99) == pytest.approx(
+        math.log((lower - 0.01) / upper)
+    )

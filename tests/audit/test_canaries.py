@@ -11,7 +11,9 @@ from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.training.setup import Plan
 
 
-def test_gradient_canaries_are_drawn_by_the_recipes_own_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_canaries_are_drawn_by_the_recipes_own_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken: list[np.ndarray] = []
     real = Plan.draw
 
@@ -35,13 +37,22 @@ def test_steps_limit_the_run_and_the_claim() -> None:
 
 
 def test_a_run_is_audited_the_same_for_the_same_seed() -> None:
-    assert attack_with_gradients(subject(), 0.99, 100, 5) == attack_with_gradients(subject(), 0.99, 100, 5)
-    assert attack_with_inputs(subject(), 0.99, 100, 5) == attack_with_inputs(subject(), 0.99, 100, 5)
+    assert attack_with_gradients(subject(), 0.99, 100, 5) == attack_with_gradients(
+        subject(), 0.99, 100, 5
+    )
+    assert attack_with_inputs(subject(), 0.99, 100, 5) == attack_with_inputs(
+        subject(), 0.99, 100, 5
+    )
 
 
 def test_input_canaries_are_seen_where_nothing_protects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wide network without noise learns wrong targets by heart; the black box attack must see it."""
     weakened(monkeypatch, torch.zeros_like)
-    more = ["model.hidden=[128]", "trainer.epochs=60", "algorithm.max_grad_norm=10", "optimizer.lr=1.0"]
+    more = [
+        "model.hidden=[128]",
+        "trainer.epochs=60",
+        "algorithm.max_grad_norm=10",
+        "optimizer.lr=1.0",
+    ]
     finding = attack_with_inputs(subject(*more), 0.99, 400, 10_000)
     assert finding.lower_bound > 0.5, finding

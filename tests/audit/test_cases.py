@@ -12,7 +12,11 @@ from zdp_bench.audit.cases import CASES, Case
 from zdp_bench.audit.release import RELEASE_DELTA, attack_release
 from zdp_bench.privacy.accounting import gdp_epsilon
 
-QUICK = {"opacus": 14_000, "opacus_secure": 2_000, "opacus_ghost": 2_000}  # trials; the others get 20,000
+QUICK = {
+    "opacus": 14_000,
+    "opacus_secure": 2_000,
+    "opacus_ghost": 2_000,
+}  # trials; the others get 20,000
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -21,11 +25,15 @@ def test_every_built_in_case_gets_the_verdict_it_deserves(case: Case) -> None:
         pytest.importorskip(case.needs)
     finding = case.audit(seed=0, confidence=0.99, trials=QUICK.get(case.name, 20_000))
     assert finding.verdict == case.expected, finding
-    claimed = gdp_epsilon(1 / case.z, RELEASE_DELTA) if case.mechanism is None else 0.0  # at a δ above the rate
+    claimed = (
+        gdp_epsilon(1 / case.z, RELEASE_DELTA) if case.mechanism is None else 0.0
+    )  # at a δ above the rate
     assert finding.epsilon_claimed == pytest.approx(claimed)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.needs], ids=[c.name for c in CASES if not c.needs])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if not c.needs], ids=[c.name for c in CASES if not c.needs]
+)
 def test_the_verdicts_do_not_hang_on_the_seed(case: Case) -> None:
     seeds = (1, 2) if case.trials > 2_000 else (1,)  # two keys a trial take their time
     verdicts = [case.audit(seed, 0.99, trials=20_000).verdict for seed in seeds]
@@ -46,7 +54,12 @@ def test_real_noise_in_the_fourier_domain_loses_every_time_whatever_sigma_is() -
 
 def test_the_sound_cases_would_be_caught_at_a_smaller_claim() -> None:
     """What passes, passes because its claim is right, not because the attack is blind."""
-    for name, z in (("per_component", 1.6), ("circular", 1.2), ("gredp", 1.6), ("gredp_complex_at_z", 1.2)):
+    for name, z in (
+        ("per_component", 1.6),
+        ("circular", 1.2),
+        ("gredp", 1.6),
+        ("gredp_complex_at_z", 1.2),
+    ):
         case = next(case for case in CASES if case.name == name)
         assert dataclasses.replace(case, z=z).audit(0, 0.99, 20_000).verdict == "flagged"
 
@@ -54,10 +67,14 @@ def test_the_sound_cases_would_be_caught_at_a_smaller_claim() -> None:
 def test_the_clipper_that_measures_too_little_does_so_by_much() -> None:
     release = cases._under_measured(0)
     moved = release(True, 4000).mean(dim=0) - release(False, 4000).mean(dim=0)
-    assert float(moved.norm()) > 1.3  # an ordinary record; the bound is 1, the standard error about 0.1
+    assert (
+        float(moved.norm()) > 1.3
+    )  # an ordinary record; the bound is 1, the standard error about 0.1
 
 
-def test_a_case_is_skipped_where_its_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_is_skipped_where_its_package_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cases, "find_spec", lambda name: None)
     finding = next(case for case in CASES if case.needs).audit(0, 0.99)
     assert (finding.verdict, finding.as_expected) == ("skipped", True)
@@ -65,4 +82,6 @@ def test_a_case_is_skipped_where_its_package_is_not_installed(monkeypatch: pytes
 
 
 def test_the_names_of_the_cases_are_different() -> None:
-    assert not [pair for pair in combinations([case.name for case in CASES], 2) if pair[0] == pair[1]]
+    assert not [
+        pair for pair in combinations([case.name for case in CASES], 2) if pair[0] == pair[1]
+    ]

@@ -31,7 +31,15 @@ def test_the_exit_code_is_1_when_a_verdict_is_not_the_expected_one(
 ) -> None:
     for findings, code in (
         ([found("passes")], 0),
-        ([found("passes"), found("flagged", "flagged"), found("skipped", "skipped"), found("flagged", "either")], 0),
+        (
+            [
+                found("passes"),
+                found("flagged", "flagged"),
+                found("skipped", "skipped"),
+                found("flagged", "either"),
+            ],
+            0,
+        ),
         ([found("flagged")], 1),
         ([found("passes"), found("passes", "flagged")], 1),
     ):
@@ -43,8 +51,12 @@ def test_the_exit_code_is_1_when_a_verdict_is_not_the_expected_one(
 def test_every_format_holds_every_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
-    monkeypatch.setattr(module, "audit", lambda *_: iter([found("passes"), found("flagged", "flagged")]))
-    code, out, err = zdp_bench(capsys, "recipe=quickstart", "--format", form, "--results", str(tmp_path))
+    monkeypatch.setattr(
+        module, "audit", lambda *_: iter([found("passes"), found("flagged", "flagged")])
+    )
+    code, out, err = zdp_bench(
+        capsys, "recipe=quickstart", "--format", form, "--results", str(tmp_path)
+    )
     assert code == 0
     if form == "csv":
         assert [row["verdict"] for row in csv.DictReader(io.StringIO(out))] == ["passes", "flagged"]
@@ -64,21 +76,40 @@ def test_another_recipes_table_has_its_own_name(
 ) -> None:
     monkeypatch.setattr(module, "audit", lambda *_: iter([found("passes")]))
     zdp_bench(capsys, "recipe=mnist", "--results", str(tmp_path))
-    assert {path.name for path in (tmp_path / "tables").iterdir()} == {"audit_mnist.md", "audit_mnist.csv"}
+    assert {path.name for path in (tmp_path / "tables").iterdir()} == {
+        "audit_mnist.md",
+        "audit_mnist.csv",
+    }
 
 
-def test_chosen_cases_alone_are_attacked_and_nothing_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["recipe=quickstart", "--cases", "circular_2021,gredp", "--format", "json", "--results", str(tmp_path)]
+def test_chosen_cases_alone_are_attacked_and_nothing_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [
+        "recipe=quickstart",
+        "--cases",
+        "circular_2021,gredp",
+        "--format",
+        "json",
+        "--results",
+        str(tmp_path),
+    ]
     code, out, _ = zdp_bench(capsys, *words)
     assert code == 0
-    assert [(row["case"], row["verdict"]) for row in json.loads(out)] == [("circular_2021", "flagged"), ("gredp", "passes")]
+    assert [(row["case"], row["verdict"]) for row in json.loads(out)] == [
+        ("circular_2021", "flagged"),
+        ("gredp", "passes"),
+    ]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--cases", "circular_2012"], "case 'circular_2012' is not known. Did you mean 'circular_2021'"),
+        (
+            ["--cases", "circular_2012"],
+            "case 'circular_2012' is not known. Did you mean 'circular_2021'",
+        ),
         (["--confidence", "1.5"], "--confidence=1.5: must lie in"),
         (["--canaries", "2"], "--canaries=2: must be at least 10"),
         (["--steps", "0"], "--steps=0: must be at least 1"),
@@ -86,7 +117,9 @@ def test_chosen_cases_alone_are_attacked_and_nothing_is_written(capsys: pytest.C
         (["algorithm.noise_multiplyer=1"], "Did you mean 'algorithm.noise_multiplier'"),
     ],
 )
-def test_mistakes_end_in_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+def test_mistakes_end_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
     code, out, err = zdp_bench(capsys, "recipe=quickstart", *words)
     assert code == 2
     assert sentence in err

@@ -29,7 +29,9 @@ def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
 
 @pytest.mark.parametrize("overrides", [[], UNIFORM, ["privacy.secure=true"]])
 def test_a_sound_recipe_passes(overrides: list[str]) -> None:
-    secure = "privacy.secure=true" in overrides  # drawn anew in every run of this test, which must not fail by chance
+    secure = (
+        "privacy.secure=true" in overrides
+    )  # drawn anew in every run of this test, which must not fail by chance
     findings = run_findings(*overrides, confidence=1 - 1e-8 if secure else 0.99)
     assert all(finding.as_expected for finding in findings), findings
     assert [f.verdict for f in findings if f.expected == "passes"] == ["passes"] * 4
@@ -37,7 +39,9 @@ def test_a_sound_recipe_passes(overrides: list[str]) -> None:
 
 
 def test_a_recipe_that_claims_more_than_its_mechanism_gives_is_told_so() -> None:
-    findings = attack_recipe_release(subject("algorithm.noise=circular", "algorithm.noise_multiplier=0.8"), 0.95, 6000)
+    findings = attack_recipe_release(
+        subject("algorithm.noise=circular", "algorithm.noise_multiplier=0.8"), 0.95, 6000
+    )
     assert [finding.verdict for finding in findings] == ["passes", "passes", "flagged"]
     assert findings[2].expected == "either"
     assert "noise multiplier: z = 0.8" in findings[2].claim
@@ -45,7 +49,12 @@ def test_a_recipe_that_claims_more_than_its_mechanism_gives_is_told_so() -> None
 
 @pytest.mark.parametrize(
     ("spoil", "runs_too"),
-    [(torch.zeros_like, True), (forget_imaginary, True), (forget_one_bias, False), (lambda n: n / 2, False)],
+    [
+        (torch.zeros_like, True),
+        (forget_imaginary, True),
+        (forget_one_bias, False),
+        (lambda n: n / 2, False),
+    ],
 )
 def test_a_recipe_with_broken_noise_is_caught(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], runs_too: bool
@@ -60,19 +69,27 @@ def test_a_recipe_with_broken_noise_is_caught(
 
 def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record in every step, where a tenth is claimed."""
-    monkeypatch.setattr(Plan, "draw", lambda self, key, step, secure=False: (np.arange(1426), 142.6))
+    monkeypatch.setattr(
+        Plan, "draw", lambda self, key, step, secure=False: (np.arange(1426), 142.6)
+    )
     finding = attack_with_gradients(subject("trainer.epochs=4"), 0.99, 400, 1000)
     assert finding.verdict == "flagged", finding
 
 
-def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Norms measured 2.4 times too small: the check before training refuses it, and the attack by records finds it too."""
-    monkeypatch.setattr(reference, "clip_factors", lambda norms, bound: clipping.clip_factors(norms / 2.4, bound))
+    monkeypatch.setattr(
+        reference, "clip_factors", lambda norms, bound: clipping.clip_factors(norms / 2.4, bound)
+    )
     with pytest.raises(UserError, match="exceeds its bound"):
         subject("algorithm.gradients=reference")
     monkeypatch.setattr(subject_module, "check_model", lambda *_: [])
     worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 1200)
-    assert worst.verdict == "passes"  # noise and mechanism agree; it is the contributions that are too large
+    assert (
+        worst.verdict == "passes"
+    )  # noise and mechanism agree; it is the contributions that are too large
     assert hostile.verdict == "flagged"
 
 

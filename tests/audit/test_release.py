@@ -52,4 +52,6 @@ def test_a_direction_without_noise_is_found_unaided() -> None:
 
     bound, evidence = attack_release(release, 2000, 0.01, 0.99)
     assert evidence == "the attack wins 3,000 of 3,000"
-    assert bound == pytest.approx(math.log((0.005 ** (1 / 1500) - 0.01) / (1 - 0.005 ** (1 / 1500))))
+    assert bound == pytest.approx(
+        math.log((0.005 ** (1 / 1500) - 0.01) / (1 - 0.005 ** (1 / 1500)))
+    )

@@ -21,7 +21,9 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
     assert f"recipe={recipe}" in words
 
 
-@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "check", "dataset", "figure", "outline"}))
+@pytest.mark.parametrize(
+    "kind", sorted(set(HOMES) - {"activation", "check", "dataset", "figure", "outline"})
+)
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
     assert set(names(kind)) == set(assets.group(assets.CONF / kind))
 
@@ -39,13 +41,23 @@ def test_yaml_states_every_option_of_its_plug_in() -> None:
     for kind in ("algorithm", "model", "task", "dataset"):
         folder = assets.DATASETS if kind == "dataset" else assets.CONF / kind
         for name, path in assets.group(folder).items():
-            options = {p.name for p in inspect.signature(lookup(kind, name)).parameters.values() if p.kind is p.KEYWORD_ONLY}
+            options = {
+                p.name
+                for p in inspect.signature(lookup(kind, name)).parameters.values()
+                if p.kind is p.KEYWORD_ONLY
+            }
             assert options <= set(assets.read_yaml(path)) - {"card"}, f"{kind} {name}"
 
 
 def test_known_keys_hold_groups_and_leaves() -> None:
     keys = known_keys(["recipe=phasemnist"])
-    assert {"algorithm", "algorithm.noise", "trainer.sample_rate", "dataset.pairing_seed", "privacy.delta"} <= set(keys)
+    assert {
+        "algorithm",
+        "algorithm.noise",
+        "trainer.sample_rate",
+        "dataset.pairing_seed",
+        "privacy.delta",
+    } <= set(keys)
 
 
 def test_two_plug_ins_of_one_name_are_refused() -> None:

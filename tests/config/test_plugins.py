@@ -13,15 +13,37 @@ from zdp_bench.errors import UserError
 
 
 def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> None:
-    run = parse(compose(["recipe=phasemnist", "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null"]))
+    run = parse(
+        compose(
+            ["recipe=phasemnist", "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null"]
+        )
+    )
     assert run.algorithm.options == {}
     run = parse(compose(["recipe=phasemnist", "algorithm=dp_sgd", "model=real_mlp"]))
-    assert run.algorithm.options == {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "per_layer": False, "gradients": "auto"}
-    with pytest.raises(UserError, match=r"'algorithm\.noise'"):  # asked for by the user, not left over
-        parse(compose(["recipe=quickstart", "algorithm=dp_sgd", "model=real_mlp", "+algorithm.noise=circular"]))
+    assert run.algorithm.options == {
+        "noise_multiplier": 1.1,
+        "max_grad_norm": 1.0,
+        "per_layer": False,
+        "gradients": "auto",
+    }
+    with pytest.raises(
+        UserError, match=r"'algorithm\.noise'"
+    ):  # asked for by the user, not left over
+        parse(
+            compose(
+                [
+                    "recipe=quickstart",
+                    "algorithm=dp_sgd",
+                    "model=real_mlp",
+                    "+algorithm.noise=circular",
+                ]
+            )
+        )
 
 
-def test_a_misspelt_key_inside_a_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_key_inside_a_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, body in {
         "chosen": "defaults:\n  - override /algorithm: dp_sgd\nalgorithm: {noize: 1}\n",
         "default": "optimizer: {lrr: 0.1}\n",
@@ -29,7 +51,11 @@ def test_a_misspelt_key_inside_a_recipe_is_refused(tmp_path: Path, monkeypatch: 
     }.items():
         (tmp_path / f"{name}.yaml").write_text(body)
     monkeypatch.setattr(assets, "RECIPES", tmp_path)
-    for name, message in {"chosen": r"algorithm\.noize", "default": r"optimizer\.lrr", "section": r"trainer\.epoch'"}.items():
+    for name, message in {
+        "chosen": r"algorithm\.noize",
+        "default": r"optimizer\.lrr",
+        "section": r"trainer\.epoch'",
+    }.items():
         with pytest.raises(UserError, match=message):
             parse(compose([f"recipe={name}"]))
 
@@ -43,9 +69,18 @@ def test_options_need_immutable_defaults() -> None:
 
 
 TYPED = {
-    "algorithm": (["recipe=quickstart", "algorithm=sgd", "algorithm.noise_multiplier=3"], r"key 'algorithm\.noise_multiplier'"),
-    "another's choice": (["recipe=phasemnist", "algorithm=sgd", "algorithm.noise=circular"], r"key 'algorithm\.noise'"),
-    "no federation": (["recipe=quickstart", "federated.min_nodes=3"], r"federated\.min_nodes: .*add federated\.nodes=N"),
+    "algorithm": (
+        ["recipe=quickstart", "algorithm=sgd", "algorithm.noise_multiplier=3"],
+        r"key 'algorithm\.noise_multiplier'",
+    ),
+    "another's choice": (
+        ["recipe=phasemnist", "algorithm=sgd", "algorithm.noise=circular"],
+        r"key 'algorithm\.noise'",
+    ),
+    "no federation": (
+        ["recipe=quickstart", "federated.min_nodes=3"],
+        r"federated\.min_nodes: .*add federated\.nodes=N",
+    ),
     "noise and target": (
         ["recipe=quickstart", "privacy.target_epsilon=2", "algorithm.noise_multiplier=3"],
         r"algorithm\.noise_multiplier=3: privacy\.target_epsilon=2 would replace it",
@@ -54,7 +89,10 @@ TYPED = {
         ["recipe=quickstart", "privacy.target_epsilon=2", "privacy.max_epsilon=1"],
         r"privacy\.max_epsilon=1 with privacy\.target_epsilon=2: the budget would end the run",
     ),
-    "budget without noise": (["recipe=quickstart", "algorithm=sgd", "privacy.max_epsilon=1"], r"max_epsilon=1 .*no noise"),
+    "budget without noise": (
+        ["recipe=quickstart", "algorithm=sgd", "privacy.max_epsilon=1"],
+        r"max_epsilon=1 .*no noise",
+    ),
     "budget, σ = 0": (
         ["recipe=quickstart", "algorithm.noise_multiplier=0", "privacy.max_epsilon=1"],
         r"max_epsilon=1 with algorithm=zeta_dp_sgd and no noise",
@@ -84,4 +122,10 @@ def test_every_key_is_listed_once_with_its_default() -> None:
     assert keys["seed"] == "0"
     assert keys["optimizer.momentum"] == "rmsprop 0.0, sgd 0.0"
     assert keys["scheduler.gamma"] == "exponential_lr 0.95, multi_step_lr 0.1, step_lr 0.1"
-    assert {"dataset.pairing_seed", "model.hidden", "privacy.max_epsilon", "federated.node", "trainer.epochs"} <= set(keys)
+    assert {
+        "dataset.pairing_seed",
+        "model.hidden",
+        "privacy.max_epsilon",
+        "federated.node",
+        "trainer.epochs",
+    } <= set(keys)

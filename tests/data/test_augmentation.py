@@ -14,7 +14,9 @@ from zdp_bench.data.mnist import fashion_mnist, mnist
 
 
 def chance(count: int) -> Tensor:
-    return torch.rand(count, CHANCES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.rand(
+        count, CHANCES, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("shape", [(7, 6), (3, 7, 6)])
@@ -25,7 +27,9 @@ def test_a_records_change_depends_on_nothing_but_itself(name: str, shape: tuple[
     images, rows = torch.randn(50, *shape), chance(50)
     changed = change(images, rows)
     assert changed.shape == images.shape
-    assert torch.equal(torch.cat([change(images[:17], rows[:17]), change(images[17:], rows[17:])]), changed)
+    assert torch.equal(
+        torch.cat([change(images[:17], rows[:17]), change(images[17:], rows[17:])]), changed
+    )
     assert not torch.equal(changed, images)
     assert change(images[:0], rows[:0]).shape == (0, *shape)
 

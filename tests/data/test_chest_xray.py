@@ -14,7 +14,17 @@ import torch
 from PIL import Image
 
 from zdp_bench.config.plugins import check_options
-from zdp_bench.data.chest_xray import AUGMENT, FOLDER, Film, chest_xray, cut, films, outline, patient, read_film
+from zdp_bench.data.chest_xray import (
+    AUGMENT,
+    FOLDER,
+    Film,
+    chest_xray,
+    cut,
+    films,
+    outline,
+    patient,
+    read_film,
+)
 from zdp_bench.data.synthetic.films import chest_xray_synthetic, write_set
 from zdp_bench.errors import UserError
 
@@ -60,8 +70,16 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
         film("person6_virus_10.jpeg", "test"),
     ]
     made = cut(found, ["a", "b", "c", "d", "d", "e", "f", "g", "h", "g"], 0.0, 0, max_per_patient=2)
-    assert [f.path.name for f in made.train] == [f"person{p}_virus_{n}.jpeg" for p, n in ((2, 2), (2, 3), (3, 6), (4, 7))]
-    assert (made.crossing_patients, made.crossing_films, made.copies, made.over_bound, made.most_of_one) == (1, 1, 2, 1, 2)
+    assert [f.path.name for f in made.train] == [
+        f"person{p}_virus_{n}.jpeg" for p, n in ((2, 2), (2, 3), (3, 6), (4, 7))
+    ]
+    assert (
+        made.crossing_patients,
+        made.crossing_films,
+        made.copies,
+        made.over_bound,
+        made.most_of_one,
+    ) == (1, 1, 2, 1, 2)
     whole = cut(found, None, 0.1, 0, None)
     people = [{f.patient for f in part} for part in (whole.train, whole.validation, whole.test)]
     assert people[1]
@@ -92,9 +110,18 @@ def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
 
 
 def test_the_outline_is_that_of_the_set(root: Path) -> None:
-    options: dict[str, Any] = {"size": 32, "validation_share": 0.2, "split_seed": 1, "max_per_patient": 2}
+    options: dict[str, Any] = {
+        "size": 32,
+        "validation_share": 0.2,
+        "split_seed": 1,
+        "max_per_patient": 2,
+    }
     said, splits = outline(root, **options), chest_xray(root, **options)
-    assert (said.train, said.test, said.input_shape) == (len(splits.train), len(splits.test), splits.input_shape)
+    assert (said.train, said.test, said.input_shape) == (
+        len(splits.train),
+        len(splits.test),
+        splits.input_shape,
+    )
     assert said.records_per_patient == splits.records_per_patient
     assert not outline(root / "nowhere", **options).found
 
@@ -105,7 +132,9 @@ def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:
     Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a.jpeg", quality=100)
     small = read_film(tmp_path / "a.jpeg", 16)[2:-2, 2:-2]
     assert abs(small.astype(float) - 127).max() < 3
-    Image.fromarray(np.stack([pixels] * 3, axis=-1).astype(np.uint8)).save(tmp_path / "rgb.jpeg", quality=100)
+    Image.fromarray(np.stack([pixels] * 3, axis=-1).astype(np.uint8)).save(
+        tmp_path / "rgb.jpeg", quality=100
+    )
     assert read_film(tmp_path / "rgb.jpeg", 16).shape == (16, 16)
 
 
@@ -115,21 +144,30 @@ def test_augmentation_moves_each_record_by_its_own_chance_alone() -> None:
     changed = AUGMENT.images(images, chance)
     assert not torch.allclose(changed, images)
     for index in range(4):  # whatever stands beside it
-        torch.testing.assert_close(AUGMENT.images(images[index : index + 1], chance[index : index + 1])[0], changed[index])
+        torch.testing.assert_close(
+            AUGMENT.images(images[index : index + 1], chance[index : index + 1])[0], changed[index]
+        )
     still = torch.full((4, 8), 0.5, dtype=torch.float64)  # the middle of every range: nothing moves
     torch.testing.assert_close(AUGMENT.images(images, still), images)
     assert AUGMENT.images(images[:0], chance[:0]).shape == (0, 1, 24, 24)
     dark = AUGMENT.images(torch.full((1, 1, 24, 24), -2.0), chance[:1])
-    torch.testing.assert_close(dark, torch.full((1, 1, 24, 24), -2.0))  # no seam where black comes in
+    torch.testing.assert_close(
+        dark, torch.full((1, 1, 24, 24), -2.0)
+    )  # no seam where black comes in
 
 
 def test_the_synthetic_films_can_be_told_apart(tmp_path: Path) -> None:
     splits = chest_xray_synthetic(tmp_path, count=80, size=24, test_share=0.4)
     assert splits.provenance == "synthetic"
     inputs, targets = splits.test.batch(torch.arange(len(splits.test)))
-    lungs = inputs[:, 0, 6:18].flatten(1).std(dim=1)  # clouds lower the contrast of dark lungs against the body
+    lungs = (
+        inputs[:, 0, 6:18].flatten(1).std(dim=1)
+    )  # clouds lower the contrast of dark lungs against the body
     order = lungs.argsort()
-    assert targets[order[: len(order) // 2]].float().mean() > targets[order[len(order) // 2 :]].float().mean()
+    assert (
+        targets[order[: len(order) // 2]].float().mean()
+        > targets[order[len(order) // 2 :]].float().mean()
+    )
 
 
 @pytest.mark.real_data
@@ -171,9 +209,15 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "four pixels": (tiny, "4×4 pixels"),
     "a poster": (huge, "9000×8 pixels"),
     "a link out of the folder": (outside, "leads out of"),
-    "a text file beside it": (lambda path: path.with_name("readme.txt").write_text("hello"), "not a JPEG file"),
+    "a text file beside it": (
+        lambda path: path.with_name("readme.txt").write_text("hello"),
+        "not a JPEG file",
+    ),
     "a folder by its name": (lambda path: (path.unlink(), path.mkdir()), "not a JPEG file"),
-    "a name without a patient": (lambda path: path.rename(path.with_name("scan7.jpeg")), "does not tell the patient"),
+    "a name without a patient": (
+        lambda path: path.rename(path.with_name("scan7.jpeg")),
+        "does not tell the patient",
+    ),
     "an empty class": (lambda path: [p.unlink() for p in path.parent.iterdir()], "holds no film"),
     "no such class": (lambda path: shutil.rmtree(path.parent), "is missing"),
 }

@@ -19,7 +19,9 @@ from zdp_bench.errors import UserError
 
 def _pictures(name: str, count: int = 20) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(sum(map(ord, name)))
-    return rng.integers(0, 256, (count, 3072), dtype=np.uint8), (np.arange(count) % 10).astype(np.uint8)
+    return rng.integers(0, 256, (count, 3072), dtype=np.uint8), (np.arange(count) % 10).astype(
+        np.uint8
+    )
 
 
 @pytest.fixture
@@ -40,14 +42,18 @@ def python(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in BATCHES:
         pixels, labels = _pictures(name)
-        (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2))
+        (folder / name).write_bytes(
+            pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2)
+        )
     return folder
 
 
 def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
     """From here on the files of the folder, as they are, are the ones `release` names."""
     sums = {path.name: checksum(path, "sha256") for path in folder.iterdir()}
-    monkeypatch.setattr(room, "card", lambda name: Card(name, "", "official", "", "", "", releases={release: sums}))
+    monkeypatch.setattr(
+        room, "card", lambda name: Card(name, "", "official", "", "", "", releases={release: sums})
+    )
 
 
 @pytest.mark.real_data
@@ -62,7 +68,9 @@ def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
     assert abs(float(splits.train.inputs.std()) - 1) < 0.02
 
 
-def test_both_layouts_hold_the_same_records(binary: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_layouts_hold_the_same_records(
+    binary: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from_binary = cifar10(binary.parent, check=False)
     _known(monkeypatch, "python", python)
     from_python = cifar10(python.parent, layout="python")
@@ -75,7 +83,10 @@ def test_both_layouts_hold_the_same_records(binary: Path, python: Path, monkeypa
     assert unit.train.targets[21] == labels[1]
 
 
-@pytest.mark.parametrize(("release", "provenance", "notes"), [("binary", "official", ""), ("jpeg", "derived", "CIFAR-10 (JPEG)")])
+@pytest.mark.parametrize(
+    ("release", "provenance", "notes"),
+    [("binary", "official", ""), ("jpeg", "derived", "CIFAR-10 (JPEG)")],
+)
 def test_provenance_follows_the_checksums(
     binary: Path, monkeypatch: pytest.MonkeyPatch, release: str, provenance: str, notes: str
 ) -> None:
@@ -121,20 +132,27 @@ def _a_folder(folder: Path) -> None:
     ("breaks", "message"),
     [
         (_missing, r"data_batch_3\.bin: is missing"),
-        (_truncated, r"data_batch_4\.bin: holds 61,459 bytes, .* no whole number of 3073-byte records"),
+        (
+            _truncated,
+            r"data_batch_4\.bin: holds 61,459 bytes, .* no whole number of 3073-byte records",
+        ),
         (_empty, r"test_batch\.bin: holds 0 bytes"),
         (_wrong_label, r"data_batch_5\.bin: holds label 10, .*0 to 9"),
         (_a_folder, r"data_batch_1\.bin: is missing"),
     ],
 )
-def test_a_broken_file_is_refused_by_name(binary: Path, breaks: Callable[[Path], None], message: str) -> None:
+def test_a_broken_file_is_refused_by_name(
+    binary: Path, breaks: Callable[[Path], None], message: str
+) -> None:
     breaks(binary)
     with pytest.raises(UserError, match=message):
         cifar10(binary.parent, check=False)
 
 
 def test_no_folder_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not under .*cifar-10-batches-bin or cifar-10-batches-py .*paths\.data"):
+    with pytest.raises(
+        UserError, match=r"not under .*cifar-10-batches-bin or cifar-10-batches-py .*paths\.data"
+    ):
         cifar10(tmp_path)
 
 
@@ -149,7 +167,8 @@ def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.Monk
     raw[1] ^= 1  # one pixel, by one
     (binary / "data_batch_2.bin").write_bytes(bytes(raw))
     with pytest.raises(
-        UserError, match=r"data_batch_2\.bin: is of no known release, but data_batch_1\.bin beside it is of binary"
+        UserError,
+        match=r"data_batch_2\.bin: is of no known release, but data_batch_1\.bin beside it is of binary",
     ):
         cifar10(binary.parent)
 
@@ -167,13 +186,19 @@ class Evil:
 @pytest.mark.parametrize("check", [True, False])
 def test_a_pickle_of_unknown_origin_is_never_opened(python: Path, check: bool) -> None:
     (python / "data_batch_1").write_bytes(pickle.dumps(Evil(python / "ran")))
-    with pytest.raises(UserError, match=r"is a pickle, which can run any program.*dataset\.layout=binary"):
+    with pytest.raises(
+        UserError, match=r"is a pickle, which can run any program.*dataset\.layout=binary"
+    ):
         cifar10(python.parent, check=check)
     assert not (python / "ran").exists()
 
 
-@pytest.mark.parametrize("content", ["a program", "no labels", "other pixels", "fewer labels", "cut short"])
-def test_a_pickle_that_is_not_cifar10_is_refused(python: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["a program", "no labels", "other pixels", "fewer labels", "cut short"]
+)
+def test_a_pickle_that_is_not_cifar10_is_refused(
+    python: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
     pixels, labels = _pictures("data_batch_1")
     path = python / "data_batch_1"
     bodies = {
@@ -185,11 +210,15 @@ def test_a_pickle_that_is_not_cifar10_is_refused(python: Path, monkeypatch: pyte
     }
     path.write_bytes(bodies[content])
     _known(monkeypatch, "python", python)
-    with pytest.raises(UserError, match=r"data_batch_1: (is no pickle of|holds 20 images, but 19 labels)"):
+    with pytest.raises(
+        UserError, match=r"data_batch_1: (is no pickle of|holds 20 images, but 19 labels)"
+    ):
         cifar10(python.parent)
     assert not (python / "ran").exists()
 
 
 def test_an_unknown_augmentation_is_refused_with_the_nearest(binary: Path) -> None:
-    with pytest.raises(UserError, match=r"dataset\.augment 'cropflip' is not known\. Did you mean 'crop_flip'"):
+    with pytest.raises(
+        UserError, match=r"dataset\.augment 'cropflip' is not known\. Did you mean 'crop_flip'"
+    ):
         cifar10(binary.parent, check=False, augment="cropflip")

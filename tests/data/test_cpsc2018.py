@@ -30,8 +30,12 @@ def matlab(root: Path, labels: str, count: int = 4, **data: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         leads = recording(number % 2 == 1, 2.0, np.random.default_rng(number))
-        savemat(folder / f"A{number:04d}.mat", {"ECG": {"sex": "Male", "age": 50, "data": leads} | data})
-    (folder / "REFERENCE.csv").write_text("Recording,First_label,Second_label,Third_label\n" + labels)
+        savemat(
+            folder / f"A{number:04d}.mat", {"ECG": {"sex": "Male", "age": 50, "data": leads} | data}
+        )
+    (folder / "REFERENCE.csv").write_text(
+        "Recording,First_label,Second_label,Third_label\n" + labels
+    )
     return folder
 
 
@@ -53,10 +57,19 @@ def test_diagnoses_are_read_as_number_text_and_snomed() -> None:
 
 def test_the_spectrum_is_numpys_fft_of_the_first_512_samples() -> None:
     signal = np.random.default_rng(0).normal(size=3000)
-    expected = np.array([sum(signal[n] * np.exp(-2j * np.pi * k * n / 512) for n in range(512)) for k in (0, 1, 100, 511)])
-    np.testing.assert_allclose(spectrum(signal, 5000, 512, "backward")[[0, 1, 100, 511]], expected, rtol=1e-4)
+    expected = np.array(
+        [
+            sum(signal[n] * np.exp(-2j * np.pi * k * n / 512) for n in range(512))
+            for k in (0, 1, 100, 511)
+        ]
+    )
+    np.testing.assert_allclose(
+        spectrum(signal, 5000, 512, "backward")[[0, 1, 100, 511]], expected, rtol=1e-4
+    )
     short = spectrum(signal[:100], 5000, 512, "backward")  # padded with zeros at the end
-    np.testing.assert_allclose(short, np.fft.fft(np.r_[signal[:100], np.zeros(412)]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        short, np.fft.fft(np.r_[signal[:100], np.zeros(412)]), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_both_forms_give_the_same_spectra(tmp_path: Path) -> None:
@@ -65,10 +78,17 @@ def test_both_forms_give_the_same_spectra(tmp_path: Path) -> None:
     wfdb_form.mkdir(parents=True)
     for number in range(4):
         leads = recording(number % 2 == 1, 2.0, np.random.default_rng(number))
-        write_wfdb(wfdb_form, f"A{number:04d}", leads, ("426783006", "LBBB", "Normal", "164909002,164884008")[number])
+        write_wfdb(
+            wfdb_form,
+            f"A{number:04d}",
+            leads,
+            ("426783006", "LBBB", "Normal", "164909002,164884008")[number],
+        )
     first, second = (cpsc2018(root, test_share=0.5) for root in (folder.parents[1], tmp_path / "w"))
     assert torch.equal(first.train.targets, second.train.targets)
-    torch.testing.assert_close(first.train.inputs, second.train.inputs, rtol=1e-3, atol=0.3)  # 16-bit samples: 1 µV
+    torch.testing.assert_close(
+        first.train.inputs, second.train.inputs, rtol=1e-3, atol=0.3
+    )  # 16-bit samples: 1 µV
     assert (first.outputs, first.input_shape, first.provenance) == (1, (512,), "derived")
 
 
@@ -84,7 +104,9 @@ def test_the_real_recordings(data_root: Path) -> None:
     assert splits.notes == "an excerpt of the release: 1 Normal, 3 RBBB"
     one = read_wfdb(data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea", channel=3)
     assert (one.diagnoses, len(one.signal)) == ({"RBBB"}, 7500)
-    assert one.signal[0] == pytest.approx(-0.021)  # the header's first value of lead III, -21 units of 1 µV
+    assert one.signal[0] == pytest.approx(
+        -0.021
+    )  # the header's first value of lead III, -21 units of 1 µV
     with pytest.raises(UserError, match="1 recordings of Normal and 0 of LBBB"):
         cpsc2018(data_root)
 
@@ -94,7 +116,9 @@ def test_the_synthetic_set_is_written_once_and_learnable(tmp_path: Path) -> None
     assert first.digest == again.digest
     assert first.provenance == "synthetic"
     assert len(list((tmp_path / "synthetic").iterdir())) == 1
-    power = first.train.inputs.abs()[:, 10:30].sum(1)  # a narrow QRS has more above 10 Hz than a broad one
+    power = first.train.inputs.abs()[:, 10:30].sum(
+        1
+    )  # a narrow QRS has more above 10 Hz than a broad one
     assert power[first.train.targets == 0].mean() > 1.3 * power[first.train.targets == 1].mean()
 
 
@@ -117,7 +141,11 @@ def _break(folder: Path, how: str) -> None:
         header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 900"))
     elif how == "missing lead":
         header.write_text(
-            "\n".join(line for line in text.replace("S0002 12", "S0002 11").splitlines() if not line.endswith("V6"))
+            "\n".join(
+                line
+                for line in text.replace("S0002 12", "S0002 11").splitlines()
+                if not line.endswith("V6")
+            )
         )
     elif how == "no diagnosis":
         header.write_text(text.replace("#Dx", "#Rx"))
@@ -160,7 +188,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(tmp_path: Path, how: str) -> None:
+def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(
+    tmp_path: Path, how: str
+) -> None:
     _break(small(tmp_path), how)
     with pytest.raises(UserError, match=BROKEN[how]) as caught:
         cpsc2018(tmp_path, test_share=0.25)
@@ -168,7 +198,9 @@ def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(tmp_path:
     assert "\n" not in str(caught.value)
     problems = [problem for _, problem in files.inspected(tmp_path, files.card("cpsc2018"))]
     assert len(problems) == 8
-    assert [problem for problem in problems if problem] == [str(caught.value).split(" Remove it")[0]]
+    assert [problem for problem in problems if problem] == [
+        str(caught.value).split(" Remove it")[0]
+    ]
     splits = cpsc2018(tmp_path, test_share=0.25, bad_records="skip")
     assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")
 
@@ -197,7 +229,9 @@ def test_a_link_out_of_the_root_and_a_name_twice_are_refused(tmp_path: Path) -> 
         ("A0000,1,,\nA0001,4,,\n", "A0002.mat: has no line in REFERENCE.csv"),
     ],
 )
-def test_a_wrong_reference_file_is_refused_by_line(tmp_path: Path, labels: str, message: str) -> None:
+def test_a_wrong_reference_file_is_refused_by_line(
+    tmp_path: Path, labels: str, message: str
+) -> None:
     matlab(tmp_path, labels)
     with pytest.raises(UserError, match=message):
         cpsc2018(tmp_path)
@@ -231,7 +265,9 @@ NO_MATLAB: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda whole: whole[: len(whole) // 2],
     "random": lambda whole: bytes(range(256)) * 8,
     # of the element of 12 × 1000 float64 samples: its type is 9
-    "a huge announced size": lambda whole: whole.replace(struct.pack("<II", 9, 96_000), struct.pack("<II", 9, 2**31 - 8)),
+    "a huge announced size": lambda whole: whole.replace(
+        struct.pack("<II", 9, 96_000), struct.pack("<II", 9, 2**31 - 8)
+    ),
 }
 
 
@@ -246,7 +282,8 @@ def test_no_matlab_file_at_all_is_refused(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"positive": "LBB"}, "Did you mean 'LBBB'"), ({"channel": 13}, "between 1 and 12")]
+    ("options", "message"),
+    [({"positive": "LBB"}, "Did you mean 'LBBB'"), ({"channel": 13}, "between 1 and 12")],
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     small(tmp_path)

@@ -32,7 +32,9 @@ def refused(verb: str, name: str, root: Path, capsys: pytest.CaptureFixture[str]
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [of.name for of in files.cards() if of.holds or of.files or of.uses])
+@pytest.mark.parametrize(
+    "name", [of.name for of in files.cards() if of.holds or of.files or of.uses]
+)
 def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -56,7 +58,9 @@ def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> 
 
 
 @pytest.mark.parametrize("name", [of.name for of in OWN if not of.holds and not of.files])
-def test_a_set_that_needs_no_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_set_that_needs_no_files_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["data", "check", name, "--root", str(tmp_path)])
     assert not left.value.code
@@ -73,12 +77,18 @@ def root(tmp_path: Path) -> Path:
     films.write_set(tmp_path / chest_xray.FOLDER, 50, 0.3, seed=1)
     write_heads(tmp_path / "Task01_BrainTumour", 3, 2, seed=0)
     volumes.write_set(tmp_path / "Task03_Liver", 3, seed=0)
-    lookup("dataset", "kspace_phantom")(tmp_path, **options("kspace_phantom", patients=4, slices=1, height=8, width=8))
+    lookup("dataset", "kspace_phantom")(
+        tmp_path, **options("kspace_phantom", patients=4, slices=1, height=8, width=8)
+    )
     next((tmp_path / "synthetic").iterdir()).rename(tmp_path / "fastMRI")
     (tmp_path / "Task04_Hippocampus" / "imagesTr").mkdir(parents=True)
     for number in range(3):
         voxels = np.random.default_rng(number).random((9, 9, 30))
-        nifti.write(tmp_path / "Task04_Hippocampus" / "imagesTr" / f"h_{number}.nii.gz", voxels, (1.0, 1.0, 1.0))
+        nifti.write(
+            tmp_path / "Task04_Hippocampus" / "imagesTr" / f"h_{number}.nii.gz",
+            voxels,
+            (1.0, 1.0, 1.0),
+        )
     (tmp_path / "cifar-10-batches-bin").mkdir()
     for name in cifar10.BATCHES:
         (tmp_path / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(bytes(cifar10.RECORD))
@@ -127,7 +137,9 @@ def test_there_means_what_the_outlines_say(root: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "root"):
-        with pytest.raises(UserError, match=r"file.*: cannot be written \(.+\)\. Set paths\.data") as caught:
+        with pytest.raises(
+            UserError, match=r"file.*: cannot be written \(.+\)\. Set paths\.data"
+        ) as caught:
             files.fetch(root, files.card("mnist"))
         assert "http" not in str(caught.value)
         with pytest.raises(UserError, match="cannot be written"):

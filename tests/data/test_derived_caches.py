@@ -21,9 +21,15 @@ from zdp_bench.errors import UserError
 
 TASK = "Task09_Spleen"
 MADE: dict[str, Callable[[Path], Splits]] = {
-    "slices": lambda root: msd(root, task="spleen", size=16, validation_share=0.25, test_share=0.25),
-    "sequences": lambda root: mri_sequences_from_volumes(root, folder=f"{TASK}/imagesTr", size=16, slices=3, test_share=0.25),
-    "kspace": lambda root: kspace_from_volumes(root, folder=f"{TASK}/imagesTr", height=8, width=8, test_share=0.25),
+    "slices": lambda root: msd(
+        root, task="spleen", size=16, validation_share=0.25, test_share=0.25
+    ),
+    "sequences": lambda root: mri_sequences_from_volumes(
+        root, folder=f"{TASK}/imagesTr", size=16, slices=3, test_share=0.25
+    ),
+    "kspace": lambda root: kspace_from_volumes(
+        root, folder=f"{TASK}/imagesTr", height=8, width=8, test_share=0.25
+    ),
 }
 
 
@@ -36,7 +42,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(4):
         voxels = np.random.default_rng(number).integers(0, 200, (9, 10, 4)).astype(np.uint8)
         nifti.write(volume(tmp_path, number), voxels, (1.0, 1.0, 1.0))
-        nifti.write(tmp_path / TASK / "labelsTr" / f"spleen_{number}.nii.gz", (voxels > 100).astype(np.uint8), (1.0, 1.0, 1.0))
+        nifti.write(
+            tmp_path / TASK / "labelsTr" / f"spleen_{number}.nii.gz",
+            (voxels > 100).astype(np.uint8),
+            (1.0, 1.0, 1.0),
+        )
     return tmp_path
 
 
@@ -50,7 +60,9 @@ def test_what_an_older_version_made_of_a_damaged_volume_is_not_used(
 ) -> None:
     voxels = gzip.decompress(volume(root, 0).read_bytes())
     packed = bytearray(gzip.compress(voxels + bytes(10**6)))
-    packed[-8] ^= 1  # in the checksum of the stream, which reading up to the last voxel does not reach
+    packed[-8] ^= (
+        1  # in the checksum of the stream, which reading up to the last voxel does not reach
+    )
     volume(root, 0).write_bytes(packed)
     with monkeypatch.context() as before:
         before.setattr(nifti, "_unpacked", lambda image, path: np.asanyarray(image.dataobj))
@@ -70,6 +82,10 @@ def test_a_volume_that_changed_is_read_again(root: Path, kind: str) -> None:
     os.utime(volume(root, 0), ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # whatever its time says
     after = MADE[kind](root)
     assert after.digest != before.digest
-    trained = torch.cat([part.batch(torch.arange(len(part)))[0] for part in (before.train, before.test)])
-    again = torch.cat([part.batch(torch.arange(len(part)))[0] for part in (after.train, after.test)])
+    trained = torch.cat(
+        [part.batch(torch.arange(len(part)))[0] for part in (before.train, before.test)]
+    )
+    again = torch.cat(
+        [part.batch(torch.arange(len(part)))[0] for part in (after.train, after.test)]
+    )
     assert not torch.equal(trained, again)

@@ -24,8 +24,14 @@ SMALL = {"height": 16, "width": 12}
 
 def arrays(number: int, slices: int = SLICES) -> dict[str, np.ndarray]:
     random = np.random.default_rng(number)
-    kspace = (random.normal(size=(slices, ROWS, COLUMNS)) + 1j * random.normal(size=(slices, ROWS, COLUMNS))).astype(np.complex64)
-    return {"kspace": kspace, "reconstruction_esc": np.abs(centre_crop(to_image(kspace), SIDE, SIDE)).astype(np.float32)}
+    kspace = (
+        random.normal(size=(slices, ROWS, COLUMNS))
+        + 1j * random.normal(size=(slices, ROWS, COLUMNS))
+    ).astype(np.complex64)
+    return {
+        "kspace": kspace,
+        "reconstruction_esc": np.abs(centre_crop(to_image(kspace), SIDE, SIDE)).astype(np.float32),
+    }
 
 
 HEADER = (
@@ -43,14 +49,25 @@ def write(path: Path, number: int, patient: str | None = None, **changed: object
             if value is not None:
                 file[name] = value
         largest = float(np.max(arrays(number)["reconstruction_esc"]))
-        file.attrs.update({"acquisition": "CORPD_FBK", "max": largest, "norm": 1.0, "patient_id": patient or f"p{number}"})
+        file.attrs.update(
+            {
+                "acquisition": "CORPD_FBK",
+                "max": largest,
+                "norm": 1.0,
+                "patient_id": patient or f"p{number}",
+            }
+        )
     return path
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for number, side in enumerate((FOLDERS[0], FOLDERS[0], FOLDERS[0], FOLDERS[1], FOLDERS[1])):
-        write(tmp_path / "fastMRI" / side / f"file100000{number}.h5", number, patient=f"p{number // 2}")
+        write(
+            tmp_path / "fastMRI" / side / f"file100000{number}.h5",
+            number,
+            patient=f"p{number // 2}",
+        )
     return tmp_path
 
 
@@ -60,7 +77,11 @@ def records(of: object) -> KSpaceRecords:
 
 
 def everything(of: KSpaceRecords, seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    chance = None if seed is None else torch.from_numpy(np.random.default_rng(seed).random((len(of), CHANCES)))
+    chance = (
+        None
+        if seed is None
+        else torch.from_numpy(np.random.default_rng(seed).random((len(of), CHANCES)))
+    )
     return of.batch(torch.arange(len(of)), chance)
 
 
@@ -72,9 +93,14 @@ def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> No
     assert splits.records_per_patient == 10  # p0 has two of the three training volumes
     assert "1 patients have volumes on both sides" in splits.notes
     assert splits.train.groups is not None
-    assert sorted(Counter(splits.train.groups.tolist()).values()) == [5, 10]  # patients keep together, wherever they are dealt
+    assert sorted(Counter(splits.train.groups.tolist()).values()) == [
+        5,
+        10,
+    ]  # patients keep together, wherever they are dealt
     assert splits.test.groups is not None
-    assert set(Counter(splits.test.groups.tolist()).values()) == {5}  # volumes are measured one by one
+    assert set(Counter(splits.test.groups.tolist()).values()) == {
+        5
+    }  # volumes are measured one by one
     assert records(splits.test).groups.tolist() == [0] * 5 + [1] * 5
 
 
@@ -85,14 +111,22 @@ def test_a_test_record_is_the_slice_under_its_files_mask(root: Path) -> None:
         content = arrays(number)
         mask = fixed_mask(COLUMNS, how, f"file100000{number}.h5")
         zero_filled = centre_crop(to_image(content["kspace"][which] * mask), 16, 12)
-        assert np.allclose(targets[row, 0].numpy(), centre_crop(content["reconstruction_esc"][which], 16, 12))
+        assert np.allclose(
+            targets[row, 0].numpy(), centre_crop(content["reconstruction_esc"][which], 16, 12)
+        )
         assert np.allclose(targets[row, 1].numpy(), np.abs(zero_filled), atol=1e-6)
-        assert np.allclose(inputs[row, 0].numpy(), zero_filled / np.abs(zero_filled).std(ddof=1), atol=1e-5)
+        assert np.allclose(
+            inputs[row, 0].numpy(), zero_filled / np.abs(zero_filled).std(ddof=1), atol=1e-5
+        )
 
 
 def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path) -> None:
     train = records(fastmri(root, **SMALL).train)
-    first, again, other = everything(train, seed=1), everything(train, seed=1), everything(train, seed=2)
+    first, again, other = (
+        everything(train, seed=1),
+        everything(train, seed=1),
+        everything(train, seed=2),
+    )
     assert torch.equal(first[0], again[0])
     changed = (first[0] != other[0]).flatten(1).any(dim=1)
     assert changed.float().mean() > 0.8
@@ -119,7 +153,11 @@ def test_a_volume_can_be_the_record(root: Path) -> None:
 def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -> None:
     splits = fastmri(root, **SMALL)
     everything(records(splits.test))
-    opened = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    opened = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }
     assert not any(name.endswith(".h5") for name in opened)
     empty = records(splits.train).batch(torch.arange(0))
     assert empty[0].shape == (0, 1, 16, 12)
@@ -131,7 +169,13 @@ def test_the_digest_follows_files_and_options(root: Path) -> None:
         splits: Splits = fastmri(root, **(SMALL | options))  # type: ignore[arg-type]
         return splits.digest
 
-    known = {digest(), digest(slices=2), digest(acceleration=8.0), digest(width=10), digest(unit="volume", slices=2)}
+    known = {
+        digest(),
+        digest(slices=2),
+        digest(acceleration=8.0),
+        digest(width=10),
+        digest(unit="volume", slices=2),
+    }
     assert len(known) == 5
     write(root / "fastMRI" / FOLDERS[0] / "file1000009.h5", 9)
     assert digest() not in known
@@ -140,7 +184,10 @@ def test_the_digest_follows_files_and_options(root: Path) -> None:
 def test_volumes_that_are_too_small_are_left_out_and_counted(root: Path) -> None:
     few = arrays(8, slices=2)
     write(root / "fastMRI" / FOLDERS[0] / "short.h5", 8, **few)
-    assert "1 volumes smaller than 16 by 12 with 3 slices left out" in fastmri(root, **SMALL, unit="volume", slices=3).notes
+    assert (
+        "1 volumes smaller than 16 by 12 with 3 slices left out"
+        in fastmri(root, **SMALL, unit="volume", slices=3).notes
+    )
     refused(lambda: fastmri(root, height=17, width=12), "dataset.height=17", "as large as 17 by 12")
 
 
@@ -154,8 +201,12 @@ def cut(path: Path) -> None:
 
 def huge(path: Path) -> None:
     with h5py.File(path, "w") as file:
-        file.create_dataset("kspace", shape=(10**6, 10**5, 10**5), dtype=np.complex64, chunks=(1, 64, 64))
-        file.create_dataset("reconstruction_esc", shape=(10**6, 10**5, 10**5), dtype=np.float32, chunks=(1, 64, 64))
+        file.create_dataset(
+            "kspace", shape=(10**6, 10**5, 10**5), dtype=np.complex64, chunks=(1, 64, 64)
+        )
+        file.create_dataset(
+            "reconstruction_esc", shape=(10**6, 10**5, 10**5), dtype=np.float32, chunks=(1, 64, 64)
+        )
         file["ismrmrd_header"] = HEADER
 
 
@@ -167,17 +218,32 @@ def linked(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (cut, "cut off, damaged"),
-    "wrong dtype": (lambda path: write(path, 0, kspace=arrays(0)["kspace"].real), "kspace is float32 where complex"),
-    "wrong shape": (lambda path: write(path, 0, kspace=arrays(0)["kspace"][None]), "multi-coil files are not read"),
-    "NaN": (lambda path: write(path, 0, kspace=NO_NUMBER), "slice 2 holds samples that are no numbers"),
+    "wrong dtype": (
+        lambda path: write(path, 0, kspace=arrays(0)["kspace"].real),
+        "kspace is float32 where complex",
+    ),
+    "wrong shape": (
+        lambda path: write(path, 0, kspace=arrays(0)["kspace"][None]),
+        "multi-coil files are not read",
+    ),
+    "NaN": (
+        lambda path: write(path, 0, kspace=NO_NUMBER),
+        "slice 2 holds samples that are no numbers",
+    ),
     "empty": (lambda path: path.write_bytes(b""), "no whole HDF5 file"),
     "empty arrays": (lambda path: write(path, 0, **arrays(0, slices=0)), "is empty"),
     "wrong extension": (lambda path: path.rename(path.with_suffix(".hdf")), r"is no \.h5 file"),
-    "duplicate id": (lambda path: write(path.parents[1] / FOLDERS[1] / path.name, 0), "stands in both"),
+    "duplicate id": (
+        lambda path: write(path.parents[1] / FOLDERS[1] / path.name, 0),
+        "stands in both",
+    ),
     "symlink out of the root": (linked, "link that leads out of"),
     "huge declared size": (huge, "no side may exceed 4,096"),
     "not the format at all": (lambda path: path.write_text("kspace"), "no whole HDF5 file"),
-    "no reference": (lambda path: write(path, 0, reconstruction_esc=None), "has no data set 'reconstruction_esc'"),
+    "no reference": (
+        lambda path: write(path, 0, reconstruction_esc=None),
+        "has no data set 'reconstruction_esc'",
+    ),
 }
 
 

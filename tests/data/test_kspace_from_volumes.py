@@ -83,15 +83,30 @@ def linked(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "damaged"),
-    "wrong dtype": (lambda path: save(path, magnitudes(0).astype(np.complex64)), "complex64, not real numbers"),
-    "wrong shape": (lambda path: save(path, magnitudes(0)[..., None].repeat(2, 3)), "where three dimensions were expected"),
+    "wrong dtype": (
+        lambda path: save(path, magnitudes(0).astype(np.complex64)),
+        "complex64, not real numbers",
+    ),
+    "wrong shape": (
+        lambda path: save(path, magnitudes(0)[..., None].repeat(2, 3)),
+        "where three dimensions were expected",
+    ),
     "NaN": (not_a_number, "no numbers"),
     "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI file"),
-    "wrong extension": (lambda path: path.rename(path.with_name("brain_0.mgz")), r"is no \.nii or \.nii\.gz"),
-    "duplicate id": (lambda path: save(path.with_name("brain_0.nii"), magnitudes(0)), "is the same volume as brain_0"),
+    "wrong extension": (
+        lambda path: path.rename(path.with_name("brain_0.mgz")),
+        r"is no \.nii or \.nii\.gz",
+    ),
+    "duplicate id": (
+        lambda path: save(path.with_name("brain_0.nii"), magnitudes(0)),
+        "is the same volume as brain_0",
+    ),
     "symlink out of the root": (linked, "link that leads out of"),
     "huge declared size": (huge, r"announces \[30000, 30000, 30000\] voxels"),
-    "not the format at all": (lambda path: path.write_bytes(gzip.compress(b"brain" * 200)), "no readable NIfTI file"),
+    "not the format at all": (
+        lambda path: path.write_bytes(gzip.compress(b"brain" * 200)),
+        "no readable NIfTI file",
+    ),
 }
 
 
@@ -109,4 +124,8 @@ def test_a_folder_without_volumes_is_refused(root: Path) -> None:
     (root / "volumes").mkdir()
     refused(lambda: kspace_from_volumes(root, **OPTIONS), "volumes", "holds no .nii")  # type: ignore[arg-type]
     save(root / "volumes" / "one.nii", magnitudes(0))
-    refused(lambda: kspace_from_volumes(root, **OPTIONS), "dataset.test_share", "1 volumes to train on, 0")  # type: ignore[arg-type]
+    refused(
+        lambda: kspace_from_volumes(root, **OPTIONS),
+        "dataset.test_share",
+        "1 volumes to train on, 0",
+    )  # type: ignore[arg-type]

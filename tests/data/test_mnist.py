@@ -30,7 +30,18 @@ def test_official_mnist_is_what_was_released(data_root: Path) -> None:
     # standardised by the published constants
     assert abs(float(splits.train.inputs.mean())) < 1e-3
     assert abs(float(splits.train.inputs.std()) - 1) < 1e-3
-    assert torch.bincount(splits.train.targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert torch.bincount(splits.train.targets).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
 
 
 def test_unchecked_files_are_not_official(mini_mnist: Path) -> None:
@@ -60,14 +71,20 @@ def _break(folder: Path, how: str) -> str:
 @pytest.mark.parametrize(
     ("how", "check", "message"),
     [
-        ("other checksum", True, r"bytes where 9,912,422 were expected.*zdp-bench data fetch mnist"),
+        (
+            "other checksum",
+            True,
+            r"bytes where 9,912,422 were expected.*zdp-bench data fetch mnist",
+        ),
         ("counts differ", False, r"200 images, but .* 7 labels"),
         ("label out of range", False, "holds label 11"),
         ("truncated", False, "damaged or cut short"),
         ("empty", False, "holds no records"),
     ],
 )
-def test_wrong_files_are_refused_by_name(mini_mnist: Path, how: str, check: bool, message: str) -> None:
+def test_wrong_files_are_refused_by_name(
+    mini_mnist: Path, how: str, check: bool, message: str
+) -> None:
     name = _break(mini_mnist / RAW, how)
     with pytest.raises(UserError, match=message) as caught:
         mnist(mini_mnist, check=check)
@@ -99,7 +116,9 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None: ...
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/", folder
@@ -109,7 +128,9 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _card(folder: Path) -> Card:
-    described = [RemoteFile(str(RAW / p.name), p.stat().st_size, md5(p)) for p in sorted(folder.iterdir())]
+    described = [
+        RemoteFile(str(RAW / p.name), p.stat().st_size, md5(p)) for p in sorted(folder.iterdir())
+    ]
     return Card("mnist", "", "official", "", "", "", files=tuple(described))
 
 
@@ -121,7 +142,9 @@ def test_missing_files_are_fetched_and_checked(mirror: tuple[str, Path], tmp_pat
     assert len(mnist(root, check=False).train) == 200
 
 
-def test_a_damaged_download_is_refused_and_leaves_nothing(mirror: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_damaged_download_is_refused_and_leaves_nothing(
+    mirror: tuple[str, Path], tmp_path: Path
+) -> None:
     address, folder = mirror
     of = _card(folder)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(b"<html>a captive portal</html>")
@@ -132,7 +155,9 @@ def test_a_damaged_download_is_refused_and_leaves_nothing(mirror: tuple[str, Pat
 
 def test_no_network_is_one_sentence(tmp_path: Path, mirror: tuple[str, Path]) -> None:
     _, folder = mirror
-    with pytest.raises(UserError, match=r"lacks t10k-images.*could not be reached.*zdp-bench data fetch mnist") as caught:
+    with pytest.raises(
+        UserError, match=r"lacks t10k-images.*could not be reached.*zdp-bench data fetch mnist"
+    ) as caught:
         fetch(tmp_path / "root", _card(folder), "http://127.0.0.1:9/")
     assert "\n" not in str(caught.value)
 

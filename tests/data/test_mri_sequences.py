@@ -19,7 +19,13 @@ from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.kspace import to_image, to_kspace
 from zdp_bench.data.mri_sequences import FOLDER, SEQUENCES, mri_sequences, records_of, whitened
 from zdp_bench.data.mri_sequences_from_volumes import contrasts, mri_sequences_from_volumes, scanned
-from zdp_bench.data.synthetic.sequences import GRID, SPACING, head, mri_sequences_synthetic, write_set
+from zdp_bench.data.synthetic.sequences import (
+    GRID,
+    SPACING,
+    head,
+    mri_sequences_synthetic,
+    write_set,
+)
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -53,15 +59,35 @@ def test_records_are_the_centre_slices_of_each_sequence_in_turn(root: Path) -> N
     splits = mri_sequences(root, **OPTIONS)
     inputs, labels = splits.train.batch(torch.arange(len(splits.train)))
     assert (inputs.shape, inputs.dtype) == ((4 * 12, 1, 16, 16), torch.complex64)
-    assert labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + labels.tolist()[24:]
+    assert (
+        labels.tolist()
+        == [0] * 3
+        + [1] * 3
+        + [2] * 3
+        + [3] * 3
+        + [0] * 3
+        + [1] * 3
+        + [2] * 3
+        + [3] * 3
+        + labels.tolist()[24:]
+    )
     for number in (0, 1):  # number 1 is stored as LPS
         middle = head(np.random.default_rng([0, number]))[:, :, 4:7]  # of 12 slices
-        torch.testing.assert_close(inputs[12 * number : 12 * number + 12], torch.from_numpy(records_of(middle, 16)))
+        torch.testing.assert_close(
+            inputs[12 * number : 12 * number + 12], torch.from_numpy(records_of(middle, 16))
+        )
 
 
 def test_the_counts_are_the_papers(tmp_path: Path) -> None:
-    said = lookup("outline", "mri_sequences")(tmp_path, size=32, slices=20, validation_patients=0, split_seed=0)
-    assert (said.train, said.test, said.records_per_patient, said.found) == (38_720, 21_280, 80, False)
+    said = lookup("outline", "mri_sequences")(
+        tmp_path, size=32, slices=20, validation_patients=0, split_seed=0
+    )
+    assert (said.train, said.test, said.records_per_patient, said.found) == (
+        38_720,
+        21_280,
+        80,
+        False,
+    )
 
 
 def test_patients_are_in_one_part_and_the_patient_owns_every_sequence(root: Path) -> None:
@@ -74,7 +100,10 @@ def test_patients_are_in_one_part_and_the_patient_owns_every_sequence(root: Path
     assert splits.provenance == "derived"  # for these are not the released 484 and 266
     again = mri_sequences(root, **OPTIONS)
     assert again.digest == splits.digest
-    assert mri_sequences(root, **OPTIONS | {"split_seed": 2, "validation_patients": 2}).digest != splits.digest
+    assert (
+        mri_sequences(root, **OPTIONS | {"split_seed": 2, "validation_patients": 2}).digest
+        != splits.digest
+    )
     assert mri_sequences(root, **OPTIONS | {"validation_patients": 0}).validation is None
 
 
@@ -87,7 +116,9 @@ def test_a_record_depends_on_no_other_and_is_whitened_by_itself() -> None:
         parts = np.stack([record.real.ravel(), record.imag.ravel()])
         np.testing.assert_allclose(np.cov(parts, bias=True), np.eye(2), atol=1e-9)
         assert abs(record.mean()) < 1e-9
-    np.testing.assert_allclose(whitened(to_kspace(1e3 * images)), made, atol=1e-9)  # units do not matter
+    np.testing.assert_allclose(
+        whitened(to_kspace(1e3 * images)), made, atol=1e-9
+    )  # units do not matter
 
 
 def test_a_slice_without_anything_on_it_stays_finite() -> None:
@@ -118,7 +149,9 @@ def test_what_is_mapped_is_made_once_and_never_copied(root: Path) -> None:
     before = made.stat().st_mtime_ns
     mri_sequences(root, **OPTIONS)
     assert made.stat().st_mtime_ns == before
-    assert len({part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}) == 1  # type: ignore[attr-defined]
+    assert (
+        len({part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}) == 1
+    )  # type: ignore[attr-defined]
 
 
 def test_every_file_is_checked_by_itself(root: Path) -> None:
@@ -136,7 +169,9 @@ def test_every_file_is_checked_by_itself(root: Path) -> None:
 
 def test_the_four_contrasts_differ_where_sequences_differ() -> None:
     """Fluid is dark but in T2w, white matter brightest in T1w; contrast agent shows at borders alone."""
-    tissue = np.concatenate([np.full((8, 8, 8), level) for level in (0.0, 0.45, 1.0)])  # fluid, grey, white
+    tissue = np.concatenate(
+        [np.full((8, 8, 8), level) for level in (0.0, 0.45, 1.0)]
+    )  # fluid, grey, white
     made = contrasts(tissue, np.random.default_rng(0))
     fluid, grey, white = (made[8 * i + 2 : 8 * i + 6].mean(axis=(0, 1, 2)) for i in range(3))
     flair, t1, gd, t2 = range(4)
@@ -157,12 +192,23 @@ def test_a_scanner_adds_a_smooth_field_and_noise() -> None:
 
 def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path) -> None:
     splits = mri_sequences_from_volumes(one_contrast, **DERIVED)
-    assert (len(splits.train), len(splits.test), splits.records_per_patient, splits.provenance) == (6 * 12, 2 * 12, 12, "derived")
+    assert (len(splits.train), len(splits.test), splits.records_per_patient, splits.provenance) == (
+        6 * 12,
+        2 * 12,
+        12,
+        "derived",
+    )
     assert not set(splits.train.groups.tolist()) & set(splits.test.groups.tolist())  # type: ignore[union-attr]
     other = mri_sequences_from_volumes(one_contrast, **DERIVED | {"split_seed": 1})
     assert other.digest != splits.digest
-    said = lookup("outline", "mri_sequences_from_volumes")(one_contrast, **DERIVED | {"split_seed": 0})
-    assert (said.train, said.test, said.records_per_patient) == (len(splits.train), len(splits.test), splits.records_per_patient)
+    said = lookup("outline", "mri_sequences_from_volumes")(
+        one_contrast, **DERIVED | {"split_seed": 0}
+    )
+    assert (said.train, said.test, said.records_per_patient) == (
+        len(splits.train),
+        len(splits.test),
+        splits.records_per_patient,
+    )
 
 
 def test_the_synthetic_set_is_read_by_the_real_adapter(tmp_path: Path) -> None:
@@ -211,15 +257,30 @@ def linked(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "damaged"),
-    "wrong dtype": (lambda path: save(path, voxels(path).astype(np.complex64)), "complex64, not real numbers"),
-    "wrong shape": (lambda path: save(path, voxels(path)[..., None, :2].repeat(2, -2)), "where three dimensions"),
+    "wrong dtype": (
+        lambda path: save(path, voxels(path).astype(np.complex64)),
+        "complex64, not real numbers",
+    ),
+    "wrong shape": (
+        lambda path: save(path, voxels(path)[..., None, :2].repeat(2, -2)),
+        "where three dimensions",
+    ),
     "NaN": (not_a_number, "no numbers"),
     "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI file"),
-    "wrong extension": (lambda path: path.rename(path.with_name(path.name[:9] + ".mgz")), r"is no \.nii or \.nii\.gz"),
-    "duplicate id": (lambda path: save(path.with_name(path.name[:-3]), voxels(path)), "is the same volume as"),
+    "wrong extension": (
+        lambda path: path.rename(path.with_name(path.name[:9] + ".mgz")),
+        r"is no \.nii or \.nii\.gz",
+    ),
+    "duplicate id": (
+        lambda path: save(path.with_name(path.name[:-3]), voxels(path)),
+        "is the same volume as",
+    ),
     "symlink out of the root": (linked, "link that leads out of"),
     "huge declared size": (huge, r"announces \[30000, 30000, 30000"),
-    "not the format at all": (lambda path: path.write_bytes(gzip.compress(b"brain" * 200)), "no readable NIfTI file"),
+    "not the format at all": (
+        lambda path: path.write_bytes(gzip.compress(b"brain" * 200)),
+        "no readable NIfTI file",
+    ),
 }
 
 
@@ -242,7 +303,11 @@ def test_a_broken_volume_of_one_contrast_is_refused_by_name(one_contrast: Path, 
 def test_a_volume_of_three_channels_is_refused(root: Path) -> None:
     path = root / FOLDER / "imagesTr" / "BRATS_001.nii.gz"
     save(path, voxels(path)[..., :3])
-    refused(lambda: mri_sequences(root, **OPTIONS), "BRATS_001", r"\[40, 40, 12, 3\] where three dimensions and 4 channels")
+    refused(
+        lambda: mri_sequences(root, **OPTIONS),
+        "BRATS_001",
+        r"\[40, 40, 12, 3\] where three dimensions and 4 channels",
+    )
 
 
 def test_a_patient_in_both_parts_is_refused(root: Path) -> None:

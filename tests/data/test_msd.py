@@ -71,7 +71,9 @@ def test_mr_slices_are_scaled_each_by_itself() -> None:
 
     image = torch.rand(3, 20, 20) * torch.tensor([1.0, 50.0, 0.0]).view(3, 1, 1)
     scaled = _bytes(image, None)
-    torch.testing.assert_close(_bytes(image[1:2], None), scaled[1:2])  # no matter which others there are
+    torch.testing.assert_close(
+        _bytes(image[1:2], None), scaled[1:2]
+    )  # no matter which others there are
     assert scaled[0].max() == scaled[1].max() == 255
     assert torch.isfinite(scaled).all()
 
@@ -90,10 +92,17 @@ def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
     again = msd(root, size=32, max_per_patient=4, **SHARES)
     assert (files[0].stat().st_mtime_ns, again.digest) == (before, splits.digest)
     inputs, masks = again.train.batch(torch.arange(4))
-    assert (inputs.shape, inputs.dtype, masks.shape, masks.dtype) == ((4, 1, 32, 32), torch.float32, (4, 32, 32), torch.uint8)
+    assert (inputs.shape, inputs.dtype, masks.shape, masks.dtype) == (
+        (4, 1, 32, 32),
+        torch.float32,
+        (4, 32, 32),
+        torch.uint8,
+    )
     files[0].unlink()  # not in place: it is mapped
     files[0].write_bytes(b"damaged")
-    assert torch.equal(msd(root, size=32, max_per_patient=4, **SHARES).train.inputs, splits.train.inputs)
+    assert torch.equal(
+        msd(root, size=32, max_per_patient=4, **SHARES).train.inputs, splits.train.inputs
+    )
 
 
 def test_what_is_mapped_is_never_copied_whole(root: Path) -> None:
@@ -122,7 +131,11 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
         **SHARES,
     }
     said, splits = outline(root, **options), msd(root, **options)
-    assert (said.train, said.test, said.input_shape) == (len(splits.train), len(splits.test), splits.input_shape)
+    assert (said.train, said.test, said.input_shape) == (
+        len(splits.train),
+        len(splits.test),
+        splits.input_shape,
+    )
     assert said.records_per_patient == splits.records_per_patient
     missing = outline(root, **options | {"task": "brain", "validation_share": 0.0})
     assert (missing.found, missing.train) == (False, 290 * 5)
@@ -130,7 +143,13 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
 
 def test_the_papers_counts_are_81_10_and_40_volumes_of_64_slices(tmp_path: Path) -> None:
     shares: dict[str, Any] = {"validation_share": 0.076, "test_share": 0.305, "split_seed": 0}
-    how: dict[str, Any] = {"size": 256, "fit": "resize", "spacing": None, "window": None, "channel": 0}
+    how: dict[str, Any] = {
+        "size": 256,
+        "fit": "resize",
+        "spacing": None,
+        "window": None,
+        "channel": 0,
+    }
     said = outline(tmp_path, task="liver", max_per_patient=64, test_per_patient=64, **how, **shares)
     assert (said.train, said.test, said.records_per_patient) == (5184, 2560, 64)
 
@@ -139,7 +158,10 @@ def test_masks_move_as_their_images_do() -> None:
     mask = torch.zeros(5, 32, 32, dtype=torch.uint8)
     mask[:, 8:20, 10:16] = 1
     chance = torch.rand(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    moved, images = AUGMENT.masks(mask, chance), AUGMENT.images(4 * mask[:, None].float() - 2, chance)
+    moved, images = (
+        AUGMENT.masks(mask, chance),
+        AUGMENT.images(4 * mask[:, None].float() - 2, chance),
+    )
     agree = ((images[:, 0] > 0) == (moved > 0)).float().mean()
     assert agree > 0.97
     assert set(moved.unique().tolist()) == {0, 1}
@@ -210,19 +232,40 @@ def outside(root: Path) -> None:
 PAIR = {"image": "imagesTr/liver_0.nii.gz", "label": "labelsTr/liver_0.nii.gz"}
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an empty volume": (lambda root: first(root).write_bytes(b""), "no readable NIfTI"),
-    "a cut off volume": (lambda root: first(root).write_bytes(first(root).read_bytes()[:5000]), "cut off"),
+    "a cut off volume": (
+        lambda root: first(root).write_bytes(first(root).read_bytes()[:5000]),
+        "cut off",
+    ),
     "a mask of another shape": (other_shape, r"\[4, 4, 4\] voxels, but its image"),
     "a mask of another spacing": (other_spacing, r"voxels measure \(1\.0, 1\.0, 1\.0\) mm"),
     "a mask of halves": (no_labels, "whole numbers"),
-    "dataset.json is no JSON": (lambda root: (root / FOLDER / "dataset.json").write_text("{"), "does not list"),
+    "dataset.json is no JSON": (
+        lambda root: (root / FOLDER / "dataset.json").write_text("{"),
+        "does not list",
+    ),
     "dataset.json lists nothing": (listed([]), "at least 3"),
-    "dataset.json without labels": (listed([{"image": "./imagesTr/liver_0.nii.gz"}]), "does not list"),
-    "dataset.json leads out": (listed([{"image": "../a.nii.gz", "label": "../a.nii.gz"}]), "leads out of"),
-    "dataset.json names a missing file": (listed([{"image": "imagesTr/no.nii.gz", "label": "labelsTr/no.nii.gz"}]), "is missing"),
+    "dataset.json without labels": (
+        listed([{"image": "./imagesTr/liver_0.nii.gz"}]),
+        "does not list",
+    ),
+    "dataset.json leads out": (
+        listed([{"image": "../a.nii.gz", "label": "../a.nii.gz"}]),
+        "leads out of",
+    ),
+    "dataset.json names a missing file": (
+        listed([{"image": "imagesTr/no.nii.gz", "label": "labelsTr/no.nii.gz"}]),
+        "is missing",
+    ),
     "a volume twice": (listed([PAIR] * 3), "stands there twice"),
     "a link out of the folder": (outside, "leads out of"),
-    "an image without a mask": (unlisted(lambda root: first(root, "labelsTr").unlink()), "lacks the volume 'liver_0'"),
-    "no images": (unlisted(lambda root: shutil.rmtree(root / FOLDER / "imagesTr")), "holds no NIfTI"),
+    "an image without a mask": (
+        unlisted(lambda root: first(root, "labelsTr").unlink()),
+        "lacks the volume 'liver_0'",
+    ),
+    "no images": (
+        unlisted(lambda root: shutil.rmtree(root / FOLDER / "imagesTr")),
+        "holds no NIfTI",
+    ),
     "two volumes": (unlisted(leave_two), "at least 3"),
 }
 
@@ -257,7 +300,12 @@ def test_a_channel_that_is_not_there(root: Path) -> None:
     for path in nifti.paths_of(root / FOLDER / "imagesTr"):
         nifti.write(path, np.zeros((*GRID, 2), np.int16), SPACING)
     geometry = Geometry(32, "resize", None, (0, 1), 1)
-    options: dict[str, Any] = {"max_per_patient": 2, "test_per_patient": 2, "split_seed": 0, "augment": False} | SHARES
+    options: dict[str, Any] = {
+        "max_per_patient": 2,
+        "test_per_patient": 2,
+        "split_seed": 0,
+        "augment": False,
+    } | SHARES
     made = load(root / FOLDER, "derived", geometry, **options)
     assert len(made.train) == 4
     with pytest.raises(UserError, match=r"dataset\.channel=2"):
@@ -265,8 +313,17 @@ def test_a_channel_that_is_not_there(root: Path) -> None:
 
 
 def test_a_channel_of_volumes_that_have_one_is_refused(root: Path) -> None:
-    how: dict[str, Any] = {"task": "liver", "size": 16, "fit": "resize", "spacing": None, "window": None, "channel": 3}
+    how: dict[str, Any] = {
+        "task": "liver",
+        "size": 16,
+        "fit": "resize",
+        "spacing": None,
+        "window": None,
+        "channel": 3,
+    }
     bounds: dict[str, Any] = {"max_per_patient": 4, "test_per_patient": 4, "split_seed": 0}
     for kind in (msd, outline):
-        with pytest.raises(UserError, match=r"dataset.channel=3: .*liver_0.*has one channel, which is 0\.$"):
+        with pytest.raises(
+            UserError, match=r"dataset.channel=3: .*liver_0.*has one channel, which is 0\.$"
+        ):
             kind(root, **how, **bounds, **SHARES)

@@ -28,18 +28,42 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("chest_xray", {"size": 4}, "dataset.size=4: must lie between 8 and 1024"),
     ("chest_xray_synthetic", {"size": 4}, "dataset.size=4: must lie between 8 and 1024"),
     ("chest_xray_synthetic", {"count": 0}, "dataset.count=0: must be at least 50"),
-    ("speech_commands", {"clips_per_word": 0, "words": ["yes", "no"]}, "dataset.clips_per_word=0: must be at least 1"),
-    ("speech_commands", {"test_share": 2, "words": ["yes", "no"]}, "dataset.test_share=2: must lie between"),
-    ("speech_commands_synthetic", {"clips_per_word": 0}, "dataset.clips_per_word=0: must be at least 1"),
+    (
+        "speech_commands",
+        {"clips_per_word": 0, "words": ["yes", "no"]},
+        "dataset.clips_per_word=0: must be at least 1",
+    ),
+    (
+        "speech_commands",
+        {"test_share": 2, "words": ["yes", "no"]},
+        "dataset.test_share=2: must lie between",
+    ),
+    (
+        "speech_commands_synthetic",
+        {"clips_per_word": 0},
+        "dataset.clips_per_word=0: must be at least 1",
+    ),
     ("speech_commands_synthetic", {"words": ["yes"]}, "dataset.words=.*two different"),
     ("kspace_phantom", {"height": 6}, "dataset.height=6: must be at least 7"),
     ("kspace_phantom", {"width": 6}, "dataset.width=6: must be at least 7"),
     ("kspace_phantom", {"slices": 0}, "dataset.slices=0: must be at least 1"),
     ("fastmri", {"width": 0}, "dataset.width=0: must be at least 7"),
     ("kspace_from_volumes", {"height": 6}, "dataset.height=6: must be at least 7"),
-    ("kspace_from_volumes", {"folder": "/etc"}, "dataset.folder=/etc: must be a folder under the data root"),
-    ("kspace_from_volumes", {"folder": "../other"}, r"dataset.folder=\.\./other: must be a folder under"),
-    ("mri_sequences_from_volumes", {"folder": "a/../../b"}, "dataset.folder=a/../../b: must be a folder under"),
+    (
+        "kspace_from_volumes",
+        {"folder": "/etc"},
+        "dataset.folder=/etc: must be a folder under the data root",
+    ),
+    (
+        "kspace_from_volumes",
+        {"folder": "../other"},
+        r"dataset.folder=\.\./other: must be a folder under",
+    ),
+    (
+        "mri_sequences_from_volumes",
+        {"folder": "a/../../b"},
+        "dataset.folder=a/../../b: must be a folder under",
+    ),
     ("mri_sequences_from_volumes", {"size": 4}, "dataset.size=4: must lie between 8 and"),
     ("synthetic_images", {"test": 0}, "dataset.test=0: must be at least 10"),
     ("synthetic_images", {"train": 9}, "dataset.train=9: must be at least 10"),
@@ -53,7 +77,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("kind", ["outline", "dataset"])
-@pytest.mark.parametrize(("name", "changed", "message"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "changed", "message"), WRONG, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_an_option_that_means_nothing_is_refused_by_its_key(
     tmp_path: Path, kind: str, name: str, changed: dict[str, Any], message: str
 ) -> None:

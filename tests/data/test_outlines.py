@@ -26,8 +26,13 @@ def options(name: str, **changes: Any) -> dict[str, Any]:
 
 # What a record, or several, belong to where no patient is known.
 UNITS = {
-    **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits", "cifar10", "synthetic_images"), "image"),
-    **dict.fromkeys(("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"),
+    **dict.fromkeys(
+        ("mnist", "fashion_mnist", "phasemnist", "phase_digits", "cifar10", "synthetic_images"),
+        "image",
+    ),
+    **dict.fromkeys(
+        ("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"
+    ),
     **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
     **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
 }
@@ -46,7 +51,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "phase_digits": {"test_share": 0.3},
     "synthetic_images": {"train": 30, "test": 20},
     "cpsc2018_synthetic": {"count": 45, "seconds": 1.1},
-    "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 60, "frame_step": 256, "grid": [9, 5]},
+    "speech_commands_synthetic": {
+        "words": ["yes", "no"],
+        "clips_per_word": 60,
+        "frame_step": 256,
+        "grid": [9, 5],
+    },
     "chest_xray_synthetic": {"count": 60, "size": 16},
     "mri_sequences_synthetic": {"patients": 4, "size": 16},
     "msd_synthetic": {"volumes": 5, "size": 16, "test_share": 0.4},
@@ -66,7 +76,10 @@ def held_against(name: str, root: Path, **changes: Any) -> Outline:
     assert (said.records_per_patient, said.unit) == (made.records_per_patient, made.unit)
     assert (said.input_shape, said.outputs) == (tuple(made.input_shape), made.outputs)
     assert (said.dtype, said.target_dtype) == (inputs.dtype, targets.dtype)
-    assert (tuple(inputs.shape[1:]), tuple(targets.shape[1:])) == (said.input_shape, said.target_shape)
+    assert (tuple(inputs.shape[1:]), tuple(targets.shape[1:])) == (
+        said.input_shape,
+        said.target_shape,
+    )
     return said
 
 
@@ -86,7 +99,9 @@ def test_an_excerpt_of_the_recordings_is_counted_and_not_the_releases(tmp_path: 
     said = held_against("cpsc2018", tmp_path, test_share=0.3)
     assert (said.train, said.test) == (3, 2)
     with pytest.raises(UserError, match="0 recordings of RBBB and 0 of AF"):
-        lookup("outline", "cpsc2018")(tmp_path, **options("cpsc2018", positive="AF", negative="RBBB"))
+        lookup("outline", "cpsc2018")(
+            tmp_path, **options("cpsc2018", positive="AF", negative="RBBB")
+        )
     (tmp_path / "CPSC2018" / "cinc2020_wfdb" / "S0002.mat").write_bytes(b"cut")
     assert held_against("cpsc2018", tmp_path, test_share=0.3, bad_records="skip").train == 2
 
@@ -122,10 +137,23 @@ def test_an_excerpt_of_the_volumes_is_counted(tmp_path: Path, unit: str) -> None
     next((tmp_path / "synthetic").iterdir()).rename(tmp_path / "fastMRI")
     held_against("fastmri", tmp_path, height=8, width=9, unit=unit, slices=2)
     (tmp_path / "volumes").mkdir()
-    for number, shape in enumerate([(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]):  # some are too small
-        nifti.write(tmp_path / "volumes" / f"v{number}.nii.gz", np.random.default_rng(number).random(shape), (1.0, 1.0, 1.0))
+    for number, shape in enumerate(
+        [(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]
+    ):  # some are too small
+        nifti.write(
+            tmp_path / "volumes" / f"v{number}.nii.gz",
+            np.random.default_rng(number).random(shape),
+            (1.0, 1.0, 1.0),
+        )
     for axis in (0, 2):
-        chosen = {"folder": "volumes", "height": 9, "width": 9, "axis": axis, "test_share": 0.4, "split_seed": 1}
+        chosen = {
+            "folder": "volumes",
+            "height": 9,
+            "width": 9,
+            "axis": axis,
+            "test_share": 0.4,
+            "split_seed": 1,
+        }
         held_against("kspace_from_volumes", tmp_path, **chosen, unit=unit, slices=2)
 
 
@@ -160,5 +188,7 @@ def test_the_real_files_are_what_their_outline_says(name: str, data_root: Path) 
     if not lookup("outline", name)(data_root, **chosen).found:
         pytest.skip(f"{name} is not under the data root")
     if name == "speech_commands":
-        chosen["words"] = sorted(p.name for p in (data_root / speech_commands.FOLDER).iterdir() if p.is_dir())[-2:]
+        chosen["words"] = sorted(
+            p.name for p in (data_root / speech_commands.FOLDER).iterdir() if p.is_dir()
+        )[-2:]
     held_against(name, data_root, **{key: chosen[key] for key in REAL[name]})

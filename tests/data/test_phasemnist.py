@@ -17,7 +17,14 @@ from hypothesis.extra.numpy import arrays
 from tests.conftest import idx_bytes, write_mini_mnist
 from zdp_bench.data import Splits
 from zdp_bench.data.mnist import mnist
-from zdp_bench.data.phasemnist import RELEASED, couple_images, draw_partners, pair, phase_digits, phasemnist
+from zdp_bench.data.phasemnist import (
+    RELEASED,
+    couple_images,
+    draw_partners,
+    pair,
+    phase_digits,
+    phasemnist,
+)
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -25,10 +32,17 @@ from zdp_bench.registry import lookup
 def count_by_pixels(splits: Splits) -> Counter[bytes]:
     """How many training examples each image is in, an image told by its pixels."""
     examples = splits.train.batch(torch.arange(len(splits.train)))[0]
-    return Counter(part.contiguous().numpy().tobytes() for example in examples for part in (example.real, example.imag))
+    return Counter(
+        part.contiguous().numpy().tobytes()
+        for example in examples
+        for part in (example.real, example.imag)
+    )
 
 
-@given(labels=arrays(np.int64, st.integers(0, 60), elements=st.integers(0, 9)), seed=st.integers(0, 2**53))
+@given(
+    labels=arrays(np.int64, st.integers(0, 60), elements=st.integers(0, 9)),
+    seed=st.integers(0, 2**53),
+)
 def test_an_image_is_in_two_examples_or_in_none(labels: np.ndarray, seed: int) -> None:
     counts = np.bincount(labels, minlength=10)
     expected = 2 * np.minimum(counts, counts[::-1])[:5].sum()
@@ -39,7 +53,9 @@ def test_an_image_is_in_two_examples_or_in_none(labels: np.ndarray, seed: int) -
     made = couple_images(labels, seed)
     assert len(made.real) == expected == len(labels) - made.left_out
     assert (labels[made.real] + labels[made.partner] == 9).all()
-    assert (np.bincount(np.concatenate((made.real, made.partner)), minlength=len(labels)) % 2 == 0).all()
+    assert (
+        np.bincount(np.concatenate((made.real, made.partner)), minlength=len(labels)) % 2 == 0
+    ).all()
     assert sorted(made.real) == sorted(made.partner) == sorted(set(made.real))
     assert made.most_of_one == 2
     # A couple's two examples share their images with no other.
@@ -51,13 +67,17 @@ def test_an_image_is_in_two_examples_or_in_none(labels: np.ndarray, seed: int) -
 @given(counts=st.lists(st.integers(1, 9), min_size=10, max_size=10), seed=st.integers(0, 1000))
 def test_examples_hold_the_images_they_say(counts: list[int], seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), counts))
-    pixels = torch.arange(len(labels), dtype=torch.float32).view(-1, 1, 1)  # an image's only pixel is its index
+    pixels = torch.arange(len(labels), dtype=torch.float32).view(
+        -1, 1, 1
+    )  # an image's only pixel is its index
     train, test, made = pair((pixels, labels), (pixels, labels), seed)
     for records in (train, test):
         real, partner = records.inputs.real.flatten().long(), records.inputs.imag.flatten().long()
         assert (labels[real] == records.targets.numpy()).all()
         assert (labels[partner] == 9 - records.targets.numpy()).all()
-    assert test.inputs.real.flatten().tolist() == list(range(len(labels)))  # no test image is left out
+    assert test.inputs.real.flatten().tolist() == list(
+        range(len(labels))
+    )  # no test image is left out
     assert made.left_out == len(labels) - len(train)
     used = Counter(train.inputs.real.flatten().tolist() + train.inputs.imag.flatten().tolist())
     assert set(used.values()) == {2}
@@ -78,7 +98,9 @@ def test_test_partners_are_uniform_with_replacement() -> None:
     labels = np.repeat(np.arange(10), 100)
     drawn = np.stack([draw_partners(labels, seed) for seed in range(200)])
     assert (labels[drawn] == 9 - labels).all()
-    counts = np.bincount(drawn[:, labels == 3].ravel(), minlength=1000)[labels == 6]  # each partner expected 200 times
+    counts = np.bincount(drawn[:, labels == 3].ravel(), minlength=1000)[
+        labels == 6
+    ]  # each partner expected 200 times
     assert abs(counts.mean() - 200) < 1e-9
     assert (np.abs(counts - 200) < 6 * np.sqrt(200)).all()
     with pytest.raises(UserError, match="no test image of label 9"):
@@ -87,7 +109,12 @@ def test_test_partners_are_uniform_with_replacement() -> None:
 
 def test_the_digits_are_in_two_examples_each_by_their_pixels(tmp_path: Path) -> None:
     splits = phase_digits(tmp_path)
-    assert (len(splits.train), len(splits.test), splits.input_shape, splits.outputs) == (1426, 360, (8, 8), 10)
+    assert (len(splits.train), len(splits.test), splits.input_shape, splits.outputs) == (
+        1426,
+        360,
+        (8, 8),
+        10,
+    )
     assert splits.train.inputs.dtype == torch.complex64
     assert set(count_by_pixels(splits).values()) == {2}
     assert (splits.records_per_patient, splits.unit) == (2, "image")
@@ -109,7 +136,9 @@ def test_mnists_images_are_in_two_examples_each_by_their_pixels(tmp_path: Path, 
 
 
 def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None:
-    first, again, other = (phasemnist(mini_mnist, check=False, pairing_seed=seed) for seed in (9, 9, 10))
+    first, again, other = (
+        phasemnist(mini_mnist, check=False, pairing_seed=seed) for seed in (9, 9, 10)
+    )
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert first.digest == again.digest
     assert not torch.equal(first.train.inputs, other.train.inputs)
@@ -118,7 +147,12 @@ def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None
 
 def test_the_outline_without_files_is_the_releases(tmp_path: Path) -> None:
     said = lookup("outline", "phasemnist")(tmp_path, pairing_seed=9)
-    assert (said.train, said.test, said.records_per_patient, said.unit) == (58_142, 10_000, 2, "image")
+    assert (said.train, said.test, said.records_per_patient, said.unit) == (
+        58_142,
+        10_000,
+        2,
+        "image",
+    )
     assert not said.found
     assert sum(RELEASED) == 60_000
 
@@ -135,7 +169,10 @@ def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> No
     assert torch.equal(splits.test.inputs.real, plain.test.inputs)
     # Every part of an example is, bit for bit, some image of the same split with the label that the rule asks for.
     for records, source in ((splits.train, plain.train), (splits.test, plain.test)):
-        labels_of = {image.tobytes(): int(label) for image, label in zip(source.inputs.numpy(), source.targets, strict=True)}
+        labels_of = {
+            image.tobytes(): int(label)
+            for image, label in zip(source.inputs.numpy(), source.targets, strict=True)
+        }
         for index in np.random.default_rng(0).choice(len(records), 500, replace=False):
             label = int(records.targets[index])
             assert labels_of[records.inputs[index].real.contiguous().numpy().tobytes()] == label

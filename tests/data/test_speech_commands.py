@@ -54,7 +54,10 @@ def test_the_transform_is_tensorflows_by_its_definition() -> None:
     window = [0.5 - 0.5 * math.cos(2 * math.pi * n / 255) for n in range(255)]
     for frame in (0, 1, 77, 123):
         for k in (0, 1, 64, 128):
-            expected = sum(wave[128 * frame + n] * window[n] * np.exp(-2j * np.pi * k * n / 256) for n in range(255))
+            expected = sum(
+                wave[128 * frame + n] * window[n] * np.exp(-2j * np.pi * k * n / 256)
+                for n in range(255)
+            )
             assert abs(ours[frame, k] - expected) < 1e-3
 
 
@@ -71,7 +74,12 @@ def test_other_steps_frame_as_tensorflow_does() -> None:
     """Frames begin every `step` samples and none passes the end of the clip: 1 + (16000 − 255) // step of them."""
     wave = torch.randn(2, CLIP, generator=torch.Generator().manual_seed(1))
     dense = stft(wave)
-    for step, count in ((256, 62), (512, 31), (5249, 3), (5248, 4)):  # 3 · 5248 + 255 = 15999, 3 · 5249 + 255 = 16002
+    for step, count in (
+        (256, 62),
+        (512, 31),
+        (5249, 3),
+        (5248, 4),
+    ):  # 3 · 5248 + 255 = 15999, 3 · 5249 + 255 = 16002
         assert stft(wave, step).shape == (2, count, 129)
     torch.testing.assert_close(stft(wave, 512), dense[:, ::4])
 
@@ -83,7 +91,9 @@ def test_a_smaller_and_an_easier_task(root: Path) -> None:
     torch.testing.assert_close(small.train.inputs, whole.train.inputs[:, :, ::4, :65])
     loud = speech_commands(root, words=WORDS, test_share=0.3, scale="log")
     z, w = whole.train.inputs.to(torch.complex128), loud.train.inputs.to(torch.complex128)
-    torch.testing.assert_close(w.abs(), torch.log(1 + 100 * z.abs()) / math.log(101), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        w.abs(), torch.log(1 + 100 * z.abs()) / math.log(101), rtol=1e-4, atol=1e-5
+    )
     torch.testing.assert_close(w * z.abs(), z * w.abs(), rtol=1e-4, atol=1e-5)
     bare = speech_commands(root, words=WORDS, test_share=0.3, scale="log_modulus").train.inputs
     torch.testing.assert_close(bare.real.double(), w.abs(), rtol=1e-4, atol=1e-5)
@@ -129,13 +139,17 @@ def test_the_set_is_repeatable_cached_and_bounds_a_speaker(root: Path) -> None:
     assert (first.outputs, first.input_shape, first.provenance) == (2, (1, 124, 129), "derived")
     kept.unlink()  # not in place: it is mapped
     kept.write_bytes(b"damaged")
-    assert torch.equal(speech_commands(root, words=WORDS, test_share=0.3).train.inputs, first.train.inputs)
+    assert torch.equal(
+        speech_commands(root, words=WORDS, test_share=0.3).train.inputs, first.train.inputs
+    )
 
 
 def test_clips_per_word_and_a_random_split(root: Path) -> None:
     splits = speech_commands(root, words=WORDS, clips_per_word=6, split="random", test_share=0.25)
     assert (len(splits.train), len(splits.test)) == (9, 3)
-    other = speech_commands(root, words=WORDS, clips_per_word=6, split="random", test_share=0.25, split_seed=1)
+    other = speech_commands(
+        root, words=WORDS, clips_per_word=6, split="random", test_share=0.25, split_seed=1
+    )
     assert other.digest != splits.digest
 
 
@@ -162,14 +176,18 @@ def test_two_lists_of_as_many_synthetic_words_are_two_sets(tmp_path: Path) -> No
     for words in (["yes", "no"], ["up", "down"], ["no", "yes"]):
         made = speech_commands_synthetic(tmp_path, words=words, clips_per_word=4, test_share=0.5)
         assert len(made.train) + len(made.test) == 8
-    assert len(list((tmp_path / "synthetic").iterdir())) == 3  # the order, too, says what a word sounds like
+    assert (
+        len(list((tmp_path / "synthetic").iterdir())) == 3
+    )  # the order, too, says what a word sounds like
 
 
 def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
     splits = speech_commands_synthetic(tmp_path, words=WORDS, clips_per_word=20, test_share=0.3)
     assert splits.provenance == "synthetic"
 
-    def peakedness(records: Any) -> torch.Tensor:  # 'no' holds its formants still, 'yes' glides through a band: [n]
+    def peakedness(
+        records: Any,
+    ) -> torch.Tensor:  # 'no' holds its formants still, 'yes' glides through a band: [n]
         shape = torch.nn.functional.normalize(records.inputs[:, 0].abs().mean(dim=1))  # [n, 129]
         return shape.pow(4).sum(dim=1)
 
@@ -182,7 +200,11 @@ def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
 
 
 def wav(**changes: Any) -> Callable[[Path], None]:
-    settings: dict[str, Any] = {"data": np.zeros(CLIP), "samplerate": RATE, "subtype": "PCM_16"} | changes
+    settings: dict[str, Any] = {
+        "data": np.zeros(CLIP),
+        "samplerate": RATE,
+        "subtype": "PCM_16",
+    } | changes
 
     def write(path: Path) -> None:
         soundfile.write(path, **settings)
@@ -198,25 +220,49 @@ def announce(path: Path, samples: int) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "empty": (lambda path: path.write_bytes(b""), r"not a readable wav file of 16-bit samples \(it ends in its header\)"),
-    "a web page": (lambda path: path.write_bytes(b"<html>not found</html>"), "not a readable wav file"),
-    "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 4), "not a readable wav file"),
-    "cut in its header": (lambda path: path.write_bytes(path.read_bytes()[:20]), "not a readable wav file"),
+    "empty": (
+        lambda path: path.write_bytes(b""),
+        r"not a readable wav file of 16-bit samples \(it ends in its header\)",
+    ),
+    "a web page": (
+        lambda path: path.write_bytes(b"<html>not found</html>"),
+        "not a readable wav file",
+    ),
+    "random bytes": (
+        lambda path: path.write_bytes(bytes(range(256)) * 4),
+        "not a readable wav file",
+    ),
+    "cut in its header": (
+        lambda path: path.write_bytes(path.read_bytes()[:20]),
+        "not a readable wav file",
+    ),
     "cut in its samples": (
         lambda path: path.write_bytes(path.read_bytes()[:9044]),
         "announces 16,000 samples, but 4,500 are there",
     ),
-    "half a sample": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a readable wav file|15,999 are there"),
+    "half a sample": (
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        "not a readable wav file|15,999 are there",
+    ),
     "no samples": (wav(data=np.zeros(0)), "announces 0 samples"),
     "stereo": (wav(data=np.zeros((CLIP, 2))), "2 channels of 16-bit samples"),
     "another rate": (wav(samplerate=8000), "16-bit samples at 8000 Hz"),
     "eight bits": (wav(subtype="PCM_U8"), "1 channels of 8-bit samples"),
-    "floating point": (wav(data=np.full(CLIP, np.nan), subtype="FLOAT"), r"of 16-bit samples \(unknown format: 3\)"),
+    "floating point": (
+        wav(data=np.full(CLIP, np.nan), subtype="FLOAT"),
+        r"of 16-bit samples \(unknown format: 3\)",
+    ),
     "eleven seconds": (wav(data=np.zeros(11 * CLIP)), "announces 176,000 samples"),
-    "a huge announced size": (lambda path: announce(path, 2**31 - 1), "announces 2,147,483,647 samples"),
+    "a huge announced size": (
+        lambda path: announce(path, 2**31 - 1),
+        "announces 2,147,483,647 samples",
+    ),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
     "another ending": (lambda path: path.rename(path.with_suffix(".mp3")), "is no .wav file"),
-    "a clip twice": (lambda path: path.with_name(f"{path.name}.wav").write_bytes(path.read_bytes()), "is the same clip as"),
+    "a clip twice": (
+        lambda path: path.with_name(f"{path.name}.wav").write_bytes(path.read_bytes()),
+        "is the same clip as",
+    ),
 }
 
 
@@ -229,7 +275,9 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
         speech_commands(root, words=WORDS)
     assert path.stem in str(caught.value)
     assert "\n" not in str(caught.value)
-    problems = [problem for _, problem in files.inspected(root, files.card("speech_commands")) if problem]
+    problems = [
+        problem for _, problem in files.inspected(root, files.card("speech_commands")) if problem
+    ]
     assert problems == [str(caught.value)]
 
 
@@ -241,7 +289,10 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
         ({"words": ["yes", "yes"]}, "at least two different words"),
         ({"words": WORDS, "bins": 130}, r"dataset\.bins=130: must lie between 1 and 129"),
         ({"words": WORDS, "frame_step": 0}, r"dataset\.frame_step=0"),
-        ({"words": WORDS, "grid": [200, 10]}, r"dataset\.grid=\[200, 10\]: must be two numbers, at most 124 frames"),
+        (
+            {"words": WORDS, "grid": [200, 10]},
+            r"dataset\.grid=\[200, 10\]: must be two numbers, at most 124 frames",
+        ),
         ({"words": WORDS, "test_share": 0.0}, "leaves 20 clips to train and 0 to test"),
     ],
 )
@@ -277,7 +328,9 @@ def test_a_whole_root_is_checked_clip_by_clip(root: Path, tmp_path: Path) -> Non
     assert problem.startswith(f"{path}: is missing. It comes from download.tensorflow.org")
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 

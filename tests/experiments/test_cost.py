@@ -15,14 +15,18 @@ from zdp_bench.gradients import Batch
 
 
 def test_a_few_steps_are_timed_and_nothing_is_written(tmp_path: Path) -> None:
-    one, thousand = (cost.measured(configured(tmp_path, f"trainer.epochs={epochs}")) for epochs in (1, 1000))
+    one, thousand = (
+        cost.measured(configured(tmp_path, f"trainer.epochs={epochs}")) for epochs in (1, 1000)
+    )
     assert 0 < one.seconds < thousand.seconds
     assert one.bytes > 0
     assert one.measured_on.startswith(("cpu", "cuda"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_that_would_take_too_long_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_would_take_too_long_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = validate(configured(tmp_path)).cost
     monkeypatch.setattr("zdp_bench.experiments.cost.SECONDS", 0.0)
     monkeypatch.setattr("zdp_bench.algorithms.zeta_dp_sgd.ZetaDPSGD.accumulate", None)  # not called
@@ -44,10 +48,14 @@ def test_what_a_batch_costs_whatever_its_size_is_told_from_what_each_record_cost
         nonlocal clock
         clock += 0.25 + 0.01 * len(batch[0])
 
-    monkeypatch.setattr("zdp_bench.experiments.cost.time", SimpleNamespace(perf_counter=lambda: clock))
+    monkeypatch.setattr(
+        "zdp_bench.experiments.cost.time", SimpleNamespace(perf_counter=lambda: clock)
+    )
     monkeypatch.setattr("zdp_bench.experiments.cost.NOISE_SECONDS", 0.0)
     monkeypatch.setattr("zdp_bench.algorithms.zeta_dp_sgd.ZetaDPSGD.accumulate", accumulate)
-    found = validate(configured(tmp_path, "trainer.sample_rate=0.05", "trainer.micro_batch=30")).cost
+    found = validate(
+        configured(tmp_path, "trainer.sample_rate=0.05", "trainer.micro_batch=30")
+    ).cost
     assert found
     expected = round(0.05 * 1426)  # records of a batch, in three micro-batches
     assert found.seconds == pytest.approx(40 * (3 * 0.25 + 0.01 * expected))

@@ -25,7 +25,9 @@ from zdp_bench.report.lr_finder import as_rich
 
 def test_the_steepest_fall_is_found() -> None:
     rates = [10 ** (-5 + step / 10) for step in range(50)]
-    losses = [1 - 0.8 / (1 + math.exp(-8 * (math.log10(rate) + 3))) for rate in rates]  # falls round 1e-3
+    losses = [
+        1 - 0.8 / (1 + math.exp(-8 * (math.log10(rate) + 3))) for rate in rates
+    ]  # falls round 1e-3
     assert 3e-4 < (steepest(rates, losses) or 0) < 6e-3  # smoothing looks back, so a little later
     assert steepest(rates, list(range(50))) is None
     assert steepest(rates[:2], [1.0, 0.5]) is None
@@ -44,7 +46,9 @@ def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def build(*arguments: Any, **options: Any) -> Splits:
             splits: Splits = builder(*arguments, **options)
-            return dataclasses.replace(splits, validation=Records(splits.test.inputs, splits.test.targets))
+            return dataclasses.replace(
+                splits, validation=Records(splits.test.inputs, splits.test.targets)
+            )
 
         return build
 
@@ -60,7 +64,9 @@ def test_it_costs_its_steps_and_is_repeatable(tmp_path: Path) -> None:
     said = validate(config, trial=False)
     assert 0 < found.epsilon < said.privacy["epsilon_tight"] < found.epsilon_with_run
     assert range_test(config, 1e-3, 1.0, steps=6) == found
-    assert not torch.equal(torch.tensor(range_test(config, 2e-3, 1.0, steps=6).losses), torch.tensor(found.losses))
+    assert not torch.equal(
+        torch.tensor(range_test(config, 2e-3, 1.0, steps=6).losses), torch.tensor(found.losses)
+    )
 
 
 @pytest.mark.usefixtures("_validated")
@@ -87,12 +93,19 @@ def test_test_and_run_share_the_noise_that_reaches_a_target_together(
     monkeypatch.setattr(finder, "build_algorithm", build)
     found = range_test(configured(tmp_path, "privacy.target_epsilon=2"), 1e-3, highest, steps=12)
     assert found.to_count == 12 >= found.steps
-    record = carry_out(tmp_path, "privacy.target_epsilon=2", f"privacy.range_test_steps={found.to_count}").record
+    record = carry_out(
+        tmp_path, "privacy.target_epsilon=2", f"privacy.range_test_steps={found.to_count}"
+    ).record
     assert record["privacy"]["z"] == pytest.approx(seen[0], rel=1e-12)
     assert record["privacy"]["epsilon_tight"] == pytest.approx(found.epsilon_with_run)
     assert record["privacy"]["epsilon_tight"] <= 2
-    with pytest.raises(UserError, match=r"range_test_steps=12 with privacy\.target_epsilon: each range test would change"):
-        range_test(configured(tmp_path, "privacy.target_epsilon=2", "privacy.range_test_steps=12"), steps=5)
+    with pytest.raises(
+        UserError,
+        match=r"range_test_steps=12 with privacy\.target_epsilon: each range test would change",
+    ):
+        range_test(
+            configured(tmp_path, "privacy.target_epsilon=2", "privacy.range_test_steps=12"), steps=5
+        )
 
 
 @pytest.mark.usefixtures("_validated")
@@ -124,7 +137,10 @@ def test_its_noise_is_never_that_of_a_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_counts_the_tests_steps_in_every_epsilon(tmp_path: Path) -> None:
-    plain, counted = (carry_out(tmp_path, *more).record["privacy"] for more in ([], ["privacy.range_test_steps=15"]))
+    plain, counted = (
+        carry_out(tmp_path, *more).record["privacy"]
+        for more in ([], ["privacy.range_test_steps=15"])
+    )
     assert (plain["range_test_steps"], counted["range_test_steps"]) == (0, 15)
     assert counted["steps"] == plain["steps"] + 15
     assert counted["ledger"]["entries"] == plain["ledger"]["entries"]
@@ -135,14 +151,22 @@ def test_a_run_counts_the_tests_steps_in_every_epsilon(tmp_path: Path) -> None:
 def test_a_budget_is_kept_with_the_tests_steps_in_it(tmp_path: Path) -> None:
     whole = carry_out(tmp_path / "a", "privacy.range_test_steps=15").record
     budget = 0.8 * whole["privacy"]["epsilon_tight"]
-    stopped = carry_out(tmp_path / "b", "privacy.range_test_steps=15", f"privacy.max_epsilon={budget}").record
+    stopped = carry_out(
+        tmp_path / "b", "privacy.range_test_steps=15", f"privacy.max_epsilon={budget}"
+    ).record
     assert stopped["stopped_by"] == "budget"
     assert stopped["privacy"]["epsilon_tight"] <= budget
 
 
-def test_wrong_ranges_and_sets_without_validation_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_ranges_and_sets_without_validation_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configured(tmp_path)
-    for arguments, message in (((0.0, 1.0, 5), "--lowest"), ((1.0, 0.1, 5), "below --highest"), ((0.1, 1.0, 2), "--steps=2")):
+    for arguments, message in (
+        ((0.0, 1.0, 5), "--lowest"),
+        ((1.0, 0.1, 5), "below --highest"),
+        ((0.1, 1.0, 2), "--steps=2"),
+    ):
         with pytest.raises(UserError, match=message):
             range_test(config, *arguments)
     with pytest.raises(UserError, match="phase_digits has none"):
@@ -179,6 +203,11 @@ def test_a_budget_ends_the_test_before_the_step_that_would_pass_it(tmp_path: Pat
     assert len(found.rates) == found.steps
     assert found.epsilon <= budget
     assert found.budget == pytest.approx(budget)
-    assert f"stopped before a tight ε of {budget:g}" in str(as_rich(dataclasses.asdict(found)).caption)
-    with pytest.raises(UserError, match=r"privacy\.max_epsilon=0\.48: the budget pays for [12] steps of this range test, and 3"):
+    assert f"stopped before a tight ε of {budget:g}" in str(
+        as_rich(dataclasses.asdict(found)).caption
+    )
+    with pytest.raises(
+        UserError,
+        match=r"privacy\.max_epsilon=0\.48: the budget pays for [12] steps of this range test, and 3",
+    ):
         range_test(configured(tmp_path, "privacy.max_epsilon=0.48"), steps=6)

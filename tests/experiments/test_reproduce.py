@@ -31,7 +31,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     recipes = tmp_path / "recipes"
     recipes.mkdir()
     for name, body in TINY.items():
-        (recipes / f"{name}.yaml").write_text(f"# {name}\n" + body.replace("hydra: {sweeper: {params: {+seed: 1}}}\n", ""))
+        (recipes / f"{name}.yaml").write_text(
+            f"# {name}\n" + body.replace("hydra: {sweeper: {params: {+seed: 1}}}\n", "")
+        )
     monkeypatch.setattr(assets, "RECIPES", recipes)
     monkeypatch.setattr(measured, "available", list)
     return tmp_path / "results"
@@ -44,11 +46,15 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return int(left.value.code or 0), out, err
 
 
-def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--profile", "smoke", "--results", str(small), "threads=1", "paths.data=/nowhere"]
     code, out, err = said(capsys, *words)
     assert (code, err) == (0, "")
-    assert "/2] zeta_dp_2021/1  recipe=phasemnist seed=1: accuracy" in out  # the jobs end in any order
+    assert (
+        "/2] zeta_dp_2021/1  recipe=phasemnist seed=1: accuracy" in out
+    )  # the jobs end in any order
     assert "[2/2] zeta_dp_2021/1" in out
     assert "2 cells: 0 reproduced, 0 different, 0 not run, 2 not compared" in out
     written = (small / "smoke" / "tables" / "zeta_dp_2021_table1.md").read_text()
@@ -56,8 +62,12 @@ def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(small: 
     assert "- SMOKE: " in written
     assert (small / "smoke" / "report.html").is_file()
     assert [path.name for path in small.iterdir()] == ["smoke"]
-    made = tables.build("zeta_dp_2021/1", small / "smoke", sweep.fillings("zeta_dp_2021/1", small / "smoke"))
-    assert all(row.numbers["n"] == 0 for row in made.rows if not row.numbers["on"]), "a smoke run stands in a paper's cell"
+    made = tables.build(
+        "zeta_dp_2021/1", small / "smoke", sweep.fillings("zeta_dp_2021/1", small / "smoke")
+    )
+    assert all(row.numbers["n"] == 0 for row in made.rows if not row.numbers["on"]), (
+        "a smoke run stands in a paper's cell"
+    )
     code, out, _ = said(capsys, *words)
     assert out.count("(done before)") == 2
 
@@ -65,7 +75,14 @@ def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(small: 
 def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--profile", "here", "--results", str(small), "threads=1", f"paths.data={tmp_path / 'root'}"]
+    words = [
+        "--profile",
+        "here",
+        "--results",
+        str(small),
+        "threads=1",
+        f"paths.data={tmp_path / 'root'}",
+    ]
     code, out, err = said(capsys, *words)
     assert (code, err) == (0, "")
     assert "2 cells: 0 reproduced, 0 different, 2 not run, 0 not compared" in out
@@ -77,7 +94,10 @@ def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
     assert "[2/2]" in out
 
 
-@pytest.mark.parametrize("recipe", ["chest_xray_strict", "mri_recon", "msd_liver_private", "ecg", "mri_sequence_cl", "speech"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["chest_xray_strict", "mri_recon", "msd_liver_private", "ecg", "mri_sequence_cl", "speech"],
+)
 def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -> None:
     config = parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"]))
     holds = files.card(config.dataset.name).holds
@@ -86,9 +106,15 @@ def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -
 
 def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) -> None:
     volumes.write_set(tmp_path / "Task04_Hippocampus", 3, seed=0)
-    of = {task: parse(compose([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"])) for task in ("hippocampus", "liver")}
+    of = {
+        task: parse(compose([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"]))
+        for task in ("hippocampus", "liver")
+    }
     assert reproduce.lacking(of["hippocampus"]) == ""
-    assert reproduce.lacking(of["liver"]) == "the data root holds some of dataset 'msd', but not what this run reads"
+    assert (
+        reproduce.lacking(of["liver"])
+        == "the data root holds some of dataset 'msd', but not what this run reads"
+    )
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_made(
@@ -122,7 +148,8 @@ def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixtu
     for name in TINY:
         (assets.RECIPES / f"{name}.yaml").unlink()
     body = TINY["mnist"].replace(
-        "{table: zeta_dp_2021/1, row: mnist_private}", "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_0.64}"
+        "{table: zeta_dp_2021/1, row: mnist_private}",
+        "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_0.64}",
     )
     (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
     code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
@@ -168,6 +195,8 @@ def test_every_data_set_of_a_recipe_has_a_stand_in_or_stands_for_itself() -> Non
     for recipe in assets.group(assets.RECIPES):
         config = parse(compose([f"recipe={recipe}"]))
         words = reproduce.smoke(config)
-        assert words is not None, f"{config.dataset.name} needs `stand_in` on its card, or a {config.dataset.name}_synthetic"
+        assert words is not None, (
+            f"{config.dataset.name} needs `stand_in` on its card, or a {config.dataset.name}_synthetic"
+        )
         reduced = parse(compose([f"recipe={recipe}", *words]))
         assert not files.card(reduced.dataset.name).files, "smoke needs no file"

@@ -20,7 +20,14 @@ from zdp_bench.experiments.sweep import sweep
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import only_one_process
 
-TINY = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5", "model.hidden=[4]", "accountant=gdp_clt", "threads=1"]
+TINY = [
+    "recipe=quickstart",
+    "trainer.epochs=1",
+    "trainer.sample_rate=0.5",
+    "model.hidden=[4]",
+    "accountant=gdp_clt",
+    "threads=1",
+]
 
 
 def start(*words: str, at: Path) -> subprocess.Popen[str]:
@@ -42,7 +49,9 @@ def wait_for(at: Path, count: int, *at_it: subprocess.Popen[str]) -> None:
     """Until there are `count` records; when the test's own time is up first, nobody is left behind."""
     try:
         while len(records(at)) < count:
-            assert any(process.poll() is None for process in at_it), "all processes ended before their work was done"
+            assert any(process.poll() is None for process in at_it), (
+                "all processes ended before their work was done"
+            )
             time.sleep(0.02)
     except BaseException:
         for process in at_it:
@@ -57,8 +66,12 @@ def finished(out: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("jobs", [9, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_they_left(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize(
+    "jobs", [9, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
+)
+def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_they_left(
+    tmp_path: Path, jobs: int
+) -> None:
     """Three of the jobs fail; one process is killed, the other is asked to stop."""
     good = range(1, jobs - 2)
     words = [*TINY, "seed=" + ",".join(map(str, [*good, -1, -2, -3]))]
@@ -78,7 +91,9 @@ def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_the
     said, told = again.communicate()
     assert again.returncode == 2, told
     assert f"sweep: {jobs} jobs, 3 failed" in said
-    failed = re.findall(r"^zdp-bench: .*seed=(-\d).*: seed=-\d: must be 0 or more\.$", told, flags=re.MULTILINE)
+    failed = re.findall(
+        r"^zdp-bench: .*seed=(-\d).*: seed=-\d: must be 0 or more\.$", told, flags=re.MULTILINE
+    )
     assert failed == ["-1", "-2", "-3"]
     assert len(told.splitlines()) == 3
     everything = records(tmp_path)
@@ -106,11 +121,19 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
 
     monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
     with hydra_session() as driver:
-        count, failed = sweep(driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"])
+        count, failed = sweep(
+            driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"]
+        )
     assert done == [1, 3, 2]
     assert count == 4
-    assert [(words[1], reason) for words, reason in failed] == [("seed=4", "four is not to be had.")]
-    with only_one_process(tmp_path / "5"), pytest.raises(Busy, match="another process"), only_one_process(tmp_path / "5", False):
+    assert [(words[1], reason) for words, reason in failed] == [
+        ("seed=4", "four is not to be had.")
+    ]
+    with (
+        only_one_process(tmp_path / "5"),
+        pytest.raises(Busy, match="another process"),
+        only_one_process(tmp_path / "5", False),
+    ):
         pass
 
 
@@ -146,7 +169,9 @@ def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
 
     monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
     with hydra_session() as driver:
-        count, failed = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
+        count, failed = sweep(
+            driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"]
+        )
     assert (count, len(failed)) == (2, 1)
     assert failed[0][1] == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"
     assert "Traceback" in capsys.readouterr().err
@@ -174,7 +199,9 @@ def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no
     from hydra.core.config_store import ConfigStore
 
     with hydra_session():
-        stored = OmegaConf.create(ConfigStore.instance().load("hydra/launcher/submitit_slurm.yaml").node)
+        stored = OmegaConf.create(
+            ConfigStore.instance().load("hydra/launcher/submitit_slurm.yaml").node
+        )
     assert set(body) <= set(stored), "a key that hydra-submitit-launcher does not know"
     assert body["max_num_timeout"] > 0
     compose(["recipe=quickstart", "launcher=slurm"])

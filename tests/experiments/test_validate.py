@@ -45,11 +45,17 @@ def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) ->
     own = []
     if recipe.startswith("gredp_transfer"):  # no download in a test
         own = [f"model.weights={tmp_path / 'resnet18.pth'}"]
-        torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet18.pth")
-    report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}", *own])), trial=False)
+        torch.save(
+            torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet18.pth"
+        )
+    report = validate(
+        parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}", *own])), trial=False
+    )
     assert report.data["train"] > 0
     assert sum(layer.parameters for layer in report.layers) == report.model["parameters_real"]
-    private = report.privacy["z"] > 0  # GReDP as published has noise, and leaves a direction without any
+    private = (
+        report.privacy["z"] > 0
+    )  # GReDP as published has noise, and leaves a direction without any
     assert (report.privacy["epsilon_tight"] < 1e6) == private
     assert report.privacy["epsilon_patient"] >= report.privacy["epsilon_tight"]
     assert validation.as_rich(dataclasses.asdict(report))
@@ -59,7 +65,16 @@ def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
     said = validate(configured(tmp_path))
     record = carry_out(tmp_path).record
     assert said.model["parameters_real"] == record["model"]["parameters_real"]
-    for key in ("z", "delta", "epsilon_claimed", "epsilon_tight", "epsilon_rdp", "epsilon_patient", "unit", "noise_multiplier"):
+    for key in (
+        "z",
+        "delta",
+        "epsilon_claimed",
+        "epsilon_tight",
+        "epsilon_rdp",
+        "epsilon_patient",
+        "unit",
+        "noise_multiplier",
+    ):
         assert said.privacy[key] == record["privacy"][key]
     assert said.sampling["steps"] == record["privacy"]["steps"]
     assert said.sampling["records"] == record["data"]["train"]
@@ -68,7 +83,9 @@ def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
     assert said.cost.bytes > 4 * 3 * said.model["parameters_real"]
 
 
-@pytest.mark.parametrize(("recipe", "shown"), [("phasemnist", "7.26 of an image with 2 records"), ("mnist", "1 record")])
+@pytest.mark.parametrize(
+    ("recipe", "shown"), [("phasemnist", "7.26 of an image with 2 records"), ("mnist", "1 record")]
+)
 def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
     report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
     facts = validation.as_rich(dataclasses.asdict(report))[0]
@@ -76,16 +93,29 @@ def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Pat
 
 
 def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:
-    words = ["recipe=chest_xray_strict", "model.width=8", "model.hidden=8", "model.pool=1", "dataset.size=32"]
+    words = [
+        "recipe=chest_xray_strict",
+        "model.width=8",
+        "model.hidden=8",
+        "model.pool=1",
+        "dataset.size=32",
+    ]
     report = validate(parse(compose([*words, f"paths.data={tmp_path}"])), trial=False)
     assert not report.data["found"]
     assert len(report.surgery) == 8
-    assert {layer.rule for layer in report.layers if layer.kind == "Linear"} == {"book-keeping, linear; C = 1 over all layers"}
-    reference = validate(parse(compose([*words, f"paths.data={tmp_path}", "algorithm.gradients=reference"])), trial=False)
+    assert {layer.rule for layer in report.layers if layer.kind == "Linear"} == {
+        "book-keeping, linear; C = 1 over all layers"
+    }
+    reference = validate(
+        parse(compose([*words, f"paths.data={tmp_path}", "algorithm.gradients=reference"])),
+        trial=False,
+    )
     assert all(layer.rule.startswith("torch.func, the whole model") for layer in reference.layers)
 
 
-def test_the_verb_prints_json_and_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_json_and_refuses_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["validate", "recipe=quickstart", "--format", "json", f"paths.data={tmp_path}"])
     assert ended.value.code == 0
@@ -113,14 +143,18 @@ def test_a_set_without_an_outline_says_what_to_add(monkeypatch: pytest.MonkeyPat
     ],
 )
 @pytest.mark.parametrize("does", [validate, lambda config: run(config, Silent())])
-def test_what_a_run_refuses_is_refused_by_validate_too(tmp_path: Path, word: str, sentence: str, does: Any) -> None:
+def test_what_a_run_refuses_is_refused_by_validate_too(
+    tmp_path: Path, word: str, sentence: str, does: Any
+) -> None:
     with pytest.raises(UserError, match=sentence):
         does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])))
 
 
 def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     together = ["recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true"]
-    with pytest.raises(UserError, match=r"^optimizer=sgd: `fused` and `foreach` cannot be `True` together\.$"):
+    with pytest.raises(
+        UserError, match=r"^optimizer=sgd: `fused` and `foreach` cannot be `True` together\.$"
+    ):
         validate(parse(compose(together)), trial=False)
 
     def refuses(self: torch.optim.SGD) -> None:
@@ -134,9 +168,19 @@ def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("noise", ["real", "as_published"])
 @pytest.mark.parametrize("asked", ["max_epsilon", "target_epsilon"])
-def test_no_budget_and_no_target_where_a_direction_gets_no_noise(tmp_path: Path, noise: str, asked: str) -> None:
-    words = ["recipe=quickstart", "dataset=synthetic_images", "model=lenet5", "algorithm=gredp", f"algorithm.noise={noise}"]
-    config = parse(compose([*words, f"privacy.{asked}=2", "threads=1", f"paths.results={tmp_path}"]))
+def test_no_budget_and_no_target_where_a_direction_gets_no_noise(
+    tmp_path: Path, noise: str, asked: str
+) -> None:
+    words = [
+        "recipe=quickstart",
+        "dataset=synthetic_images",
+        "model=lenet5",
+        "algorithm=gredp",
+        f"algorithm.noise={noise}",
+    ]
+    config = parse(
+        compose([*words, f"privacy.{asked}=2", "threads=1", f"paths.results={tmp_path}"])
+    )
     told = rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
     with pytest.raises(UserError, match=told):
         validate(config, trial=False)

@@ -45,9 +45,15 @@ def node_keys(folder: Path, nodes: int = 3) -> str:
     lines = []
     for number in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        form = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
         (folder / f"node-{number}").write_bytes(key.private_bytes(*form))
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
         lines.append(public + f" node-{number}\n".encode())
     (folder / "nodes.pub").write_bytes(b"".join(lines))
     return str(folder / "nodes.pub")

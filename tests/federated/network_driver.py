@@ -58,7 +58,11 @@ def forked(work: Callable[[], Any], log: Path) -> int:
 def steps_of(folder: Path, node: int) -> int:
     """How many steps a node's ledger holds, whole lines only."""
     ledgers = folder.glob(f"client{node}/runs/*/*/nodes/*/ledger.jsonl")
-    return sum(line.endswith(b"}") and b'"state"' not in line for p in ledgers for line in p.read_bytes().splitlines()[1:])
+    return sum(
+        line.endswith(b"}") and b'"state"' not in line
+        for p in ledgers
+        for line in p.read_bytes().splitlines()[1:]
+    )
 
 
 def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -71,7 +75,9 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     conducting = config(f"paths.results={folder / 'server'}")
     clients = [
         config(
-            f"paths.results={folder / f'client{n}'}", f"federated.node={n}", f"federated.node_key={folder.parent.parent}/node-{n}"
+            f"paths.results={folder / f'client{n}'}",
+            f"federated.node={n}",
+            f"federated.node_key={folder.parent.parent}/node-{n}",
         )
         for n in range(3)
     ]

@@ -113,18 +113,42 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         wrong_shape,
         "node 1: its answer does not fit the model: 'net.0.weight float32 [2, 2]' where 'net.0.weight",
     ),
-    "names": (wrong_names, "node 1: its answer does not fit the model: 'other float32 [2]' where 'net.0.weight complex64"),
-    "few": (too_few_numbers, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
+    "names": (
+        wrong_names,
+        "node 1: its answer does not fit the model: 'other float32 [2]' where 'net.0.weight complex64",
+    ),
+    "few": (
+        too_few_numbers,
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
     "late": (late, "node 1: its answer is to round 1, not to 2"),
-    "many": (two_more, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
-    "pickle": (pickled, "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
-    "garbage": (with_bytes(b"x"), "node 1: its answer does not fit the model: its numbers are not as many as its layout says"),
+    "many": (
+        two_more,
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
+    "pickle": (
+        pickled,
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
+    "garbage": (
+        with_bytes(b"x"),
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
     "zip": (archived, "node 1: its answer "),
     "nothing": (nothing, "node 1: its answer has no entries"),
     "no round": (saying(round=None), "node 1: its answer has no round"),
-    "no layout": (saying(layout=None), "node 1: its answer does not fit the model: '' where 'net.0.weight"),
-    "huge": (saying(entries=2**60), "node 1: its answer has entries=1152921504606846976, which is no count"),
-    "many runs": (saying(entries=10**6), "node 1: its answer has entries=1000000, more than 100 runs like this one"),
+    "no layout": (
+        saying(layout=None),
+        "node 1: its answer does not fit the model: '' where 'net.0.weight",
+    ),
+    "huge": (
+        saying(entries=2**60),
+        "node 1: its answer has entries=1152921504606846976, which is no count",
+    ),
+    "many runs": (
+        saying(entries=10**6),
+        "node 1: its answer has entries=1000000, more than 100 runs like this one",
+    ),
     "negative": (saying(entries=-1000), "node 1: its answer has entries=-1000, which is no count"),
     "word": (saying(entries="8"), "node 1: its answer has entries of type str"),
     "true": (saying(round=True), "node 1: its answer has round of type bool"),
@@ -145,7 +169,10 @@ def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 
         def answer(message: Message, context: Context) -> Message:
             reply = sound(message, context)
-            train = message.metadata.message_type == "train" and context.node_config["partition-id"] == BROKEN
+            train = (
+                message.metadata.message_type == "train"
+                and context.node_config["partition-id"] == BROKEN
+            )
             return fault(message, reply) if train and values_of(message)["round"] >= AT else reply
 
         return answer
@@ -154,14 +181,25 @@ def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     return request.param, sentence
 
 
-def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(configured: Make, broken: tuple[str, str]) -> None:
+def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(
+    configured: Make, broken: tuple[str, str]
+) -> None:
     config = configured(f"federated.nodes={NODES}", "federated.min_nodes=2")
     record = carried_out(config)
     nodes = record["privacy"]["nodes"]
     assert [node["answers"] for node in nodes] == [8, AT, 8]
     assert [node["steps"] for node in nodes] == [8, 8, 8]
-    assert [node["unconfirmed"] for node in nodes] == [0, 0, 0]  # asked at the end, the node says what it has spent
-    ledger = records.folder(config.results, config.recipe, record["run"]) / "nodes" / "01" / "ledger.jsonl"
+    assert [node["unconfirmed"] for node in nodes] == [
+        0,
+        0,
+        0,
+    ]  # asked at the end, the node says what it has spent
+    ledger = (
+        records.folder(config.results, config.recipe, record["run"])
+        / "nodes"
+        / "01"
+        / "ledger.jsonl"
+    )
     assert len(steps_in(ledger)) == 8
 
 
@@ -182,7 +220,9 @@ def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later(
     assert record["measured"]["resumed_at_step"] == AT
 
 
-def test_a_node_without_its_ledger_is_refused(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_its_ledger_is_refused(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configured(f"federated.nodes={NODES}")
 
     def app(config: Run, key: str) -> Callable[[Message, Context], Message]:

@@ -26,7 +26,15 @@ from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from zdp_bench.federated.messages import content, values_of
 from zdp_bench.federated.network import endpoint, fleet
-from zdp_bench.federated.network.fleet import Link, LinkGrid, Lost, Refused, connected, fleet_api, identify
+from zdp_bench.federated.network.fleet import (
+    Link,
+    LinkGrid,
+    Lost,
+    Refused,
+    connected,
+    fleet_api,
+    identify,
+)
 
 
 @dataclass
@@ -48,12 +56,17 @@ class Wire:
 
 
 @pytest.fixture
-def wire(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+def wire(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Wire]:
     identify()
     monkeypatch.setattr(fleet, "_said", {})
     chain, key = certificate(tmp_path, "server")
     file = node_keys(tmp_path, 2)
-    keys = [serialization.load_ssh_private_key((tmp_path / f"node-{n}").read_bytes(), None) for n in range(2)]
+    keys = [
+        serialization.load_ssh_private_key((tmp_path / f"node-{n}").read_bytes(), None)
+        for n in range(2)
+    ]
     public = [endpoint.public_pem(one.public_key()) for one in keys]  # type: ignore[arg-type,union-attr]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -84,7 +97,9 @@ def answers(wire: Wire, name: str, looks: int = 20) -> list[Message]:
     return []
 
 
-def test_a_node_is_known_by_its_key_and_answers(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_is_known_by_its_key_and_answers(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     assert list(wire.grid.get_node_ids()) == []
     with wire.joins(1) as link:
         assert list(wire.grid.get_node_ids()) == [FIRST + 1]
@@ -110,10 +125,14 @@ def test_a_stranger_is_refused_in_one_line(wire: Wire, caplog: pytest.LogCapture
             pass
         assert not refused.value.known
     assert list(wire.grid.get_node_ids()) == []
-    assert told(caplog) == ["a client at 127.0.0.1: has no key of federated.node_keys, or another clock; it is refused"]
+    assert told(caplog) == [
+        "a client at 127.0.0.1: has no key of federated.node_keys, or another clock; it is refused"
+    ]
 
 
-def test_a_second_client_with_a_nodes_key_waits_until_the_first_is_gone(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_client_with_a_nodes_key_waits_until_the_first_is_gone(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     with wire.joins(0) as first:
         for _ in range(3):
             with pytest.raises(Refused) as refused, wire.joins(0):
@@ -121,7 +140,9 @@ def test_a_second_client_with_a_nodes_key_waits_until_the_first_is_gone(wire: Wi
             assert refused.value.known
         wire.asks(0, hello=1)
         assert values_of(taken(first)) == {"hello": 1}  # nothing was taken from it
-    assert told(caplog) == ["node 0: a second client asks to be it; it is refused until the first is gone"]
+    assert told(caplog) == [
+        "node 0: a second client asks to be it; it is refused until the first is gone"
+    ]
     with wire.joins(0):
         assert list(wire.grid.get_node_ids()) == [FIRST]
 
@@ -135,8 +156,12 @@ def test_a_node_cannot_answer_for_another(wire: Wire, caplog: pytest.LogCaptureF
         forged.metadata.__dict__["_message_id"] = forged.object_id
         bare = fleet.message_to_proto(fleet.remove_content_from_message(forged))
         tree = fleet.get_object_tree(forged)
-        pushed = PushMessagesRequest(node=hostile.node, messages_list=[bare], message_object_trees=[tree])
-        with pytest.raises(httpx.HTTPStatusError):  # Flower asks whose key it is, and not whose answer
+        pushed = PushMessagesRequest(
+            node=hostile.node, messages_list=[bare], message_object_trees=[tree]
+        )
+        with pytest.raises(
+            httpx.HTTPStatusError
+        ):  # Flower asks whose key it is, and not whose answer
             hostile._client.PushMessages(pushed)
         honest.send(Message(content({"entries": 5}), reply_to=message))
         (answer,) = answers(wire, name)
@@ -156,9 +181,15 @@ def test_the_name_inside_an_answer_has_no_say(wire: Wire) -> None:
         bare = fleet.message_to_proto(fleet.remove_content_from_message(answer))
         bare.metadata.src_node_id, bare.metadata.reply_to_message_id = FIRST, name
         bare.metadata.message_id = whole
-        pushed = PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[fleet.get_object_tree(answer)])
+        pushed = PushMessagesRequest(
+            node=link.node,
+            messages_list=[bare],
+            message_object_trees=[fleet.get_object_tree(answer)],
+        )
         got = link._client.PushMessages(pushed)
-        push = fleet.make_push_object_fn_protobuf(link._client.PushObject, link.node, fleet.RUN, got.session_id)
+        push = fleet.make_push_object_fn_protobuf(
+            link._client.PushObject, link.node, fleet.RUN, got.session_id
+        )
         objects = fleet.get_all_nested_objects(answer)
         for number in got.objects_to_push:
             push(number, objects[number].deflate())
@@ -181,36 +212,57 @@ def test_a_late_or_repeated_answer_is_dropped(wire: Wire, caplog: pytest.LogCapt
         assert answers(wire, name, looks=3) == []
         asked = Message(content({"round": 2}), FIRST, "train")
         (name,) = wire.grid.push_messages([asked])
-        link.send(Message(content({"round": 2}), reply_to=taken(link)))  # it comes, and nobody has looked when the time is up
+        link.send(
+            Message(content({"round": 2}), reply_to=taken(link))
+        )  # it comes, and nobody has looked when the time is up
         wire.grid._forget(name)
     assert "node 0: an answer that comes late, or in too many pieces; it is dropped" in told(caplog)
     assert len(wire.grid._state.object_store) == 0
 
 
 @pytest.mark.parametrize("floats", [2**17, 2**24])
-def test_an_answer_that_is_larger_than_its_question_is_dropped(wire: Wire, floats: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_is_larger_than_its_question_is_dropped(
+    wire: Wire, floats: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with wire.joins(0) as link:
         name = wire.asks(0, hello=1)
-        letter = {"values": ConfigRecord({}), "arrays": ArrayRecord({"x": Array(np.zeros(floats, np.float32))})}
+        letter = {
+            "values": ConfigRecord({}),
+            "arrays": ArrayRecord({"x": Array(np.zeros(floats, np.float32))}),
+        }
         link.send(Message(RecordDict(letter), reply_to=taken(link)))
-        assert [answer.error.reason for answer in answers(wire, name)] == (["its answer is too large"] if floats < 2**20 else [])
-        assert "an answer that comes late, or in too many pieces" in "".join(told(caplog)) or floats < 2**20
+        assert [answer.error.reason for answer in answers(wire, name)] == (
+            ["its answer is too large"] if floats < 2**20 else []
+        )
+        assert (
+            "an answer that comes late, or in too many pieces" in "".join(told(caplog))
+            or floats < 2**20
+        )
 
 
 def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
-    url, kind = f"https://{wire.address}/v1/fleet/push-object", {"content-type": "application/x-protobuf"}
+    url, kind = (
+        f"https://{wire.address}/v1/fleet/push-object",
+        {"content-type": "application/x-protobuf"},
+    )
     with httpx.Client(verify=ssl.create_default_context(cafile=wire.chain)) as client:
         assert client.post(url, content=bytes(fleet.LARGEST + 1), headers=kind).status_code == 413
-        assert client.post(url, content=iter([b"x"] * 3), headers=kind).status_code == 413  # no length is told
+        assert (
+            client.post(url, content=iter([b"x"] * 3), headers=kind).status_code == 413
+        )  # no length is told
     host, port = wire.address.split(":")
     trusting = ssl.create_default_context(cafile=wire.chain)
     with (
         socket.create_connection((host, int(port))) as plain,
         trusting.wrap_socket(plain, server_hostname=host) as raw,
     ):
-        raw.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         assert raw.recv(100).split()[1] in (b"413", b"400")
-    assert told(caplog) == [f"a client at 127.0.0.1: a request of more than {fleet.LARGEST} bytes; it is dropped"]
+    assert told(caplog) == [
+        f"a client at 127.0.0.1: a request of more than {fleet.LARGEST} bytes; it is dropped"
+    ]
 
 
 BROKEN: dict[str, Callable[[PushMessagesRequest], None]] = {
@@ -219,8 +271,12 @@ BROKEN: dict[str, Callable[[PushMessagesRequest], None]] = {
     "two": lambda request: request.messages_list.append(request.messages_list[0]),
     "no metadata": lambda request: request.messages_list[0].ClearField("metadata"),
     "another run": lambda request: setattr(request.messages_list[0].metadata, "run_id", 99),
-    "no such question": lambda request: setattr(request.messages_list[0].metadata, "reply_to_message_id", "f" * 64),
-    "no number": lambda request: setattr(request.message_object_trees[0], "object_id", "not a digest"),
+    "no such question": lambda request: setattr(
+        request.messages_list[0].metadata, "reply_to_message_id", "f" * 64
+    ),
+    "no number": lambda request: setattr(
+        request.message_object_trees[0], "object_id", "not a digest"
+    ),
     "many pieces": lambda request: request.message_object_trees[0].children.extend(
         [ObjectTree(object_id=f"{n:064x}") for n in range(100)]
     ),
@@ -230,14 +286,20 @@ BROKEN: dict[str, Callable[[PushMessagesRequest], None]] = {
 
 
 @pytest.mark.parametrize("case", list(BROKEN))
-def test_a_broken_envelope_ends_nothing(wire: Wire, caplog: pytest.LogCaptureFixture, case: str) -> None:
+def test_a_broken_envelope_ends_nothing(
+    wire: Wire, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
     with wire.joins(0) as link, wire.joins(1) as other:
         name = wire.asks(0, hello=1)
         message = taken(link)
         answer = Message(content({"round": 1}), reply_to=message)
         answer.metadata.__dict__["_message_id"] = answer.object_id
         bare = fleet.message_to_proto(fleet.remove_content_from_message(answer))
-        request = PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[fleet.get_object_tree(answer)])
+        request = PushMessagesRequest(
+            node=link.node,
+            messages_list=[bare],
+            message_object_trees=[fleet.get_object_tree(answer)],
+        )
         BROKEN[case](request)
         with suppress(httpx.HTTPStatusError):
             link._client.PushMessages(request)
@@ -248,13 +310,25 @@ def test_a_broken_envelope_ends_nothing(wire: Wire, caplog: pytest.LogCaptureFix
     assert len(told(caplog)) <= 1, told(caplog)
 
 
-def test_bytes_that_are_no_request_end_nothing(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_request_end_nothing(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = np.random.default_rng(0)
     kind = {"content-type": "application/x-protobuf"}
     with httpx.Client(verify=ssl.create_default_context(cafile=wire.chain)) as client:
-        for path in ("push-messages", "push-object", "pull-messages", "activate-node", "register-node", "get-run", "nowhere"):
+        for path in (
+            "push-messages",
+            "push-object",
+            "pull-messages",
+            "activate-node",
+            "register-node",
+            "get-run",
+            "nowhere",
+        ):
             for size in (0, 3, 1000):
-                answer = client.post(f"https://{wire.address}/v1/fleet/{path}", content=rng.bytes(size), headers=kind)
+                answer = client.post(
+                    f"https://{wire.address}/v1/fleet/{path}", content=rng.bytes(size), headers=kind
+                )
                 assert answer.status_code >= 400
     with wire.joins(0):
         assert list(wire.grid.get_node_ids()) == [FIRST]
@@ -268,15 +342,25 @@ def test_content_that_cannot_be_read_is_an_error_of_that_node(wire: Wire) -> Non
         answer = Message(content({"round": 1}), reply_to=taken(link))
         array = Array(np.zeros(2, np.float32))
         head = fleet.get_all_nested_objects(answer)[answer.object_id].deflate()
-        (inner,) = [number.encode() for number in fleet.get_all_nested_objects(answer) if number.encode() in head]
+        (inner,) = [
+            number.encode()
+            for number in fleet.get_all_nested_objects(answer)
+            if number.encode() in head
+        ]
         wrong = head.replace(inner, array.object_id.encode())
         root = hashlib.sha256(wrong).hexdigest()
         answer.metadata.__dict__["_message_id"] = root
         bare = fleet.message_to_proto(fleet.remove_content_from_message(answer))
         tree = ObjectTree(object_id=root, children=[fleet.get_object_tree(array)])
-        got = link._client.PushMessages(PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[tree]))
-        push = fleet.make_push_object_fn_protobuf(link._client.PushObject, link.node, fleet.RUN, got.session_id)
-        contents = {number: one.deflate() for number, one in fleet.get_all_nested_objects(array).items()} | {root: wrong}
+        got = link._client.PushMessages(
+            PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[tree])
+        )
+        push = fleet.make_push_object_fn_protobuf(
+            link._client.PushObject, link.node, fleet.RUN, got.session_id
+        )
+        contents = {
+            number: one.deflate() for number, one in fleet.get_all_nested_objects(array).items()
+        } | {root: wrong}
         for number in got.objects_to_push:
             push(number, contents[number])
         (arrived,) = answers(wire, name)

@@ -45,49 +45,74 @@ def certificate(folder: Path, name: str, host: str = "127.0.0.1") -> tuple[str, 
         .serial_number(x509.random_serial_number())
         .not_valid_before(today - datetime.timedelta(days=1))
         .not_valid_after(today + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]),
+            critical=False,
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
     paths = folder / f"{name}.pem", folder / f"{name}.key"
     paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
     plain = serialization.NoEncryption()
-    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    )
     return str(paths[0]), str(paths[1])
 
 
-def over_tls(folder: Path, jobs: list[dict[str, Any]], patience: float) -> dict[str, dict[str, Any]]:
+def over_tls(
+    folder: Path, jobs: list[dict[str, Any]], patience: float
+) -> dict[str, dict[str, Any]]:
     """Every job, carried out: name -> {"server", "clients", "killed", "record", "ledgers": lines of each node}."""
     chain, key = certificate(folder, "server")
     keys = node_keys(folder)
     common = ["federated.nodes=3", f"federated.patience={patience}", f"federated.authority={chain}"]
-    common += [f"federated.certificate={chain}", f"federated.key={key}", f"federated.node_keys={keys}"]
+    common += [
+        f"federated.certificate={chain}",
+        f"federated.key={key}",
+        f"federated.node_keys={keys}",
+    ]
     for job in jobs:
         job["overrides"] = [*TINY, *common, *job["overrides"]]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("network_driver.py")), str(folder / "runs"), json.dumps(jobs)],
+        [
+            sys.executable,
+            str(Path(__file__).with_name("network_driver.py")),
+            str(folder / "runs"),
+            json.dumps(jobs),
+        ],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
-    logs = "\n".join(f"{log.name}: {log.read_text()[-800:]}" for log in sorted((folder / "runs").glob("*/*.log")))
+    logs = "\n".join(
+        f"{log.name}: {log.read_text()[-800:]}" for log in sorted((folder / "runs").glob("*/*.log"))
+    )
     assert done.returncode == 0, done.stderr[-2000:] + logs
     found = {}
     for line in done.stdout.splitlines():
         job = json.loads(line)
         home = folder / "runs" / job["name"]
-        job["record"] = next((records.read(p) for p in home.glob("server/runs/*/*/record.json")), None)
+        job["record"] = next(
+            (records.read(p) for p in home.glob("server/runs/*/*/record.json")), None
+        )
         assert job["record"], logs
-        job["ledgers"] = [sum(len(steps_in(p)) for p in home.glob(f"client{n}/runs/*/*/nodes/*/ledger.jsonl")) for n in range(3)]
+        job["ledgers"] = [
+            sum(len(steps_in(p)) for p in home.glob(f"client{n}/runs/*/*/nodes/*/ledger.jsonl"))
+            for n in range(3)
+        ]
         found[job["name"]] = job
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_three_clients_and_a_server_over_tls_come_to_what_one_process_comes_to(tmp_path: Path, configured: Make) -> None:
+def test_three_clients_and_a_server_over_tls_come_to_what_one_process_comes_to(
+    tmp_path: Path, configured: Make
+) -> None:
     (tmp_path / "runs").mkdir()
     found = over_tls(tmp_path, [{"name": "whole", "overrides": []}], patience=300)["whole"]
     assert found["server"] == 0
@@ -101,7 +126,9 @@ def test_three_clients_and_a_server_over_tls_come_to_what_one_process_comes_to(t
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(tmp_path: Path) -> None:
+def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
+    tmp_path: Path,
+) -> None:
     """Ten runs of eight rounds, a kill -9 in each; in every other one the node comes back."""
     (tmp_path / "runs").mkdir()
     rng = random.Random(8)
@@ -125,7 +152,10 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
             assert one["steps"] == one["ledger"]["entries"] + one["unconfirmed"]
         assert run_["ledgers"][node] >= steps
         assert run_["record"]["privacy"]["epsilon_tight"] >= max(n["epsilon_tight"] for n in nodes)
-        assert all(one["steps"] >= 8 for one in nodes), (name, nodes)  # every round that was asked for, heard of or not
+        assert all(one["steps"] >= 8 for one in nodes), (
+            name,
+            nodes,
+        )  # every round that was asked for, heard of or not
 
 
 # ------------------------------------------------------------------------------------------------------ one sentence each
@@ -147,11 +177,23 @@ def test_a_server_without_a_usable_certificate_says_so(configured: Make, tmp_pat
     _, other = certificate(tmp_path, "other")
     for overrides, sentence in (
         ([], "federated.certificate is not set"),
-        (["federated.certificate=/no/such.pem"], "federated.certificate=/no/such.pem: there is no such file"),
+        (
+            ["federated.certificate=/no/such.pem"],
+            "federated.certificate=/no/such.pem: there is no such file",
+        ),
         ([f"federated.certificate={chain}"], "federated.key is not set"),
-        ([f"federated.certificate={chain}", f"federated.key={other}"], "are no certificate with its key"),
-        ([f"federated.certificate={key}", f"federated.key={key}"], "are no certificate with its key"),
-        ([f"federated.certificate={chain}", f"federated.key={key}"], "federated.node_keys is not set"),
+        (
+            [f"federated.certificate={chain}", f"federated.key={other}"],
+            "are no certificate with its key",
+        ),
+        (
+            [f"federated.certificate={key}", f"federated.key={key}"],
+            "are no certificate with its key",
+        ),
+        (
+            [f"federated.certificate={chain}", f"federated.key={key}"],
+            "federated.node_keys is not set",
+        ),
         (["federated.address=nonsense"], "federated.address=nonsense: must be HOST:PORT"),
     ):
         with pytest.raises(UserError) as caught:
@@ -198,5 +240,8 @@ def test_a_client_trusts_no_other_server(tmp_path: Path, port: int) -> None:
         (tmp_path / "empty.pem").write_text("")
         with pytest.raises(UserError, match="holds no certificate in PEM"):
             reach("127.0.0.1", port, str(tmp_path / "empty.pem"), 10, never)
-    with fleet_api("127.0.0.1", port, wrong, wrong_key, []), pytest.raises(UserError, match="IP address mismatch"):
+    with (
+        fleet_api("127.0.0.1", port, wrong, wrong_key, []),
+        pytest.raises(UserError, match="IP address mismatch"),
+    ):
         reach("127.0.0.1", port, wrong, 10, never)

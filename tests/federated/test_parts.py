@@ -46,16 +46,30 @@ def test_patients_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(UserError, match="has only 3 patients"):
         dealt(splits(3, 5), 4, seed=0)
     unknown = Splits(
-        Records(torch.zeros(9, 1), torch.zeros(9)), Records(torch.zeros(1, 1), torch.zeros(1)), (1,), 4, "synthetic", ""
+        Records(torch.zeros(9, 1), torch.zeros(9)),
+        Records(torch.zeros(1, 1), torch.zeros(1)),
+        (1,),
+        4,
+        "synthetic",
+        "",
     )
     assert len(dealt(unknown, 3, 0)) == 3  # every record is a patient
     with pytest.raises(UserError, match="owns up to 5 records"):
-        dealt(Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", records_per_patient=5), 3, 0)
+        dealt(
+            Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", records_per_patient=5),
+            3,
+            0,
+        )
 
 
 def test_an_epoch_is_as_many_rounds_as_draw_every_record_once(configured: Make) -> None:
     """The paper's numbers: 484 patients of 80 records at 11 nodes, 24 of them a step and node."""
-    config = configured("federated.nodes=11", "trainer.sample_rate=null", "trainer.batch_size=24", "trainer.epochs=500")
+    config = configured(
+        "federated.nodes=11",
+        "trainer.sample_rate=null",
+        "trainer.batch_size=24",
+        "trainer.epochs=500",
+    )
     plan = rounds_of(config, [44 * 80] * 11)
     assert plan.steps == round(500 * 38_720 / 264) == 73_333
     own = steps_of(config, 44 * 80, plan.steps)
@@ -82,15 +96,19 @@ def test_tensors_travel_without_loss() -> None:
         assert torch.equal(arrived[name], value)
     assert digest(arrived) == digest(sent)
     assert values_of(message) == {"round": 7, "whole": True}
-    with pytest.raises(ValueError, match=r"'real float64 \[7\]' where 'real float32 \[7\]' was expected"):
+    with pytest.raises(
+        ValueError, match=r"'real float64 \[7\]' where 'real float32 \[7\]' was expected"
+    ):
         tensors_of(message, sent | {"real": torch.zeros(7)})
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments, "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, check=False
+    )
 
 
-@pytest.mark.parametrize("module", ["simulation", "superlink", "supernode"])
+@pytest.mark.parametrize("module", ["simulation", "network.superlink", "network.supernode"])
 def test_telemetry_is_off_before_flower_is_imported(module: str) -> None:
     code = f"""
 import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
@@ -121,13 +139,18 @@ def test_flowers_private_modules_are_imported_in_one_file() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            private |= {path.name for name in names if name.split(".")[0] == "flwr" and name not in public}
+            private |= {
+                path.name for name in names if name.split(".")[0] == "flwr" and name not in public
+            }
     assert private == {"fleet.py"}
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:
     assert (
-        python("import zdp_bench.cli, zdp_bench.experiments.sweep, sys; print('flwr' in sys.modules)").stdout.strip() == "False"
+        python(
+            "import zdp_bench.cli, zdp_bench.experiments.sweep, sys; print('flwr' in sys.modules)"
+        ).stdout.strip()
+        == "False"
     )
 
 
@@ -135,13 +158,28 @@ def test_nothing_of_flower_is_imported_by_a_central_run() -> None:
     ("overrides", "sentence"),
     [
         (["federated.nodes=0"], "federated.nodes=0: must be at least 1"),
-        (["federated.nodes=3", "federated.min_nodes=4"], "federated.min_nodes=4: must lie between 1 and the 3 nodes"),
-        (["federated.nodes=3", "federated.backend=rya"], "federated.backend 'rya' is not known. Did you mean 'ray'"),
+        (
+            ["federated.nodes=3", "federated.min_nodes=4"],
+            "federated.min_nodes=4: must lie between 1 and the 3 nodes",
+        ),
+        (
+            ["federated.nodes=3", "federated.backend=rya"],
+            "federated.backend 'rya' is not known. Did you mean 'ray'",
+        ),
         (["federated.nodes=3", "federated.patients=all"], "federated.patients 'all' is not known"),
         (["federated.nodes=3", "federated.node=3"], "federated.node=3: must lie between 0 and 2"),
-        (["federated.nodes=3", "federated.local_steps=0"], "federated.local_steps=0: must be at least 1"),
         (
-            ["federated.nodes=3", "algorithm=sgd", "trainer=shuffled", "trainer.batch_size=8", "trainer.sample_rate=null"],
+            ["federated.nodes=3", "federated.local_steps=0"],
+            "federated.local_steps=0: must be at least 1",
+        ),
+        (
+            [
+                "federated.nodes=3",
+                "algorithm=sgd",
+                "trainer=shuffled",
+                "trainer.batch_size=8",
+                "trainer.sample_rate=null",
+            ],
             "trainer.sampling=shuffled: a node's steps are Poisson or uniform samples",
         ),
     ],
@@ -152,7 +190,9 @@ def test_a_wrong_key_is_one_sentence(configured: Make, overrides: list[str], sen
     assert sentence in str(caught.value)
 
 
-def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="it is for `zdp-bench federate`"):
         carried_out(configured("federated.nodes=2", "federated.patients=own"))
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
@@ -162,7 +202,9 @@ def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(configured: 
 
 
 @pytest.mark.parametrize(("patients", "told"), [("split", True), ("own", False)])
-def test_a_site_tells_nobody_a_digest_of_its_own_data(configured: Make, patients: str, told: bool) -> None:
+def test_a_site_tells_nobody_a_digest_of_its_own_data(
+    configured: Make, patients: str, told: bool
+) -> None:
     """Whoever knows all records but one could try what that one is."""
     site = Site(configured("federated.nodes=2", f"federated.patients={patients}"))
     said = site.node(0).join()
@@ -174,11 +216,20 @@ def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
     from zdp_bench.config.digests import experiment_digest
 
     central = experiment_digest(configured())
-    assert experiment_digest(configured("federated.backend=ray", "federated.min_nodes=1")) == central
+    assert (
+        experiment_digest(configured("federated.backend=ray", "federated.min_nodes=1")) == central
+    )
     federation = experiment_digest(configured("federated.nodes=3"))
     assert federation != central
-    assert experiment_digest(configured("federated.nodes=3", "federated.backend=ray", "federated.patience=1")) == federation
-    assert experiment_digest(configured("federated.nodes=3", "federated.local_lr=0.5")) == federation
+    assert (
+        experiment_digest(
+            configured("federated.nodes=3", "federated.backend=ray", "federated.patience=1")
+        )
+        == federation
+    )
+    assert (
+        experiment_digest(configured("federated.nodes=3", "federated.local_lr=0.5")) == federation
+    )
     assert experiment_digest(configured("federated.nodes=3", "federated.min_nodes=2")) != federation
 
 
@@ -196,6 +247,12 @@ def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
     from zdp_bench.config import compose, parse
     from zdp_bench.experiments.validate import validate
 
-    report = validate(parse(compose(["recipe=mri_sequence_fl", "paths.data=/nowhere"])), trial=False)
-    assert (report.sampling["nodes"], report.sampling["records"], report.sampling["steps"]) == (11, 3520, 73_333)
+    report = validate(
+        parse(compose(["recipe=mri_sequence_fl", "paths.data=/nowhere"])), trial=False
+    )
+    assert (report.sampling["nodes"], report.sampling["records"], report.sampling["steps"]) == (
+        11,
+        3520,
+        73_333,
+    )
     assert report.privacy["epsilon_claimed"] == pytest.approx(3.0, rel=1e-3)

@@ -53,7 +53,11 @@ def said(**values: Any) -> Change:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("zdp_bench.federated")]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("zdp_bench.federated")
+    ]
     assert not any("\n" in line for line in lines)
     return lines
 
@@ -71,7 +75,11 @@ def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used
 
     def fewer(asked: Message, answer: Message, count: int) -> Message:
         true = answer.content[VALUES].get("entries")
-        return answer if true is None else said(entries=min(true, entries), before=0, left=-1)(asked, answer, count)
+        return (
+            answer
+            if true is None
+            else said(entries=min(true, entries), before=0, left=-1)(asked, answer, count)
+        )
 
     lying(monkeypatch, fewer)
     record = carried_out(configured(*own))
@@ -84,7 +92,9 @@ def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used
     assert record["epochs"] == honest["epochs"]
 
 
-def test_all_clients_together_cannot_lower_it_either(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_clients_together_cannot_lower_it_either(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = carried_out(configured("federated.nodes=1", results="honest"))
     lying(monkeypatch, said(entries=0, before=0), who=0)
     record = carried_out(configured("federated.nodes=1"))
@@ -92,7 +102,9 @@ def test_all_clients_together_cannot_lower_it_either(configured: Make, monkeypat
     assert record["epochs"][0]["epsilon_tight"] == honest["epochs"][0]["epsilon_tight"] > 0
 
 
-def test_a_clients_word_raises_the_count_and_takes_nothing_back(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clients_word_raises_the_count_and_takes_nothing_back(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def once(asked: Message, answer: Message, count: int) -> Message:
         if asked.metadata.message_type == "train" and count == 2:
             answer.content[VALUES]["entries"] = 13  # three had been asked for
@@ -103,7 +115,9 @@ def test_a_clients_word_raises_the_count_and_takes_nothing_back(configured: Make
     assert [node["steps"] for node in nodes] == [8, 8 + 10, 8]
 
 
-def test_a_budget_is_the_servers_count_too(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_is_the_servers_count_too(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = ["federated.nodes=1", "privacy.max_epsilon=1.5", "trainer.epochs=6"]
     honest = carried_out(configured(*own, results="honest"))
     lying(monkeypatch, said(entries=0, before=0, left=10**6), who=0)
@@ -113,8 +127,15 @@ def test_a_budget_is_the_servers_count_too(configured: Make, monkeypatch: pytest
     assert record["privacy"]["epsilon_tight"] <= 1.5
 
 
-@given(some.lists(some.tuples(some.integers(0, 3), some.one_of(some.none(), some.integers(0, 100))), max_size=20))
-def test_a_count_never_falls_and_never_is_below_what_was_asked_for(events: list[tuple[int, int | None]]) -> None:
+@given(
+    some.lists(
+        some.tuples(some.integers(0, 3), some.one_of(some.none(), some.integers(0, 100))),
+        max_size=20,
+    )
+)
+def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
+    events: list[tuple[int, int | None]],
+) -> None:
     """Whatever is asked for and whatever a node says of it, in whatever order."""
     standing, asked, last = Standing(10, 1), 0, 0
     for more, entries in events:
@@ -144,7 +165,11 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(events: list[
     ],
 )
 def test_a_node_that_joins_as_something_else_is_refused_and_a_run_that_goes_on_goes_on(
-    configured: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, values: dict[str, Any], sentence: str
+    configured: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    values: dict[str, Any],
+    sentence: str,
 ) -> None:
     config = configured("federated.nodes=3", "federated.min_nodes=2")
 
@@ -193,7 +218,9 @@ class Doubled(simulation.SerialGrid):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._contexts[self.SECOND] = Context(1, self.SECOND, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
+        self._contexts[self.SECOND] = Context(
+            1, self.SECOND, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {}
+        )
         type(self).trained = []
 
     def get_node_ids(self) -> Iterable[int]:
@@ -207,7 +234,9 @@ class Doubled(simulation.SerialGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
-        self.trained += [m.metadata.dst_node_id for m in messages if m.metadata.message_type == "train"]
+        self.trained += [
+            m.metadata.dst_node_id for m in messages if m.metadata.message_type == "train"
+        ]
         return super().push_messages(messages)
 
 
@@ -222,25 +251,35 @@ def test_a_second_client_of_a_node_that_is_there_is_refused_in_one_line(
     assert set(simulation.SerialGrid.trained) == {FIRST, FIRST + 1}  # type: ignore[attr-defined]
     assert record["metrics"] == alone["metrics"]
     assert record["privacy"] == alone["privacy"]
-    assert told(caplog) == ["node 0: a second client says that it is this node, whose first is there; it is refused"]
+    assert told(caplog) == [
+        "node 0: a second client says that it is this node, whose first is there; it is refused"
+    ]
 
 
-def test_it_is_let_in_once_the_first_is_gone(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_let_in_once_the_first_is_gone(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zdp_bench.federated.roster.AGAIN", 0.0)
     monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"goes": 6}))
     record = carried_out(configured("federated.nodes=2", "federated.min_nodes=1"))
     trained = simulation.SerialGrid.trained  # type: ignore[attr-defined]
     assert trained.count(Doubled.SECOND) > 0
     assert trained.count(FIRST) + trained.count(Doubled.SECOND) == 8
-    assert trained.index(Doubled.SECOND) > max(place for place, to in enumerate(trained) if to == FIRST)
+    assert trained.index(Doubled.SECOND) > max(
+        place for place, to in enumerate(trained) if to == FIRST
+    )
     assert [node["steps"] for node in record["privacy"]["nodes"]] == [8, 8]
 
 
-def test_answers_that_nobody_waits_for_are_not_used(configured: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_nobody_waits_for_are_not_used(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A grid that brings every answer twice, and one of a stranger."""
 
     class Repeating(simulation.SerialGrid):
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> Iterable[Message]:
             answers = list(super().send_and_receive(messages, timeout=timeout))
             if answers and answers[0].metadata.message_type == "train":
                 stranger = Message(content({"round": 0}), reply_to=answers[0])

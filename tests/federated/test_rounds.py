@@ -18,12 +18,20 @@ from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 
 # Every record in every step: then a central run and a federation's nodes together draw the same ones.
-WHOLE = ["trainer.sample_rate=1.0", "trainer.epochs=5", "algorithm.noise_multiplier=0.0", "model.hidden=[8]"]
+WHOLE = [
+    "trainer.sample_rate=1.0",
+    "trainer.epochs=5",
+    "algorithm.noise_multiplier=0.0",
+    "model.hidden=[8]",
+]
 ADAPTIVE = ["optimizer=nadam", "optimizer.lr=0.01", "optimizer.betas=[0.9,0.999]"]
 
 
 def weights(config: Run, record: Record) -> dict[str, torch.Tensor]:
-    saved = checkpoint.load(records.folder(config.results, config.recipe, record["run"]) / "checkpoint.pt", record["run"])
+    saved = checkpoint.load(
+        records.folder(config.results, config.recipe, record["run"]) / "checkpoint.pt",
+        record["run"],
+    )
     assert saved
     return saved.model
 
@@ -42,7 +50,9 @@ def test_without_noise_a_federation_is_central_training(
     theirs = weights(central, carried_out(central))
     ours = weights(federation, carried_out(federation))
     for name in theirs:
-        if nodes == 1 or "nadam" not in overrides[0]:  # NAdam's quotient makes a rounding of a tiny gradient as large as a step
+        if (
+            nodes == 1 or "nadam" not in overrides[0]
+        ):  # NAdam's quotient makes a rounding of a tiny gradient as large as a step
             torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance)
         else:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-3)
@@ -54,7 +64,9 @@ def test_the_weighed_mean_is_the_gradient_of_all_records_together() -> None:
     shares = {node: 5.0 + node for node in sums}
     means = {node: {"w": sums[node]["w"] / shares[node]} for node in sums}
     mean = server.weighed_mean(means, shares)["w"]
-    torch.testing.assert_close(mean, sum(s["w"] for s in sums.values()) / sum(shares.values()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        mean, sum(s["w"] for s in sums.values()) / sum(shares.values()), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_record_states_every_nodes_epsilon_and_ledger(configured: Make) -> None:
@@ -78,14 +90,18 @@ def test_a_record_states_every_nodes_epsilon_and_ledger(configured: Make) -> Non
 
 
 def test_a_budget_ends_a_run_before_a_node_passes_it(configured: Make) -> None:
-    record = carried_out(configured("federated.nodes=2", "privacy.max_epsilon=1.5", "trainer.epochs=6"))
+    record = carried_out(
+        configured("federated.nodes=2", "privacy.max_epsilon=1.5", "trainer.epochs=6")
+    )
     assert record["stopped_by"] == "budget"
     assert 0 < record["privacy"]["steps"] < 24
     assert record["privacy"]["epsilon_tight"] <= 1.5
 
 
 def test_several_local_steps_are_several_releases(configured: Make) -> None:
-    record = carried_out(configured("federated.nodes=2", "federated.local_steps=2", "federated.local_lr=0.1"))
+    record = carried_out(
+        configured("federated.nodes=2", "federated.local_steps=2", "federated.local_lr=0.1")
+    )
     assert record["federation"]["rounds"] == 4
     assert record["privacy"]["steps"] == 8
 
@@ -120,7 +136,8 @@ def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
     if secure:  # rounds 0 | 0 1 2 (3) | 3 4 5 6 (7): what was asked for again is a new release
         assert record["privacy"]["steps"] > whole["privacy"]["steps"]
         assert all(
-            node["ledger"]["entries"] == node["steps"] == record["privacy"]["steps"] for node in record["privacy"]["nodes"]
+            node["ledger"]["entries"] == node["steps"] == record["privacy"]["steps"]
+            for node in record["privacy"]["nodes"]
         )
     else:
         assert repeatable(record) == repeatable(whole)
@@ -144,7 +161,9 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore::FutureWarning:ray.*", "ignore::ResourceWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning:ray.*", "ignore::ResourceWarning", "ignore::DeprecationWarning"
+)
 def test_on_ray_a_federation_comes_to_what_one_process_comes_to(configured: Make) -> None:
     alone = carried_out(configured("federated.nodes=3"))
     record = carried_out(configured("federated.nodes=3", "federated.backend=ray", results="ray"))

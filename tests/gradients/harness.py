@@ -22,7 +22,12 @@ from torchvision.models import resnet18
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.circulant import CirculantLinear
-from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d
+from zdp_bench.nn.convolution import (
+    ComplexConv1d,
+    ComplexConv2d,
+    ComplexConv3d,
+    ComplexConvTranspose2d,
+)
 from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
@@ -76,7 +81,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     if flat.is_complex():
         flat = torch.view_as_real(flat).flatten(1)
     weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype, device=flat.device)
-    return ((flat - targets.unsqueeze(1).to(flat.dtype)) ** 2 * weights).mean(dim=1) + torch.sin(flat).mean(dim=1)
+    return ((flat - targets.unsqueeze(1).to(flat.dtype)) ** 2 * weights).mean(dim=1) + torch.sin(
+        flat
+    ).mean(dim=1)
 
 
 class OwnScale(nn.Module):
@@ -123,7 +130,12 @@ def _partly_frozen() -> nn.Module:
 class UNetShape(nn.Module):
     """A skip connection round a pooling and a transposed convolution, complex or real."""
 
-    def __init__(self, conv: Callable[..., nn.Module], transposed: Callable[..., nn.Module], activation: nn.Module) -> None:
+    def __init__(
+        self,
+        conv: Callable[..., nn.Module],
+        transposed: Callable[..., nn.Module],
+        activation: nn.Module,
+    ) -> None:
         super().__init__()
         self.down, self.deep, self.up, self.last = (
             conv(2, 4, 3, padding=1),
@@ -154,40 +166,78 @@ SHAPES = {1: (4, 9), 2: (4, 7, 8), 3: (4, 5, 6, 5)}
 
 def _convolutions() -> list[Case]:
     made = []
-    dimensioned = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
+    dimensioned = {
+        1: (nn.Conv1d, nn.ConvTranspose1d),
+        2: (nn.Conv2d, nn.ConvTranspose2d),
+        3: (nn.Conv3d, nn.ConvTranspose3d),
+    }
     ours = {ComplexConv1d: 1, ComplexConv2d: 2, ComplexConv3d: 3, ComplexConvTranspose2d: 2}
     for options in CONVOLUTIONS:
         words = ",".join(f"{k}={v}" for k, v in options.items())
         for dimensions, pair in dimensioned.items():
             for layer in pair:
-                made.append(Case(f"{layer.__name__}({words})", lambda la=layer, o=options: la(4, 6, 3, **o), SHAPES[dimensions]))
+                made.append(
+                    Case(
+                        f"{layer.__name__}({words})",
+                        lambda la=layer, o=options: la(4, 6, 3, **o),
+                        SHAPES[dimensions],
+                    )
+                )
         for layer, dimensions in ours.items():
-            build = lambda la=layer, o=options: nn.Sequential(la(4, 6, 3, **o), Cardioid(), la(6, 2, 2))  # noqa: E731
+            build = lambda la=layer, o=options: nn.Sequential(
+                la(4, 6, 3, **o), Cardioid(), la(6, 2, 2)
+            )  # noqa: E731
             made.append(Case(f"{layer.__name__}({words})", build, SHAPES[dimensions], "complex"))
         for layer in (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
             dimensions = 1 if layer is nn.Conv1d else 2
             build = lambda la=layer, o=options: _c(la, 4, 6, 3, **o)  # noqa: E731
-            made.append(Case(f"native complex {layer.__name__}({words})", build, SHAPES[dimensions], "complex"))
+            made.append(
+                Case(
+                    f"native complex {layer.__name__}({words})",
+                    build,
+                    SHAPES[dimensions],
+                    "complex",
+                )
+            )
     many = {"stride": 2, "padding": 1, "dilation": 2}  # channels: their gradients come from patches
     for layer, dimensions in ours.items():
         channels = (2, 9) if layer is ComplexConvTranspose2d else (9, 2)
         shape = (channels[0], *(2 * size + 1 for size in SHAPES[dimensions][1:]))
         build = lambda la=layer, c=channels: nn.Sequential(Cardioid(), la(*c, 3, **many))  # noqa: E731
         made.append(Case(f"{layer.__name__} of many channels", build, shape, "complex"))
-    made.append(Case("Conv2d of many channels", lambda: nn.Conv2d(18, 2, (3, 2), **many), (18, 11, 9)))
+    made.append(
+        Case("Conv2d of many channels", lambda: nn.Conv2d(18, 2, (3, 2), **many), (18, 11, 9))
+    )
     return made
 
 
 LAYERS: list[Case] = [
-    Case("Linear", lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (4,)),
+    Case(
+        "Linear",
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+        (4,),
+    ),
     Case("Linear without bias", lambda: nn.Linear(4, 3, bias=False), (4,)),
-    Case("Linear over positions", lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (6, 4)),
+    Case(
+        "Linear over positions",
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        (6, 4),
+    ),
     Case("Linear over two dimensions", lambda: nn.Linear(4, 5), (2, 3, 4)),
     Case("Linear by ghost norm", lambda: nn.Linear(96, 80), (2, 96)),
-    Case("complex Linear", lambda: nn.Sequential(_c(nn.Linear, 4, 5), Cardioid(), _c(nn.Linear, 5, 3)), (4,), "complex"),
+    Case(
+        "complex Linear",
+        lambda: nn.Sequential(_c(nn.Linear, 4, 5), Cardioid(), _c(nn.Linear, 5, 3)),
+        (4,),
+        "complex",
+    ),
     Case("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (6, 4), "complex"),
     Case("complex Linear by ghost norm", lambda: _c(nn.Linear, 96, 80), (2, 96), "complex"),
-    Case("MapLinear", lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), MapLinear(36, 3)), (2, 4, 5)),
+    Case(
+        "MapLinear",
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), MapLinear(36, 3)),
+        (2, 4, 5),
+    ),
     Case(
         "complex MapLinear on channels-last maps",
         lambda: nn.Sequential(ComplexConv2d(2, 3, 2), Cardioid(), _c(MapLinear, 36, 3)),
@@ -195,12 +245,32 @@ LAYERS: list[Case] = [
         "complex",
     ),
     *_convolutions(),
-    Case("CirculantLinear", lambda: nn.Sequential(CirculantLinear(12, 8, 4), nn.Tanh(), CirculantLinear(8, 4, 4)), (12,)),
-    Case("CirculantLinear of widths its block does not divide", lambda: CirculantLinear(10, 7, 5, bias=False), (10,)),
+    Case(
+        "CirculantLinear",
+        lambda: nn.Sequential(CirculantLinear(12, 8, 4), nn.Tanh(), CirculantLinear(8, 4, 4)),
+        (12,),
+    ),
+    Case(
+        "CirculantLinear of widths its block does not divide",
+        lambda: CirculantLinear(10, 7, 5, bias=False),
+        (10,),
+    ),
     Case("CirculantLinear over positions", lambda: CirculantLinear(5, 4, 3), (2, 3, 5)),
-    Case("Conv2d padded to the same size", lambda: nn.Conv2d(4, 3, (3, 5), padding="same", dilation=(1, 2)), (4, 7, 8)),
-    Case("Conv2d padded circularly", lambda: nn.Conv2d(4, 3, 3, padding=(2, 1), padding_mode="circular"), (4, 7, 8)),
-    Case("Conv2d padded by reflection", lambda: nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"), (4, 7, 8)),
+    Case(
+        "Conv2d padded to the same size",
+        lambda: nn.Conv2d(4, 3, (3, 5), padding="same", dilation=(1, 2)),
+        (4, 7, 8),
+    ),
+    Case(
+        "Conv2d padded circularly",
+        lambda: nn.Conv2d(4, 3, 3, padding=(2, 1), padding_mode="circular"),
+        (4, 7, 8),
+    ),
+    Case(
+        "Conv2d padded by reflection",
+        lambda: nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"),
+        (4, 7, 8),
+    ),
     Case(
         "complex Conv2d of one pixel in groups",
         lambda: nn.Sequential(ComplexConv2d(4, 4, 3), ComplexConv2d(4, 4, 1, groups=2)),
@@ -209,36 +279,62 @@ LAYERS: list[Case] = [
     ),
     Case(
         "complex Conv2d of maps one pixel wide",
-        lambda: nn.Sequential(ComplexConv2d(15, 15, 1), ComplexConv2d(15, 6, (2, 1), padding=(0, 1), groups=3)),
+        lambda: nn.Sequential(
+            ComplexConv2d(15, 15, 1), ComplexConv2d(15, 6, (2, 1), padding=(0, 1), groups=3)
+        ),
         (15, 9, 1),
         "complex",
     ),
     Case(
         "complex Conv2d of few channels",
-        lambda: nn.Sequential(ComplexConv2d(1, 16, 3, padding=1), Cardioid(), ComplexConv2d(16, 8, 2)),
+        lambda: nn.Sequential(
+            ComplexConv2d(1, 16, 3, padding=1), Cardioid(), ComplexConv2d(16, 8, 2)
+        ),
         (1, 6, 15),
         "complex",
     ),
     Case(
         "complex Conv2d of few channels, strided",
-        lambda: nn.Sequential(Cardioid(), ComplexConv2d(3, 32, (5, 3), stride=2, padding=2, dilation=(1, 2))),
+        lambda: nn.Sequential(
+            Cardioid(), ComplexConv2d(3, 32, (5, 3), stride=2, padding=2, dilation=(1, 2))
+        ),
         (3, 9, 25),
         "complex",
     ),
     Case(
         "complex Conv2d of many channels",
-        lambda: nn.Sequential(ComplexConv2d(16, 32, 3, padding=1), Cardioid(), ComplexConv2d(32, 16, 3, padding=(0, 2))),
+        lambda: nn.Sequential(
+            ComplexConv2d(16, 32, 3, padding=1),
+            Cardioid(),
+            ComplexConv2d(32, 16, 3, padding=(0, 2)),
+        ),
         (16, 9, 8),
         "complex",
     ),
-    Case("complex Conv1d of one position", lambda: ComplexConv1d(2, 14, 2, padding=1, groups=2), (2, 1), "complex"),
+    Case(
+        "complex Conv1d of one position",
+        lambda: ComplexConv1d(2, 14, 2, padding=1, groups=2),
+        (2, 1),
+        "complex",
+    ),
     Case("Conv2d by ghost norm", lambda: nn.Conv2d(64, 64, 3), (64, 3, 4)),
     Case("Conv2d of large records", lambda: nn.Conv2d(16, 64, 3, padding=1), (16, 44, 44)),
-    Case("ConvTranspose2d with output padding", lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1), (4, 5, 6)),
-    Case("ComplexConvTranspose2d k = s", lambda: ComplexConvTranspose2d(4, 3, 2, 2), (4, 5, 6), "complex"),
+    Case(
+        "ConvTranspose2d with output padding",
+        lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1),
+        (4, 5, 6),
+    ),
+    Case(
+        "ComplexConvTranspose2d k = s",
+        lambda: ComplexConvTranspose2d(4, 3, 2, 2),
+        (4, 5, 6),
+        "complex",
+    ),
     Case(
         "MagnitudeMaxPool2d",
-        lambda: nn.Sequential(ComplexConv2d(2, 4, 2), MagnitudeMaxPool2d(2), ComplexConv2d(4, 1, 1)),
+        lambda: nn.Sequential(
+            ComplexConv2d(2, 4, 2), MagnitudeMaxPool2d(2), ComplexConv2d(4, 1, 1)
+        ),
         (2, 7, 8),
         "complex",
     ),
@@ -248,20 +344,49 @@ LAYERS: list[Case] = [
         (2, 6, 8),
         "complex",
     ),
-    Case("Embedding", lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)), (6,), "index"),
-    Case("GroupNorm", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)), (4, 6, 7)),
+    Case(
+        "Embedding",
+        lambda: nn.Sequential(nn.Embedding(7, 5, padding_idx=2), nn.Flatten(), nn.Linear(30, 3)),
+        (6,),
+        "index",
+    ),
+    Case(
+        "GroupNorm",
+        lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)),
+        (4, 6, 7),
+    ),
     Case(
         "ComplexGroupNorm",
-        lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexGroupNorm(2, 6), Cardioid(), ComplexConv2d(6, 2, 3)),
+        lambda: nn.Sequential(
+            ComplexConv2d(4, 6, 3), ComplexGroupNorm(2, 6), Cardioid(), ComplexConv2d(6, 2, 3)
+        ),
         (4, 6, 7),
         "complex",
     ),
     Case(
-        "ComplexGroupNorm without positions", lambda: nn.Sequential(ComplexGroupNorm(2, 6), _c(nn.Linear, 6, 2)), (6,), "complex"
+        "ComplexGroupNorm without positions",
+        lambda: nn.Sequential(ComplexGroupNorm(2, 6), _c(nn.Linear, 6, 2)),
+        (6,),
+        "complex",
     ),
-    Case("ComplexGroupNorm over three dimensions", lambda: ComplexGroupNorm(2, 4), (4, 3, 4, 2), "complex"),
-    Case("ComplexInstanceNorm", lambda: nn.Sequential(ComplexConv1d(4, 6, 3), ComplexInstanceNorm(6)), (4, 9), "complex"),
-    Case("ComplexLayerNorm", lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexLayerNorm(6)), (4, 6, 7), "complex"),
+    Case(
+        "ComplexGroupNorm over three dimensions",
+        lambda: ComplexGroupNorm(2, 4),
+        (4, 3, 4, 2),
+        "complex",
+    ),
+    Case(
+        "ComplexInstanceNorm",
+        lambda: nn.Sequential(ComplexConv1d(4, 6, 3), ComplexInstanceNorm(6)),
+        (4, 9),
+        "complex",
+    ),
+    Case(
+        "ComplexLayerNorm",
+        lambda: nn.Sequential(ComplexConv2d(4, 6, 3), ComplexLayerNorm(6)),
+        (4, 6, 7),
+        "complex",
+    ),
     Case("InstanceNorm1d", lambda: nn.InstanceNorm1d(4, affine=True), (4, 9)),
     Case("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), (4, 6, 7)),
     Case("InstanceNorm3d", lambda: nn.InstanceNorm3d(4, affine=True), (4, 3, 4, 5)),
@@ -269,16 +394,39 @@ LAYERS: list[Case] = [
     Case("LayerNorm over two dimensions", lambda: nn.LayerNorm((5, 4)), (3, 5, 4)),
     Case("RMSNorm", lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), (5, 4)),
     Case("PReLU", lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.PReLU(6), nn.PReLU()), (4, 9)),
-    Case("a layer without a rule", lambda: nn.Sequential(OwnScale(), nn.Linear(3, 3), OwnScale()), (3,)),
+    Case(
+        "a layer without a rule",
+        lambda: nn.Sequential(OwnScale(), nn.Linear(3, 3), OwnScale()),
+        (3,),
+    ),
     Case("a layer called three times", lambda: Twice(nn.Linear(4, 4)), (4,)),
-    Case("a convolution called three times", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 5, 6)),
-    Case("a complex layer called three times", lambda: Twice(ComplexConv2d(3, 3, 3, padding=1)), (3, 5, 6), "complex"),
+    Case(
+        "a convolution called three times", lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 5, 6)
+    ),
+    Case(
+        "a complex layer called three times",
+        lambda: Twice(ComplexConv2d(3, 3, 3, padding=1)),
+        (3, 5, 6),
+        "complex",
+    ),
     Case("a shared weight", _tied, (4,)),
     Case("a layer under three names", lambda: _three_names(nn.Linear(4, 4)), (4,)),
-    Case("a complex layer under three names", lambda: _three_names(ComplexConv2d(3, 3, 3, padding=1)), (3, 5, 6), "complex"),
+    Case(
+        "a complex layer under three names",
+        lambda: _three_names(ComplexConv2d(3, 3, 3, padding=1)),
+        (3, 5, 6),
+        "complex",
+    ),
     Case("partly frozen", _partly_frozen, (4,)),
-    Case("real U-Net shape", lambda: UNetShape(nn.Conv2d, nn.ConvTranspose2d, nn.Tanh()), (2, 7, 9)),
-    Case("complex U-Net shape", lambda: UNetShape(ComplexConv2d, ComplexConvTranspose2d, CReLU()), (2, 7, 9), "complex"),
+    Case(
+        "real U-Net shape", lambda: UNetShape(nn.Conv2d, nn.ConvTranspose2d, nn.Tanh()), (2, 7, 9)
+    ),
+    Case(
+        "complex U-Net shape",
+        lambda: UNetShape(ComplexConv2d, ComplexConvTranspose2d, CReLU()),
+        (2, 7, 9),
+        "complex",
+    ),
     Case(
         "complex U-Net of an odd size",
         lambda: lookup("model", "complex_unet")((1, 6, 7), 1, width=2, depth=2),
@@ -291,7 +439,11 @@ LAYERS: list[Case] = [
 def _activation(name: str) -> Case:
     # Real activations are nn's own subclasses; any other is complex.
     if isinstance(activation(name, 5), nn.ReLU | nn.Mish | nn.Sigmoid | nn.Tanh):
-        return Case(f"activation {name}", lambda: nn.Sequential(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)), (4,))
+        return Case(
+            f"activation {name}",
+            lambda: nn.Sequential(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)),
+            (4,),
+        )
     build = lambda: nn.Sequential(_c(nn.Linear, 4, 5), activation(name, 5), _c(nn.Linear, 5, 3))  # noqa: E731
     return Case(f"activation {name}", build, (4,), "complex")
 
@@ -323,9 +475,19 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "alexnet": ((1, 32, 32), 2, {}, "real"),
     "resnet20": ((1, 8, 8), 3, {"groups": 4}, "real"),
     "complex_dfa_cnn": ((2, 16, 17), 3, {"channels": [4, 5], "hidden": [6, 7]}, "complex"),
-    "real_dfa_cnn": ((16, 17), 3, {"channels": [4, 5], "hidden": [6, 7], "fc_activation": "sigmoid"}, "real"),
+    "real_dfa_cnn": (
+        (16, 17),
+        3,
+        {"channels": [4, 5], "hidden": [6, 7], "fc_activation": "sigmoid"},
+        "real",
+    ),
     "transposed_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
-    "vgg11": ((3, 32, 32), 3, {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6}, "real"),
+    "vgg11": (
+        (3, 32, 32),
+        3,
+        {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6},
+        "real",
+    ),
     "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
     "complex_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
     "real_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),

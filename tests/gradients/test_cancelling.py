@@ -28,7 +28,9 @@ def take(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(rules, "ghost_is_cheaper", lambda *_: True)
     if route == "formed":
         settle = fast._settle
-        monkeypatch.setattr(fast, "_settle", lambda of, records, replaced, allowance: settle(of, records, (), 0))
+        monkeypatch.setattr(
+            fast, "_settle", lambda of, records, replaced, allowance: settle(of, records, (), 0)
+        )
 
 
 def weighed(outputs: Tensor, weights: Tensor) -> Tensor:
@@ -45,11 +47,18 @@ def signs(count: int, half: bool) -> Tensor:
     return ones if half else torch.where(torch.arange(count) % 2 == 0, 1.0, -1.0)
 
 
-def moved(engine: Any, module: nn.Module, rest: tuple[Tensor, Tensor], hostile: tuple[Tensor, Tensor]) -> float:
+def moved(
+    engine: Any, module: nn.Module, rest: tuple[Tensor, Tensor], hostile: tuple[Tensor, Tensor]
+) -> float:
     """How far one record moves the sum, as it is computed, beside others that come first."""
     both = torch.cat([rest[0], hostile[0]]), torch.cat([rest[1], hostile[1]])
-    without, with_it = (engine.clipped_sum(module, weighed, batch, BOUND).sums for batch in (rest, both))
-    squares = [(with_it[name].to(torch.complex128) - without[name]).abs().square().sum() for name in without]
+    without, with_it = (
+        engine.clipped_sum(module, weighed, batch, BOUND).sums for batch in (rest, both)
+    )
+    squares = [
+        (with_it[name].to(torch.complex128) - without[name]).abs().square().sum()
+        for name in without
+    ]
     return float(torch.stack(squares).sum().sqrt())
 
 
@@ -58,19 +67,28 @@ def hostile_records(case: Case, scale: float, outputs: int) -> list[tuple[Tensor
     like = case.batch(1, torch.float32)[0]
     made = []
     for half in (False, True):
-        flat, steep = torch.full_like(like, 1.0), signs(like.numel(), half).to(like.dtype).view_as(like)
+        flat, steep = (
+            torch.full_like(like, 1.0),
+            signs(like.numel(), half).to(like.dtype).view_as(like),
+        )
         even, odd = torch.ones(1, outputs), signs(outputs, half).view(1, -1)
         for x, w in ((flat, odd), (steep, even), (steep, odd)):
             made += [(x * scale**0.5, w * scale**0.5), (x * scale, w), (x, w * scale)]
     return made
 
 
-LAYERS = [case for case in CASES if case.kind != "index" and not case.name.startswith(("model ", "activation "))]
+LAYERS = [
+    case
+    for case in CASES
+    if case.kind != "index" and not case.name.startswith(("model ", "activation "))
+]
 
 
 @pytest.mark.parametrize("case", LAYERS, ids=lambda case: case.name)
 @pytest.mark.parametrize("route", [*ROUTES, "reference"])
-def test_what_cancels_stays_within_the_bound(case: Case, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cancels_stays_within_the_bound(
+    case: Case, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take(route, monkeypatch)
     module = case.module(torch.float32)
     engine = reference if route == "reference" else fast
@@ -110,7 +128,10 @@ def test_a_record_of_norm_zero_leaves_no_more_than_its_bound(
     rest = torch.randn(8, *shape, dtype=kind), torch.randn(8, outputs.numel())
     flat = torch.ones_like(x) * torch.randn((), dtype=kind)
     for share in (0.5, 1.0, 0.0):
-        hostile = flat * scale**share, scale ** (1 - share) * torch.randn(1) * signs(outputs.numel(), half=True).view(1, -1)
+        hostile = (
+            flat * scale**share,
+            scale ** (1 - share) * torch.randn(1) * signs(outputs.numel(), half=True).view(1, -1),
+        )
         assert moved(fast, module, rest, hostile) <= BOUND * (1 + 1e-3)
 
 
@@ -120,10 +141,17 @@ def test_natural_records_lose_next_to_nothing(route: str, monkeypatch: pytest.Mo
     take(route, monkeypatch)
     torch.manual_seed(0)
     module = nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 20 * 20, 10)
+        nn.Conv2d(1, 6, 5),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 20 * 20, 10),
     )
     batch = torch.rand(6, 1, 28, 28), torch.randn(6, 10)
-    ours, exact = (engine.clipped_sum(module, weighed, batch, BOUND).norms for engine in (fast, reference))
+    ours, exact = (
+        engine.clipped_sum(module, weighed, batch, BOUND).norms for engine in (fast, reference)
+    )
     assert float(((ours - exact) / exact).max()) < 1e-3
 
 

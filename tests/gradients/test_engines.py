@@ -99,7 +99,9 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Elsewhere, FoldsPositions], ids=lambda m: m.__name__)
-def test_what_fast_cannot_serve_goes_to_the_reference_and_is_said_once(model: type[nn.Module], caplog) -> None:
+def test_what_fast_cannot_serve_goes_to_the_reference_and_is_said_once(
+    model: type[nn.Module], caplog
+) -> None:
     torch.manual_seed(0)
     module = model()
     with pytest.raises(NoRule):
@@ -120,7 +122,9 @@ def test_time_first_with_as_many_steps_as_records_is_found_out() -> None:
     torch.manual_seed(0)
     model, batch = TimeFirst(), (torch.randn(4, 4, 2), torch.zeros(4))
     theirs = reference.clipped_sum(model, loss, batch, 0.1)
-    assert not torch.allclose(fast.clipped_sum(model, loss, batch, 0.1).norms, theirs.norms, rtol=0.05)  # the trap is real
+    assert not torch.allclose(
+        fast.clipped_sum(model, loss, batch, 0.1).norms, theirs.norms, rtol=0.05
+    )  # the trap is real
     torch.testing.assert_close(clipped_sum(model, loss, batch, 0.1).norms, theirs.norms)
 
 
@@ -167,7 +171,9 @@ def test_a_layer_without_a_rule_is_named_once(caplog) -> None:
     ]
 
 
-def test_gradients_formed_for_their_norm_only_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_formed_for_their_norm_only_give_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 40, 3), nn.Tanh(), nn.Conv2d(40, 60, 3))
     batch = torch.randn(3, 2, 6, 6), torch.zeros(3)
@@ -198,7 +204,9 @@ def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
         seen.extend([weakref.ref(outputs), weakref.ref(losses)])
         return losses
 
-    model = SpoilsItsInput() if broken else nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = (
+        SpoilsItsInput() if broken else nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    )
     if broken:
         with pytest.raises(NoRule):
             fast.clipped_sum(model, watched, (INPUTS, TARGETS), 1.0)
@@ -225,9 +233,14 @@ def test_a_convolutions_bias_comes_with_its_weight_and_without(
         return outputs.abs().square().flatten(1).sum(dim=1)
 
     for kernel, groups, weight_trains in itertools.product((3, 9), (1, 2), (True, False)):
-        model = nn.Sequential(layer(2, 40, kernel, groups=groups, dtype=dtype))  # of 9×9 they outweigh the maps
+        model = nn.Sequential(
+            layer(2, 40, kernel, groups=groups, dtype=dtype)
+        )  # of 9×9 they outweigh the maps
         model[0].weight.requires_grad_(weight_trains)
-        ours, reference = (clipped_sum(model, power, (x, targets), 1.0, engine=engine) for engine in ("fast", "reference"))
+        ours, reference = (
+            clipped_sum(model, power, (x, targets), 1.0, engine=engine)
+            for engine in ("fast", "reference")
+        )
         torch.testing.assert_close(ours.norms, reference.norms)
         torch.testing.assert_close(ours.sums, reference.sums)
 
@@ -238,7 +251,9 @@ def test_patches_of_one_record_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     model = nn.Sequential(ComplexConv2d(8, 2, 3, dtype=torch.complex128))
     batch = torch.randn(3, 8, 7, 7, dtype=torch.complex128), torch.zeros(3)
     ours, reference = (
-        clipped_sum(model, lambda y, _: y.abs().square().flatten(1).sum(dim=1), batch, 1.0, engine=e)
+        clipped_sum(
+            model, lambda y, _: y.abs().square().flatten(1).sum(dim=1), batch, 1.0, engine=e
+        )
         for e in ("fast", "reference")
     )
     torch.testing.assert_close(ours.norms, reference.norms)
@@ -250,7 +265,10 @@ def test_a_layer_keeps_the_forward_of_its_own() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     own = lambda x: nn.functional.linear(x, model[0].weight, model[0].bias)  # noqa: E731
     model[0].forward = own  # type: ignore[method-assign]
-    ours, reference_ = (clipped_sum(model, loss, (INPUTS, TARGETS), 1.0, engine=e).sums for e in ("fast", "reference"))  # type: ignore[arg-type]
+    ours, reference_ = (
+        clipped_sum(model, loss, (INPUTS, TARGETS), 1.0, engine=e).sums
+        for e in ("fast", "reference")
+    )  # type: ignore[arg-type]
     torch.testing.assert_close(ours, reference_)
     assert vars(model[0])["forward"] is own
     assert "forward" not in vars(model[1])
@@ -259,7 +277,9 @@ def test_a_layer_keeps_the_forward_of_its_own() -> None:
 def test_output_gradients_are_consumed_without_a_graph() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     recorded, modes = tape.record(model, tape.layers_of(model), loss, (INPUTS, TARGETS)), []
-    recorded.play_back(list(model.parameters()), lambda call, g: modes.append(torch.is_grad_enabled()))
+    recorded.play_back(
+        list(model.parameters()), lambda call, g: modes.append(torch.is_grad_enabled())
+    )
     assert modes == [False, False]
 
 
@@ -268,7 +288,11 @@ class Skips(nn.Module):
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
-        self.first, self.second, self.last = kind(2, 5, 3, padding=1), kind(5, 4, 3, padding=1), kind(9, 2, 3)
+        self.first, self.second, self.last = (
+            kind(2, 5, 3, padding=1),
+            kind(5, 4, 3, padding=1),
+            kind(9, 2, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         before = self.first(x)
@@ -283,9 +307,16 @@ def test_gradients_that_come_one_by_one_have_the_order_in_which_the_output_lies(
     torch.manual_seed(0)
     model = Skips(kind)
     x = torch.randn(3, 2, 6, 5, dtype=torch.complex64 if kind is ComplexConv2d else torch.float32)
-    recorded = tape.record(model, tape.layers_of(model), lambda outputs, _: outputs.abs().square().flatten(1).sum(1), (x, x))
+    recorded = tape.record(
+        model,
+        tape.layers_of(model),
+        lambda outputs, _: outputs.abs().square().flatten(1).sum(1),
+        (x, x),
+    )
     found: dict[str, Tensor] = {}
-    recorded.play_back(list(model.parameters()), lambda call, g: found.setdefault(call.layer.name, g))
+    recorded.play_back(
+        list(model.parameters()), lambda call, g: found.setdefault(call.layer.name, g)
+    )
     assert found.keys() == {"first", "second", "last"}
     for g in found.values():
         assert (g.movedim(1, -1) if kind is ComplexConv2d else g).is_contiguous()
@@ -319,10 +350,16 @@ def test_ordinary_gradients_are_left_alone() -> None:
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("per_layer", [False, True], ids=["flat", "per layer"])
 @pytest.mark.parametrize("broken", [False, True], ids=["finite", "one record is not"])
-def test_records_one_by_one_into_a_sum_are_the_sum_of_them_all(engine: Engine, per_layer: bool, broken: bool) -> None:
+def test_records_one_by_one_into_a_sum_are_the_sum_of_them_all(
+    engine: Engine, per_layer: bool, broken: bool
+) -> None:
     """Their gradients join it in place; one that is not finite adds nothing."""
     torch.manual_seed(0)
-    model = nn.Sequential(ComplexConv2d(3, 16, 3, padding=1), ComplexConv2d(16, 16, 3, padding=1), ComplexConv2d(16, 2, 2))
+    model = nn.Sequential(
+        ComplexConv2d(3, 16, 3, padding=1),
+        ComplexConv2d(16, 16, 3, padding=1),
+        ComplexConv2d(16, 2, 2),
+    )
     inputs, targets = torch.randn(4, 3, 9, 10, dtype=torch.complex64), torch.zeros(4)
     if broken:
         inputs[2, 0, 0, 0] = torch.nan
@@ -332,14 +369,18 @@ def test_records_one_by_one_into_a_sum_are_the_sum_of_them_all(engine: Engine, p
     norms = []
     for i in range(4):
         held = {name: value.data_ptr() for name, value in total.items()}
-        clipped = clipped_sum(model, loss, (inputs[i : i + 1], targets[i : i + 1]), 0.5, **how, into=total)
+        clipped = clipped_sum(
+            model, loss, (inputs[i : i + 1], targets[i : i + 1]), 0.5, **how, into=total
+        )
         assert clipped.sums is total
         assert i == 0 or {name: value.data_ptr() for name, value in total.items()} == held
         norms.append(clipped.norms)
     assert torch.allclose(torch.cat(norms), whole.norms, rtol=1e-5, equal_nan=True)
     for name, value in whole.sums.items():
         assert torch.allclose(total[name], value, atol=1e-6)
-    assert sum(value.abs().square().sum() for value in total.values()).sqrt() > 0.5  # some were clipped, none cancel
+    assert (
+        sum(value.abs().square().sum() for value in total.values()).sqrt() > 0.5
+    )  # some were clipped, none cancel
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
@@ -355,7 +396,9 @@ def test_a_parameter_that_nothing_follows_from_has_a_plain_zero(engine: Engine) 
             return self.used(x) + 0 * self.idle(x.detach()).detach()
 
     for records in (4, 1, 0):
-        sums = clipped_sum(Idle(), loss, (INPUTS[:records], TARGETS[:records]), 1.0, engine=engine).sums
+        sums = clipped_sum(
+            Idle(), loss, (INPUTS[:records], TARGETS[:records]), 1.0, engine=engine
+        ).sums
         assert not any(value.requires_grad for value in sums.values())
         assert not sums["idle.weight"].any()
         assert not sums["idle.bias"].any()
@@ -364,16 +407,24 @@ def test_a_parameter_that_nothing_follows_from_has_a_plain_zero(engine: Engine) 
 def test_contract_in_any_memory_order() -> None:
     rows = torch.randn(3, 4, 5, 6, dtype=torch.complex128).permute(0, 3, 1, 2)
     factors = torch.rand(3, dtype=torch.float64)
-    torch.testing.assert_close(contract(rows, factors), torch.einsum("b,bxyz->xyz", factors.to(rows.dtype), rows))
+    torch.testing.assert_close(
+        contract(rows, factors), torch.einsum("b,bxyz->xyz", factors.to(rows.dtype), rows)
+    )
 
 
-@pytest.mark.parametrize(("slope", "value"), [(1e20, 1.34e25), (1e19, 1.34e26), (1e15, 9e24), (1e3, 1e30)])
+@pytest.mark.parametrize(
+    ("slope", "value"), [(1e20, 1.34e25), (1e19, 1.34e26), (1e15, 9e24), (1e3, 1e30)]
+)
 @pytest.mark.parametrize("engine", ["fast", "reference"])
-def test_a_share_stays_bounded_where_float32_cannot_hold_its_factor(engine: Engine, slope: float, value: float) -> None:
+def test_a_share_stays_bounded_where_float32_cannot_hold_its_factor(
+    engine: Engine, slope: float, value: float
+) -> None:
     """Ghost norms are float64: C/‖g‖ may be as small as 1e-45, of which float32 knows whole multiples only."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False))
     batch = torch.full((1, 1), value), torch.zeros(1)
-    found = clipped_sum(model, lambda outputs, _: slope * outputs.squeeze(1), batch, 1.0, engine=engine)
+    found = clipped_sum(
+        model, lambda outputs, _: slope * outputs.squeeze(1), batch, 1.0, engine=engine
+    )
     assert float(found.sums["0.weight"].double().norm()) <= 1.0
 
 
@@ -382,7 +433,9 @@ def test_one_record_in_groups_of_one_pixel_channels_last() -> None:
     torch.manual_seed(0)
     layer, targets = ComplexConv2d(4, 4, 1, groups=2), torch.zeros(1)
     batch = channels_last(torch.randn(1, 4, 8, 8, dtype=torch.complex64)), targets
-    ours, theirs = (engine.clipped_sum(layer, loss, batch, 0.5).sums["weight"] for engine in (fast, reference))
+    ours, theirs = (
+        engine.clipped_sum(layer, loss, batch, 0.5).sums["weight"] for engine in (fast, reference)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -394,6 +447,8 @@ def test_a_record_at_the_edge_of_float32_keeps_its_bound(bound: float) -> None:
         torch.nn.init.zeros_(parameter)
     batch = torch.full((1, 1000), 3e38), torch.full((1, 1000), 1e-9)
     for engine in ("fast", "reference"):
-        found = clipped_sum(model, lambda out, targets: (out * targets).sum(dim=1), batch, bound, engine=engine)  # type: ignore[arg-type]
+        found = clipped_sum(
+            model, lambda out, targets: (out * targets).sum(dim=1), batch, bound, engine=engine
+        )  # type: ignore[arg-type]
         total = torch.cat([value.double().flatten() for value in found.sums.values()])
         assert float(total.norm()) <= bound

@@ -25,7 +25,12 @@ def _two_threads():
 def size(sums: dict[str, Tensor]) -> float:
     """‖S‖₂ over all parameters, in float64."""
     return (
-        sum(torch.view_as_real(s).double().square().sum() if s.is_complex() else s.double().square().sum() for s in sums.values())
+        sum(
+            torch.view_as_real(s).double().square().sum()
+            if s.is_complex()
+            else s.double().square().sum()
+            for s in sums.values()
+        )
         ** 0.5
     )  # type: ignore[operator]
 
@@ -41,22 +46,32 @@ def assert_same(ours: ClippedSum, theirs: ClippedSum, tolerance: float) -> None:
         assert float((ours.sums[name] - value).abs().max()) <= tolerance * scale + 1e-300, name
     assert ours.norms.shape == theirs.norms.shape
     if len(theirs.norms):
-        assert float((ours.norms - theirs.norms).abs().max()) <= tolerance * float(theirs.norms.max())
+        assert float((ours.norms - theirs.norms).abs().max()) <= tolerance * float(
+            theirs.norms.max()
+        )
 
 
 @every_case
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-def test_fast_is_the_reference(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_is_the_reference(
+    case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = case.module(dtype)
     records = case.batch(4, dtype)
-    bound = float(reference.clipped_sum(module, loss, records, 1.0).norms.median())  # so that some records are clipped, some not
+    bound = float(
+        reference.clipped_sum(module, loss, records, 1.0).norms.median()
+    )  # so that some records are clipped, some not
     for per_layer in (False, True):
         for count in (4, 1, 0):
             batch = records[0][:count], records[1][:count]
-            theirs = reference.clipped_sum(module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5)
+            theirs = reference.clipped_sum(
+                module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
+            )
             for together in (0, 2**30):  # output gradients as they come, and all at once
                 monkeypatch.setattr(tape, "TOGETHER", together)
-                ours = fast.clipped_sum(module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5)
+                ours = fast.clipped_sum(
+                    module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
+                )
                 assert_same(ours, theirs, TOLERANCE[dtype])
 
 
@@ -106,7 +121,10 @@ def test_micro_batches_add_up(case: Case) -> None:
     module = case.module(torch.float64)
     inputs, targets = case.batch(5, torch.float64)
     whole = fast.clipped_sum(module, loss, (inputs, targets), 0.3)
-    parts = [fast.clipped_sum(module, loss, (inputs[cut], targets[cut]), 0.3) for cut in (slice(0, 2), slice(2, 3), slice(3, 5))]
+    parts = [
+        fast.clipped_sum(module, loss, (inputs[cut], targets[cut]), 0.3)
+        for cut in (slice(0, 2), slice(2, 3), slice(3, 5))
+    ]
     summed = {name: sum(part.sums[name] for part in parts) for name in whole.sums}
     assert_same(ClippedSum(summed, torch.cat([part.norms for part in parts])), whole, 1e-12)  # type: ignore[arg-type]
 
@@ -116,32 +134,45 @@ def test_twice_a_record_is_twice_its_share(case: Case) -> None:
     module = case.module(torch.float64)
     inputs, targets = case.batch(1, torch.float64)
     one = fast.clipped_sum(module, loss, (inputs, targets), 0.3).sums
-    two = fast.clipped_sum(module, loss, (torch.cat([inputs] * 2), torch.cat([targets] * 2)), 0.3).sums
+    two = fast.clipped_sum(
+        module, loss, (torch.cat([inputs] * 2), torch.cat([targets] * 2)), 0.3
+    ).sums
     for name, value in one.items():
         torch.testing.assert_close(two[name], 2 * value, rtol=1e-12, atol=1e-12)
 
 
 @every_case
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch on its own RMSNorm
+@pytest.mark.filterwarnings(
+    "ignore:Mismatch dtype between input and weight"
+)  # torch on its own RMSNorm
 def test_autocast_changes_precision_and_nothing_else(case: Case) -> None:
     module = case.module(torch.float32)
     inputs, targets = case.batch(3, torch.float32)
     plain = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
-        single = [fast.clipped_sum(module, loss, (inputs[i : i + 1], targets[i : i + 1]), 0.5).sums for i in range(3)]
+        single = [
+            fast.clipped_sum(module, loss, (inputs[i : i + 1], targets[i : i + 1]), 0.5).sums
+            for i in range(3)
+        ]
     assert mixed.norms.dtype == torch.float64
     assert all(float(size(share)) <= 0.5 for share in single)
     assert all(value.dtype == plain.sums[name].dtype for name, value in mixed.sums.items())
     assert float(size({n: mixed.sums[n] - plain.sums[n] for n in plain.sums})) <= 0.25 * 0.5 * 3
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if len(c.shape) == 3], ids=[c.name for c in CASES if len(c.shape) == 3])
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if len(c.shape) == 3],
+    ids=[c.name for c in CASES if len(c.shape) == 3],
+)
 def test_channels_last(case: Case) -> None:
     module = case.module(torch.float64)
     inputs, targets = case.batch(3, torch.float64)
     plain = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
-    last = fast.clipped_sum(module, loss, (inputs.contiguous(memory_format=torch.channels_last), targets), 0.5)
+    last = fast.clipped_sum(
+        module, loss, (inputs.contiguous(memory_format=torch.channels_last), targets), 0.5
+    )
     assert_same(last, plain, 1e-12)
 
 
@@ -173,7 +204,11 @@ def test_every_model_of_the_zoo_has_an_entry() -> None:
 
 
 def _differentiable() -> list[Case]:
-    return [case for case in CASES if case.kind == "complex" and "large" not in case.name and "ghost" not in case.name]
+    return [
+        case
+        for case in CASES
+        if case.kind == "complex" and "large" not in case.name and "ghost" not in case.name
+    ]
 
 
 @pytest.mark.parametrize("case", _differentiable(), ids=[c.name for c in _differentiable()])
@@ -186,4 +221,6 @@ def test_backward_is_the_finite_difference(case: Case) -> None:
     def outputs(x: Tensor, *values: Tensor) -> Tensor:
         return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x,))
 
-    assert torch.autograd.gradcheck(outputs, (inputs.requires_grad_(), *parameters.values()), fast_mode=True)
+    assert torch.autograd.gradcheck(
+        outputs, (inputs.requires_grad_(), *parameters.values()), fast_mode=True
+    )

@@ -21,13 +21,17 @@ def exact(rows: Tensor) -> Tensor:
 def test_long_rows_are_not_too_small(length: int) -> None:
     rows = torch.full((2, length), 0.1)
     expected = length * float(rows[0, 0].double()) ** 2
-    torch.testing.assert_close(squared_norms(rows), torch.full((2,), expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        squared_norms(rows), torch.full((2,), expected, dtype=torch.float64), rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("value", [1e30, 1e-30, 1e-44])
 def test_nothing_overflows_or_is_lost(value: float) -> None:
     rows = torch.full((2, 2000), value)
-    torch.testing.assert_close(squared_norms(rows), 2000 * rows[:, 0].double().square(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        squared_norms(rows), 2000 * rows[:, 0].double().square(), rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
@@ -57,7 +61,13 @@ def test_rows_in_any_layout(rows: object, dtype: torch.dtype) -> None:
 
 def test_several_are_measured_as_each_alone() -> None:
     torch.manual_seed(0)
-    several = [torch.randn(5, 3), torch.randn(2, 2 * BLOCK + 3), torch.randn(0, 4), torch.randn(300, 700), torch.randn(1, 1)]
+    several = [
+        torch.randn(5, 3),
+        torch.randn(2, 2 * BLOCK + 3),
+        torch.randn(0, 4),
+        torch.randn(300, 700),
+        torch.randn(1, 1),
+    ]
     for several_ in (several, [several[0], several[1].double(), several[3].to(torch.complex64)]):
         for together, rows in zip(squared_norms_of(several_), several_, strict=True):
             torch.testing.assert_close(together, exact(rows), rtol=1e-12, atol=0)
@@ -65,7 +75,9 @@ def test_several_are_measured_as_each_alone() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_any_number_of_threads_finds_the_same(threads: int, set_threads: Callable[[int], None]) -> None:
+def test_any_number_of_threads_finds_the_same(
+    threads: int, set_threads: Callable[[int], None]
+) -> None:
     torch.manual_seed(0)
     several = [torch.randn(70, 3000), torch.randn(3, 10 * BLOCK + 1)]
     alone = squared_norms_of(several)

@@ -54,9 +54,15 @@ class TiedHead(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embedding = nn.Linear(WIDTH, 3, bias=False, dtype=dtype) if dtype.is_complex else nn.Embedding(7, 3, dtype=dtype)
+        self.embedding = (
+            nn.Linear(WIDTH, 3, bias=False, dtype=dtype)
+            if dtype.is_complex
+            else nn.Embedding(7, 3, dtype=dtype)
+        )
         self.between = nn.Linear(3, 3 if not dtype.is_complex else WIDTH, dtype=dtype)
-        self.head = nn.Linear(self.between.out_features, self.embedding.weight.shape[0], bias=False, dtype=dtype)
+        self.head = nn.Linear(
+            self.between.out_features, self.embedding.weight.shape[0], bias=False, dtype=dtype
+        )
         self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,10 +92,14 @@ class _Scaled(nn.Module):
 
 SHARING: list[Callable[[torch.dtype], nn.Module]] = [TwoNames, TwiceInAList, TiedHead, OwnLayerTied]
 every_model = pytest.mark.parametrize("build", SHARING, ids=lambda build: build.__name__)
-real_and_complex = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
+real_and_complex = pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.complex128], ids=["real", "complex"]
+)
 
 
-def made(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def made(
+    build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     model = build(dtype)
     if build is TiedHead and not dtype.is_complex:
@@ -99,7 +109,12 @@ def made(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> tuple
 
 def everything(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer under each of its names."""
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    return dict(
+        [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+    )
 
 
 def assert_the_very_same(model: nn.Module, before: dict[str, Tensor]) -> None:
@@ -113,12 +128,17 @@ def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> d
     parameters = dict(model.named_parameters())
     losses = [loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(len(inputs))]
     rows = [torch.autograd.grad(one, [*parameters.values()]) for one in losses]
-    return {name: torch.stack(own) for name, own in zip(parameters, zip(*rows, strict=True), strict=True)}
+    return {
+        name: torch.stack(own)
+        for name, own in zip(parameters, zip(*rows, strict=True), strict=True)
+    }
 
 
 @every_model
 @real_and_complex
-def test_every_name_holds_the_same_object_afterwards(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> None:
+def test_every_name_holds_the_same_object_afterwards(
+    build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype
+) -> None:
     model, batch = made(build, dtype)
     before = everything(model)
     reference.per_sample_gradients(model, loss, batch)
@@ -131,7 +151,9 @@ def test_every_name_holds_the_same_object_afterwards(build: Callable[[torch.dtyp
 
 @every_model
 @real_and_complex
-def test_both_engines_have_pytorchs_own_gradients(build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype) -> None:
+def test_both_engines_have_pytorchs_own_gradients(
+    build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype
+) -> None:
     model, (inputs, targets) = made(build, dtype)
     right = gradients_one_by_one(model, inputs, targets)
     for _ in range(2):  # what one pass leaves behind, the next would meet
@@ -140,13 +162,17 @@ def test_both_engines_have_pytorchs_own_gradients(build: Callable[[torch.dtype],
     clipped, norms = reference.clip(right, [([*right], 0.5)])
     for engine in ("auto", "fast", "reference"):
         found = clipped_sum(model, loss, (inputs, targets), 0.5, engine=engine)  # type: ignore[arg-type]
-        torch.testing.assert_close(found.sums, {name: value.sum(dim=0) for name, value in clipped.items()})
+        torch.testing.assert_close(
+            found.sums, {name: value.sum(dim=0) for name, value in clipped.items()}
+        )
         torch.testing.assert_close(found.norms, norms[:, 0])
 
 
 @every_model
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_a_private_step_moves_every_name(build: Callable[[torch.dtype], nn.Module], engine: str, tmp_path: Path) -> None:
+def test_a_private_step_moves_every_name(
+    build: Callable[[torch.dtype], nn.Module], engine: str, tmp_path: Path
+) -> None:
     model, batch = made(build, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # holds the objects of now
     problem = Problem(model, loss, Sampling("poisson", 0.1, 3.0, 30))
@@ -154,7 +180,9 @@ def test_a_private_step_moves_every_name(build: Callable[[torch.dtype], nn.Modul
     algorithm.contributions(batch)
     before = everything(model)
     values = {name: value.detach().clone() for name, value in before.items()}
-    with closing(Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)) as ledger:
+    with closing(
+        Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
+    ) as ledger:
         private_step(Training(algorithm, model, optimizer, SeededNoise(0), ledger), 0, [batch], 3.0)
     assert_the_very_same(model, before)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -182,8 +210,12 @@ class Recurrent(nn.Module):
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
     "RNN": lambda: Recurrent(nn.RNN(2, 3, batch_first=True, dtype=torch.float64)),
-    "GRU of two layers, both ways": lambda: Recurrent(nn.GRU(2, 3, num_layers=2, bidirectional=True, dtype=torch.float64)),
-    "GRU with a first state": lambda: Recurrent(nn.GRU(2, 3, batch_first=True, dtype=torch.float64), given=True),
+    "GRU of two layers, both ways": lambda: Recurrent(
+        nn.GRU(2, 3, num_layers=2, bidirectional=True, dtype=torch.float64)
+    ),
+    "GRU with a first state": lambda: Recurrent(
+        nn.GRU(2, 3, batch_first=True, dtype=torch.float64), given=True
+    ),
     "LSTM": lambda: Recurrent(nn.LSTM(2, 3, num_layers=2, batch_first=True, dtype=torch.float64)),
     "LSTM with a projection": lambda: Recurrent(nn.LSTM(2, 4, proj_size=3, dtype=torch.float64)),
     "RNNCell": lambda: Recurrent(nn.RNNCell(2, 3, dtype=torch.float64)),
@@ -195,10 +227,16 @@ RECURRENT: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
     torch.manual_seed(0)
-    model, inputs, targets = RECURRENT[name](), torch.randn(3, 5, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    model, inputs, targets = (
+        RECURRENT[name](),
+        torch.randn(3, 5, 2, dtype=torch.float64),
+        torch.zeros(3, dtype=torch.float64),
+    )
     model(inputs)  # gives the last layer its size
     right = gradients_one_by_one(model, inputs, targets)
-    torch.testing.assert_close(reference.per_sample_gradients(model, loss, (inputs, targets)), right)
+    torch.testing.assert_close(
+        reference.per_sample_gradients(model, loss, (inputs, targets)), right
+    )
     whole = clipped_sum(model, loss, (inputs, targets), float("inf"))
     torch.testing.assert_close(whole.sums, {name: rows.sum(dim=0) for name, rows in right.items()})
     assert not any(module._forward_pre_hooks for module in model.modules())

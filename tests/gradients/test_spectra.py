@@ -22,11 +22,18 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def network(**options: object) -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(2, 3, (3, 2), **options), nn.Tanh(), nn.Conv2d(3, 2, 2)).double()  # type: ignore[arg-type]
-    return model, (torch.randn(B, 2, 7, 8, dtype=torch.float64), torch.randn(B, dtype=torch.float64))
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, (3, 2), **options), nn.Tanh(), nn.Conv2d(3, 2, 2)
+    ).double()  # type: ignore[arg-type]
+    return model, (
+        torch.randn(B, 2, 7, 8, dtype=torch.float64),
+        torch.randn(B, dtype=torch.float64),
+    )
 
 
-def every_lag(layer: nn.Conv2d, sizes: tuple[int, ...], rest: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def every_lag(
+    layer: nn.Conv2d, sizes: tuple[int, ...], rest: nn.Module, batch: tuple[Tensor, Tensor]
+) -> Tensor:
     """Per-sample gradients of a kernel of M×M lags, −(Ho' − 1) … Hp − 1 in each dimension, in which the layer's own is embedded.
 
     The lags before 0 come first; rolled by Ho' − 1, entry 0 is lag 0, as in a circular correlation.
@@ -43,7 +50,10 @@ def every_lag(layer: nn.Conv2d, sizes: tuple[int, ...], rest: nn.Module, batch: 
         return loss(rest(F.conv2d(x, kernel, layer.bias, stride)), y.unsqueeze(0)).sum()
 
     kernel = torch.zeros(*layer.weight.shape[:2], *sizes, dtype=torch.float64)
-    taps = [slice(b, b + d * (k - 1) + 1, d) for b, d, k in zip(before, dilation, layer.kernel_size, strict=True)]
+    taps = [
+        slice(b, b + d * (k - 1) + 1, d)
+        for b, d, k in zip(before, dilation, layer.kernel_size, strict=True)
+    ]
     kernel[(..., *taps)] = layer.weight.detach()
     gradients = vmap(grad(of_one), in_dims=(None, 0, 0))(kernel, inputs, targets)
     return gradients.detach().roll([-b for b in before], dims=(-2, -1))
@@ -51,7 +61,13 @@ def every_lag(layer: nn.Conv2d, sizes: tuple[int, ...], rest: nn.Module, batch: 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"padding": (1, 2)}, {"stride": (2, 1)}, {"stride": 2, "padding": 1}, {"dilation": (2, 3), "padding": 1}],
+    [
+        {},
+        {"padding": (1, 2)},
+        {"stride": (2, 1)},
+        {"stride": 2, "padding": 1},
+        {"dilation": (2, 3), "padding": 1},
+    ],
     ids=str,
 )
 def test_padded_shares_are_the_whole_correlation(options: dict[str, object]) -> None:
@@ -60,7 +76,9 @@ def test_padded_shares_are_the_whole_correlation(options: dict[str, object]) -> 
     spectrum = domain.spectra["0.weight"]
     expected = every_lag(model[0], spectrum.sizes, model[1:], batch)  # type: ignore[arg-type]
     shares = domain.contributions(batch, 1e9)["0.weight"]  # a bound that clips nothing
-    torch.testing.assert_close(shares, torch.fft.fftn(expected, dim=(-2, -1), norm="ortho").to(shares.dtype))
+    torch.testing.assert_close(
+        shares, torch.fft.fftn(expected, dim=(-2, -1), norm="ortho").to(shares.dtype)
+    )
 
     bound = 0.3 * float(torch.linalg.vector_norm(expected.flatten(1), dim=1).min())
     formed = {name: value.sum(dim=0) for name, value in domain.contributions(batch, bound).items()}
@@ -73,24 +91,35 @@ def test_the_way_back_is_the_gradient(padded: bool) -> None:
     model, batch = network(stride=2, padding=1)
     domain = padded_domain(model, loss, batch[0][:0]) if padded else kernel_domain(model, loss)
     back = domain.gradients(domain.clipped_sum(batch, 1e9))
-    ordinary = torch.autograd.grad(loss(model(batch[0]), batch[1]).sum(), list(trainable(model).values()))
+    ordinary = torch.autograd.grad(
+        loss(model(batch[0]), batch[1]).sum(), list(trainable(model).values())
+    )
     for (name, value), expected in zip(back.items(), ordinary, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5), (70,), (70, 6), (6, 71)])
+@pytest.mark.parametrize(
+    "sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5), (70,), (70, 6), (6, 71)]
+)
 def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
     """Up to 64 points by matrices, beyond by FFT."""
     torch.manual_seed(0)
-    x, g = (torch.randn(B, channels, *(max(1, s // 2) for s in sizes), dtype=torch.float64) for channels in (2, 3))
+    x, g = (
+        torch.randn(B, channels, *(max(1, s // 2) for s in sizes), dtype=torch.float64)
+        for channels in (2, 3)
+    )
     of = Correlation(x, g, sizes)
     formed = of.rows(0, B)  # [B, O, I, *sizes]
     dims = tuple(range(-len(sizes), 0))
-    spectra = torch.fft.fftn(g, s=sizes, dim=dims).conj().unsqueeze(2) * torch.fft.fftn(x, s=sizes, dim=dims).unsqueeze(1)
+    spectra = torch.fft.fftn(g, s=sizes, dim=dims).conj().unsqueeze(2) * torch.fft.fftn(
+        x, s=sizes, dim=dims
+    ).unsqueeze(1)
     torch.testing.assert_close(formed, torch.fft.ifftn(spectra, dim=dims).real)
     torch.testing.assert_close(of.squared_norms(), formed.square().flatten(1).sum(dim=1))
     factors = torch.rand(B, dtype=torch.float64)
-    torch.testing.assert_close(of.weighted_sum(factors), torch.einsum("b,b...->...", factors, formed))
+    torch.testing.assert_close(
+        of.weighted_sum(factors), torch.einsum("b,b...->...", factors, formed)
+    )
 
 
 def test_many_records_are_transformed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +135,15 @@ def test_many_records_are_transformed_a_few_at_a_time(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (nn.Conv2d(2, 4, 2, groups=2), r"layer '0' is a grouped or transposed convolution.*algorithm=gredp"),
+        (
+            nn.Conv2d(2, 4, 2, groups=2),
+            r"layer '0' is a grouped or transposed convolution.*algorithm=gredp",
+        ),
         (nn.ConvTranspose2d(2, 4, 2), r"layer '0' is a grouped or transposed convolution"),
-        (nn.Linear(8, 3, dtype=torch.complex64), r"parameter '0\.weight' is complex: use algorithm=zeta_dp_sgd"),
+        (
+            nn.Linear(8, 3, dtype=torch.complex64),
+            r"parameter '0\.weight' is complex: use algorithm=zeta_dp_sgd",
+        ),
     ],
 )
 def test_what_has_no_padded_spectrum_is_refused(layer: nn.Module, says: str) -> None:

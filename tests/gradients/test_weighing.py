@@ -25,9 +25,18 @@ def same(found: Tensor, expected: Tensor) -> None:
 def test_norms_factors_and_what_they_weigh_are_torchs(bound: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = torch.tensor(HOSTILE)
-    g, x, rows = torch.randn(10, 7, dtype=dtype), torch.randn(10, 33, dtype=dtype), torch.randn(10, 2, 3)
+    g, x, rows = (
+        torch.randn(10, 7, dtype=dtype),
+        torch.randn(10, 33, dtype=dtype),
+        torch.randn(10, 2, 3),
+    )
     g, squares = g * sizes.view(-1, 1), torch.rand(10, dtype=torch.float64)
-    terms = [Term((g, x), weigh=True), Term((g,), weigh=True), Term((rows,), scale=0.5), Term((), squares, 0.5)]
+    terms = [
+        Term((g, x), weigh=True),
+        Term((g,), weigh=True),
+        Term((rows,), scale=0.5),
+        Term((), squares, 0.5),
+    ]
     found, expected = clipping(terms, bound), _by_torch(terms, bound)
     same(found.norms, expected.norms)
     same(found.factors, expected.factors)
@@ -37,7 +46,9 @@ def test_norms_factors_and_what_they_weigh_are_torchs(bound: float, dtype: torch
     by_hand = (g.abs().double().square().sum(1) * (x.abs().double().square().sum(1) + 1)).add(
         rows.double().square().sum((1, 2)) / 4 + squares / 4
     )
-    torch.testing.assert_close(found.norms[3:6], by_hand.sqrt()[3:6], rtol=1e-6, atol=0)  # and torch's own are the formula's
+    torch.testing.assert_close(
+        found.norms[3:6], by_hand.sqrt()[3:6], rtol=1e-6, atol=0
+    )  # and torch's own are the formula's
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
@@ -46,14 +57,18 @@ def test_a_broken_record_has_factor_zero_and_is_told(value: float) -> None:
     g[2, 1] = value
     found = clipping([Term((g,))], 1.0)
     assert not found.finite
-    assert found.factors.tolist() == pytest.approx([SAFETY / 3**0.5] * 2 + [0.0] + [SAFETY / 3**0.5])
+    assert found.factors.tolist() == pytest.approx(
+        [SAFETY / 3**0.5] * 2 + [0.0] + [SAFETY / 3**0.5]
+    )
     assert clipping([Term((g[:2],))], 1.0).finite
 
 
 def test_factors_too_small_for_float32_and_products_too_small_are_zero() -> None:
     """See `clipping.flushed` and `held`: rounded upwards they would lift a record over its bound."""
     g = torch.tensor([[1e30, 1e-8], [1.0, 1e-38], [1.0, 0.5]])
-    found = clipping([Term((g,), weigh=True), Term((), torch.tensor([1e90, 0.0, 0.0]).double())], 1e-5)
+    found = clipping(
+        [Term((g,), weigh=True), Term((), torch.tensor([1e90, 0.0, 0.0]).double())], 1e-5
+    )
     assert found.factors[0] == 0
     assert (found.factors[1:] > 0).all()
     weighed = found.weighed[id(g)]
@@ -101,7 +116,9 @@ def test_a_part_is_weighed_where_only_a_later_term_asks_for_it() -> None:
 
 @pytest.mark.parametrize("records", [1, 2, 400])
 @pytest.mark.parametrize("threads", [2, 3])
-def test_any_number_of_threads_finds_the_same(threads: int, records: int, set_threads: Callable[[int], None]) -> None:
+def test_any_number_of_threads_finds_the_same(
+    threads: int, records: int, set_threads: Callable[[int], None]
+) -> None:
     torch.manual_seed(0)
     parts = [torch.randn(records, n) for n in (10, 3 * A_SHARE, *range(1, 21))]
     terms = [Term((part,), weigh=True) for part in parts]

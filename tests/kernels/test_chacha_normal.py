@@ -14,7 +14,15 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numba import njit
 
 from zdp_bench.kernels import chacha_normal
-from zdp_bench.kernels.chacha_normal import CHUNK, SHARE, Stream, _add_normals, add_normals, fill_words, hashed
+from zdp_bench.kernels.chacha_normal import (
+    CHUNK,
+    SHARE,
+    Stream,
+    _add_normals,
+    add_normals,
+    fill_words,
+    hashed,
+)
 
 
 def key_words(key: tuple[int | str, ...]) -> np.ndarray:
@@ -24,13 +32,30 @@ def key_words(key: tuple[int | str, ...]) -> np.ndarray:
 
 NAME = (7, "noise", 3, "w")
 KEY = key_words(NAME)
-EDGES = [0, 1, 2, 2**23, 2**24 - 1, 2**29 - 1, 2**29, 2**30, 2**31 - 1, 2**31, 2**31 + 2**29, 3 * 2**29, 3 * 2**30, 2**32 - 1]
+EDGES = [
+    0,
+    1,
+    2,
+    2**23,
+    2**24 - 1,
+    2**29 - 1,
+    2**29,
+    2**30,
+    2**31 - 1,
+    2**31,
+    2**31 + 2**29,
+    3 * 2**29,
+    3 * 2**30,
+    2**32 - 1,
+]
 
 
 def chacha(key: np.ndarray, block: int, double_rounds: int) -> np.ndarray:
     """One block by the book (Bernstein 2008): uint32 [16]."""
     constants = np.frombuffer(b"expand 32-byte k", "<u4")
-    start = np.concatenate([constants, key, np.array([block % 2**32, block >> 32, 0, 0], dtype="<u4")]).astype(np.uint32)
+    start = np.concatenate(
+        [constants, key, np.array([block % 2**32, block >> 32, 0, 0], dtype="<u4")]
+    ).astype(np.uint32)
     x = start.copy()
 
     def turn(a: np.uint32, bits: int) -> np.uint32:
@@ -63,11 +88,21 @@ def test_the_words_are_those_of_eight_rounds(key: tuple[int | str, ...], first: 
     words = np.empty(2 * CHUNK, np.uint32)
     fill_words(key_words(key), np.uint64(first), words)
     for lane in (0, 1, 31, 63):
-        assert np.array_equal(words.reshape(16, 64)[:, lane], chacha(key_words(key), first + lane, 4))
+        assert np.array_equal(
+            words.reshape(16, 64)[:, lane], chacha(key_words(key), first + lane, 4)
+        )
 
 
 def test_parts_of_a_key_are_told_apart() -> None:
-    keys: list[tuple[int | str, ...]] = [(1, "a"), ("1", "b"), (1, "a", ""), (11, "a"), (1, "a, b"), (1, "a", "b"), ()]
+    keys: list[tuple[int | str, ...]] = [
+        (1, "a"),
+        ("1", "b"),
+        (1, "a", ""),
+        (11, "a"),
+        (1, "a, b"),
+        (1, "a", "b"),
+        (),
+    ]
     assert len({hashed(key) for key in keys}) == len(keys)
 
 
@@ -85,7 +120,12 @@ def _every_angle(words: Any, cosines: Any, sines: Any) -> None:
 
 def all_over() -> np.ndarray:
     """The edges, both ends, and every 4,093rd word between."""
-    ends = [np.arange(2**16), 2**32 - 1 - np.arange(2**16), np.arange(0, 2**32, 4093), np.array(EDGES)]
+    ends = [
+        np.arange(2**16),
+        2**32 - 1 - np.arange(2**16),
+        np.arange(0, 2**32, 4093),
+        np.array(EDGES),
+    ]
     return np.concatenate(ends).astype(np.uint32)
 
 
@@ -93,7 +133,9 @@ def test_the_radius_is_that_of_float64_for_words_all_over() -> None:
     words = all_over()
     found = np.empty(len(words), np.float32)
     _every_radius(words, found)
-    uniform = (words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)).astype(np.float64)
+    uniform = (words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33)).astype(
+        np.float64
+    )
     expected = np.sqrt(-2 * np.log(uniform))
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found, expected, rtol=4e-7, atol=1e-7)
@@ -120,7 +162,11 @@ def test_pair_i_is_entries_i_and_half_the_length_further(n: int) -> None:
     for pair in range(half):
         chunk, place = divmod(pair, CHUNK)
         word, lane = divmod(place, 64)
-        block = chacha(KEY, 64 * chunk + lane, 4) if pair < 40 or pair % 97 == 0 or pair == half - 1 else None
+        block = (
+            chacha(KEY, 64 * chunk + lane, 4)
+            if pair < 40 or pair % 97 == 0 or pair == half - 1
+            else None
+        )
         if block is None:
             expected[[pair, half + pair]] = np.nan
             continue
@@ -133,14 +179,18 @@ def test_pair_i_is_entries_i_and_half_the_length_further(n: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_stream_of_many_shares_is_its_chunks_each_alone(threads: int, set_threads: Callable[[int], None]) -> None:
+def test_a_stream_of_many_shares_is_its_chunks_each_alone(
+    threads: int, set_threads: Callable[[int], None]
+) -> None:
     """Whoever takes which share, a pair is what its place in the stream says."""
     half = 3 * SHARE + CHUNK + 11
     whole, head = torch.zeros(2 * half), torch.zeros(2 * half)
     set_threads(threads)
     add_normals(Stream(hashed(NAME), whole, 1.0))
     for start in range(0, half, CHUNK):
-        _add_normals(KEY, head.numpy(), np.float32(1), np.float32(1), start, min(start + CHUNK, half), False)
+        _add_normals(
+            KEY, head.numpy(), np.float32(1), np.float32(1), start, min(start + CHUNK, half), False
+        )
     assert torch.equal(whole, head)
 
 
@@ -150,7 +200,9 @@ def test_complex_numbers_are_twice_as_many_real_ones() -> None:
     assert torch.equal(torch.view_as_real(pairs).flatten(), numbers)
 
 
-@pytest.mark.parametrize("numbers", [torch.zeros(4, dtype=torch.float64), torch.zeros(4, 4).T, torch.zeros(8)[::2]])
+@pytest.mark.parametrize(
+    "numbers", [torch.zeros(4, dtype=torch.float64), torch.zeros(4, 4).T, torch.zeros(8)[::2]]
+)
 def test_noise_is_not_laid_over_other_memory(numbers: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="32 bits that lie side by side"):
         add_normals(Stream(hashed(NAME), numbers[:, 1:] if numbers.dim() == 2 else numbers, 1.0))

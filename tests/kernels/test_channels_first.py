@@ -12,7 +12,8 @@ from torch import Tensor
 from zdp_bench.kernels import channels_first
 
 pytestmark = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the loop is for processors with AVX-512"
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="the loop is for processors with AVX-512",
 )
 # Weight [O, C, *k], padding, dilation, size of maps: outputs and entries that tiles do not divide, rows shorter than a vector and
 # longer, taps far apart, one dimension and two.
@@ -81,9 +82,15 @@ def test_other_maps_are_not_its() -> None:
     assert channels_first.serve(x, g, (3, 3), (1, 1))
     assert not channels_first.serve(x, g, (3, 3), (1, 2))
     assert not channels_first.serve(x.double(), g.double(), (3, 3), (1, 1))
-    assert not channels_first.serve(x.contiguous(memory_format=torch.channels_last), g, (3, 3), (1, 1))
+    assert not channels_first.serve(
+        x.contiguous(memory_format=torch.channels_last), g, (3, 3), (1, 1)
+    )
     assert not channels_first.serve(x, g[:, :3].contiguous(), (3, 3), (1, 1))
-    assert not channels_first.serve(x[:, :1].contiguous(), g, (2, 2), (1, 1))  # fewer entries than a tile's
+    assert not channels_first.serve(
+        x[:, :1].contiguous(), g, (2, 2), (1, 1)
+    )  # fewer entries than a tile's
     assert not channels_first.serve(torch.randn(2, 32, 8, 8), g, (3, 3), (1, 1))  # more than pay
-    assert not channels_first.serve(torch.randn(2, 3, 96, 96), g, (3, 3), (1, 1))  # long sums would lose digits
+    assert not channels_first.serve(
+        torch.randn(2, 3, 96, 96), g, (3, 3), (1, 1)
+    )  # long sums would lose digits
     assert not channels_first.serve(x[:0], g[:0], (3, 3), (1, 1))

@@ -24,7 +24,13 @@ SHAPES = [
     ((16, 2, 7, 7), (2, 3), (3, 3), (1, 1), (70, 40)),
     ((8, 1, 5, 1), (3, 1), (4, 0), (2, 1), (8, 12)),
     ((8, 9, 3, 3), (2, 2), (1, 1), (1, 1), (7, 5)),
-    ((16, 3, 3, 3), (1, 1), (0, 0), (1, 1), (36, 38)),  # and of fewer products: whole groups of tiles
+    (
+        (16, 3, 3, 3),
+        (1, 1),
+        (0, 0),
+        (1, 1),
+        (36, 38),
+    ),  # and of fewer products: whole groups of tiles
     ((48, 4, 3, 3), (1, 1), (0, 2), (1, 1), (5, 31)),  # half of one below and beside
     ((64, 4, 3, 3), (1, 1), (1, 0), (1, 1), (7, 14)),
     ((16, 4, 3, 3), (1, 1), (5, 5), (1, 1), (1, 6)),
@@ -38,12 +44,20 @@ def _problem(
     shape = few_channels.shape_of(weight, stride, padding, dilation, False, 1)
     assert shape is not None
     torch.manual_seed(sum(weight))
-    x, w = torch.randn(3, weight[1], *size, dtype=torch.complex64), torch.randn(weight, dtype=torch.complex64)
-    bias, g = (torch.randn(n, dtype=torch.complex64) for n in (weight[0], (3, weight[0], *shape.size(*size))))
+    x, w = (
+        torch.randn(3, weight[1], *size, dtype=torch.complex64),
+        torch.randn(weight, dtype=torch.complex64),
+    )
+    bias, g = (
+        torch.randn(n, dtype=torch.complex64)
+        for n in (weight[0], (3, weight[0], *shape.size(*size)))
+    )
     return shape, channels_last(x), w, bias, channels_last(g)
 
 
-def _expected(shape: few_channels.Shape, x: Tensor, w: Tensor, bias: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+def _expected(
+    shape: few_channels.Shape, x: Tensor, w: Tensor, bias: Tensor, g: Tensor
+) -> tuple[Tensor, ...]:
     return expected(x, w, bias, g, shape.stride, shape.padding, shape.dilation)
 
 
@@ -57,7 +71,9 @@ def test_equal_torchs_complex_convolution(numbers) -> None:
         close(few_channels.convolved(shape, x, w, None), y - bias.view(-1, 1, 1))
     for found, exact in zip(few_channels.gradient_rows(shape, x, g), (of_w, of_bias), strict=True):
         close(found, exact)
-    for found, exact in zip(few_channels.gradient(shape, x, g), (of_w.sum(0), of_bias.sum(0)), strict=True):
+    for found, exact in zip(
+        few_channels.gradient(shape, x, g), (of_w.sum(0), of_bias.sum(0)), strict=True
+    ):
         close(found, exact)
     if shape.stride == (1, 1):
         close(few_channels.input_gradient(shape, g, w, x.shape[2:]), of_x)
@@ -95,7 +111,13 @@ def test_any_number_of_threads_gives_the_same_bits(set_threads: Callable[[int], 
     for threads in (1, 2, 3):
         set_threads(threads)
         of_x = few_channels.input_gradient(shape, g, w, x.shape[2:])
-        found.append([few_channels.convolved(shape, x, w, bias), of_x, *few_channels.gradient_rows(shape, x, g)])
+        found.append(
+            [
+                few_channels.convolved(shape, x, w, bias),
+                of_x,
+                *few_channels.gradient_rows(shape, x, g),
+            ]
+        )
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
@@ -110,7 +132,13 @@ def test_no_record_sees_another() -> None:
     found = []
     for its_x, its_g in ((x, g), (spoilt, spoilt_g)):
         of_x = few_channels.input_gradient(shape, its_g, w, x.shape[2:])
-        found.append([few_channels.convolved(shape, its_x, w, bias), of_x, *few_channels.gradient_rows(shape, its_x, its_g)])
+        found.append(
+            [
+                few_channels.convolved(shape, its_x, w, bias),
+                of_x,
+                *few_channels.gradient_rows(shape, its_x, its_g),
+            ]
+        )
     for clean, other in zip(*found, strict=True):
         assert torch.equal(clean[kept], other[kept])
         assert not other[1].isfinite().all()
@@ -121,11 +149,18 @@ def test_a_layer_takes_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch
     called = []
     for name in ("convolved", "gradient", "input_gradient"):
         its = getattr(few_channels, name)
-        monkeypatch.setattr(few_channels, name, lambda *given, name=name, its=its: called.append(name) or its(*given))
+        monkeypatch.setattr(
+            few_channels,
+            name,
+            lambda *given, name=name, its=its: called.append(name) or its(*given),
+        )
     layer = ComplexConv2d(2, 16, 3)
     x = torch.randn(2, 2, 9, 15, dtype=torch.complex64)
     layer(x).abs().sum().backward()
-    assert called == ["convolved", "gradient"]  # a network's first layer has no use for its input's gradient
+    assert called == [
+        "convolved",
+        "gradient",
+    ]  # a network's first layer has no use for its input's gradient
     layer(x.requires_grad_()).abs().sum().backward()
     assert called[2:] == ["convolved", "input_gradient", "gradient"]
 
@@ -152,11 +187,17 @@ def test_other_tensors_are_not_theirs() -> None:
         assert shape.serves(x, w)
         assert not shape.serves(x.to(torch.complex128), w)
         assert not shape.serves(x[:0], w)
-        assert not few_channels.Shape(16, few_channels.FEW + 1, (3, 3), (1, 1), (1, 1), (1, 1)).serves(x, w)
+        assert not few_channels.Shape(
+            16, few_channels.FEW + 1, (3, 3), (1, 1), (1, 1), (1, 1)
+        ).serves(x, w)
         assert not few_channels.Shape(8, 3, (3, 3), (1, 1), (1, 1), (1, 1)).serves(x, w)
-        assert not shape.serves(x[..., : max(conv_tiles.POSITIONS.values()) - 3], w)  # narrower than a tile
+        assert not shape.serves(
+            x[..., : max(conv_tiles.POSITIONS.values()) - 3], w
+        )  # narrower than a tile
         assert not shape.serves(x.to("meta"), w)
-        assert torch.func.vmap(lambda z: torch.tensor(shape.serves(z[None], w)))(x).logical_not().all()
+        assert (
+            torch.func.vmap(lambda z: torch.tensor(shape.serves(z[None], w)))(x).logical_not().all()
+        )
         with torch.autocast("cpu"):
             assert not shape.serves(x, w)
     with torch.enable_grad():

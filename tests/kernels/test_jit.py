@@ -18,7 +18,18 @@ from numba import carray, cfunc, float32, njit, uint32
 from zdp_bench.gradients import norms
 from zdp_bench.kernels import chacha_normal
 from zdp_bench.kernels import jit as room
-from zdp_bench.kernels.jit import Loop, begin, compiled, float32_at, fused, next_share, plus, rotated, side_by_side, task_of
+from zdp_bench.kernels.jit import (
+    Loop,
+    begin,
+    compiled,
+    float32_at,
+    fused,
+    next_share,
+    plus,
+    rotated,
+    side_by_side,
+    task_of,
+)
 
 
 @njit
@@ -84,7 +95,11 @@ def double(task: Any) -> None:
 
 
 def double_all(loop: Loop, *several: torch.Tensor) -> None:
-    loop.run(task_of([(-(-len(numbers) // 5), [numbers.data_ptr(), len(numbers)]) for numbers in several]))
+    loop.run(
+        task_of(
+            [(-(-len(numbers) // 5), [numbers.data_ptr(), len(numbers)]) for numbers in several]
+        )
+    )
 
 
 def doubles(loop: Loop) -> bool:
@@ -101,7 +116,11 @@ def doubling() -> Loop:
 @pytest.mark.parametrize("team", [True, False], ids=["torch's threads", "threads of our own"])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_every_share_of_every_item_is_done_once(
-    monkeypatch: pytest.MonkeyPatch, doubling: Loop, threads: int, team: bool, set_threads: Callable[[int], None]
+    monkeypatch: pytest.MonkeyPatch,
+    doubling: Loop,
+    threads: int,
+    team: bool,
+    set_threads: Callable[[int], None],
 ) -> None:
     if not team:
         monkeypatch.setattr(room, "_team", lambda process: None)
@@ -116,7 +135,9 @@ def test_a_task_without_items_is_done(doubling: Loop) -> None:
     double_all(doubling)
 
 
-def test_shares_are_done_where_only_one_thread_comes(doubling: Loop, set_threads: Callable[[int], None]) -> None:
+def test_shares_are_done_where_only_one_thread_comes(
+    doubling: Loop, set_threads: Callable[[int], None]
+) -> None:
     """OpenMP may grant fewer threads than were asked for."""
     numbers = torch.ones(1001)
     set_threads(4)
@@ -138,14 +159,18 @@ def stumble(task: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_share_that_was_not_done_is_told(threads: int, set_threads: Callable[[int], None]) -> None:
+def test_a_share_that_was_not_done_is_told(
+    threads: int, set_threads: Callable[[int], None]
+) -> None:
     """numba prints what is raised in a loop, and goes on: noise would be missing, and nobody the wiser."""
     set_threads(threads)
     with pytest.raises(MemoryError, match="of 7 shares of a compiled loop were not done"):
         Loop(cfunc(room._TASK)(stumble)).run(task_of([(7, [0])]))
 
 
-def test_code_of_another_version_does_nothing(monkeypatch: pytest.MonkeyPatch, doubling: Loop) -> None:
+def test_code_of_another_version_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, doubling: Loop
+) -> None:
     """It was kept while this file changed: a word further on it would take a count for an address."""
     numbers = torch.ones(7)
     with monkeypatch.context() as other:
@@ -170,9 +195,16 @@ def keeping_wrong_code(signature: Any, *, cache: bool = False, **options: Any) -
 
 
 @pytest.mark.parametrize(
-    "fault", [RuntimeError("no locator available"), OSError(28, "No space left"), EOFError("Ran out of input")]
+    "fault",
+    [
+        RuntimeError("no locator available"),
+        OSError(28, "No space left"),
+        EOFError("Ran out of input"),
+    ],
 )
-def test_where_nothing_can_be_kept_on_disk_loops_are_compiled_anew(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+def test_where_nothing_can_be_kept_on_disk_loops_are_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     """numba refuses to cache where no folder can be written, and stumbles over a full disk and a file cut short."""
 
     def faulty(signature: Any, *, cache: bool = False, **options: Any) -> Any:
@@ -198,7 +230,8 @@ def own_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any
     """`double` of a file of its own, whose code is kept beside it."""
     (tmp_path / "own_double.py").write_text(
         "from __future__ import annotations\nfrom numba import carray\n"
-        "from zdp_bench.kernels.jit import begin, float32_at, next_share\n\n\n" + inspect.getsource(double)
+        "from zdp_bench.kernels.jit import begin, float32_at, next_share\n\n\n"
+        + inspect.getsource(double)
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_double", raising=False)
@@ -225,7 +258,9 @@ def test_kept_code_that_is_not_right_is_made_anew_once(
 
 
 def test_a_machine_whose_code_is_wrong_is_told() -> None:
-    with pytest.raises(RuntimeError, match=r"double: the code that numba .* makes for this machine is wrong"):
+    with pytest.raises(
+        RuntimeError, match=r"double: the code that numba .* makes for this machine is wrong"
+    ):
         compiled(double, lambda loop: False)
 
 

@@ -17,12 +17,21 @@ from zdp_bench.kernels import outer_sums
 from zdp_bench.kernels.outer_sums import LARGEST, PANEL, RECORDS, TOGETHER, Outer
 
 # Records, outputs, inputs: the least of each, ends of all kinds, the most records.
-SIZES = [(1, TOGETHER, PANEL), (2, 9, 33), (5, 21, 70), (7, 45, 64), (RECORDS, 16, 100), (64, 256, 784)]
+SIZES = [
+    (1, TOGETHER, PANEL),
+    (2, 9, 33),
+    (5, 21, 70),
+    (7, 45, 64),
+    (RECORDS, 16, 100),
+    (64, 256, 784),
+]
 
 
 def pair(records: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
     torch.manual_seed(records + outputs)
-    return torch.randn(records, outputs, dtype=torch.complex64), torch.randn(records, inputs, dtype=torch.complex64)
+    return torch.randn(records, outputs, dtype=torch.complex64), torch.randn(
+        records, inputs, dtype=torch.complex64
+    )
 
 
 def exact(g: Tensor, x: Tensor) -> Tensor:
@@ -36,25 +45,34 @@ def test_equal_float64s_sums(sizes: tuple[int, int, int]) -> None:
     product, total = outer_sums._by_loop([Outer(g, x), Outer(g)], outer_sums._loop())
     assert not product.is_conj()  # it is the loop's, and no bar of BLAS's waits
     assert (product - exact(g, x)).norm() <= 4e-7 * exact(g, x).norm()
-    torch.testing.assert_close(total, g.to(torch.complex128).sum(dim=0).to(g.dtype), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        total, g.to(torch.complex128).sum(dim=0).to(g.dtype), rtol=1e-5, atol=1e-5
+    )
 
 
 @needs_wide_vectors
 def test_errors_are_at_most_twice_those_of_blas() -> None:
     g, x = pair(64, 256, 784)
-    ours, blas = outer_sums._by_loop([Outer(g, x)], outer_sums._loop())[0], outer_sums.matrix_sum(g, x)
+    ours, blas = (
+        outer_sums._by_loop([Outer(g, x)], outer_sums._loop())[0],
+        outer_sums.matrix_sum(g, x),
+    )
     assert (ours - exact(g, x)).norm() <= 2 * (blas - exact(g, x)).norm()
 
 
 @needs_wide_vectors
-def test_several_at_once_and_any_number_of_threads_have_the_same_bits(set_threads: Callable[[int], None]) -> None:
+def test_several_at_once_and_any_number_of_threads_have_the_same_bits(
+    set_threads: Callable[[int], None],
+) -> None:
     pairs = [pair(*sizes) for sizes in SIZES]
     asked = [outer for g, x in pairs for outer in (Outer(g), Outer(g, x))]
     alone = [outer_sums.outer_sums([Outer(g, x), Outer(g)]) for g, x in pairs]
     for threads in (1, 2, 3):
         set_threads(threads)
         found = outer_sums.outer_sums(asked)
-        assert all(torch.equal(mine, own) for (mine, _), own in zip(alone, found[1::2], strict=True))
+        assert all(
+            torch.equal(mine, own) for (mine, _), own in zip(alone, found[1::2], strict=True)
+        )
         assert all(torch.equal(mine, own) for (_, mine), own in zip(alone, found[::2], strict=True))
 
 
@@ -78,7 +96,9 @@ def test_others_are_torchs(records: int, outputs: int, inputs: int, dtype: torch
     assert not again.any()
 
 
-@pytest.mark.parametrize("layout", [lambda x: x.conj(), lambda x: x.mT.contiguous().mT, lambda x: x[:, ::2]])
+@pytest.mark.parametrize(
+    "layout", [lambda x: x.conj(), lambda x: x.mT.contiguous().mT, lambda x: x[:, ::2]]
+)
 def test_inputs_in_any_layout(layout: Callable[[Tensor], Tensor]) -> None:
     g, x = pair(6, 16, 128)
     x = layout(x)
@@ -100,7 +120,9 @@ def test_a_layers_sum_is_the_references_however_large_its_inputs(size: float) ->
 
     batch, bound = (x, 0.1 * torch.randn(5, 16, dtype=torch.complex64)), max(1.0, size / 100)
     found = clipped_sum(model, loss, batch, bound, engine="fast")
-    expected, _ = reference.clip(reference.per_sample_gradients(model, loss, batch), groups(model, bound, per_layer=False))
+    expected, _ = reference.clip(
+        reference.per_sample_gradients(model, loss, batch), groups(model, bound, per_layer=False)
+    )
     assert math.isfinite(found.norms.max())
     for name, sum_ in found.sums.items():
         exact_sum = expected[name].to(torch.complex128).sum(dim=0)

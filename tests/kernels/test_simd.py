@@ -9,13 +9,29 @@ import pytest
 from numba import njit, types
 
 from zdp_bench.kernels.jit import float32_at
-from zdp_bench.kernels.simd import FLOATS, LANES, ZEROS, at, everywhere, fused, load, repeated, store, sums, tile
+from zdp_bench.kernels.simd import (
+    FLOATS,
+    LANES,
+    ZEROS,
+    at,
+    everywhere,
+    fused,
+    load,
+    repeated,
+    store,
+    sums,
+    tile,
+)
 
 
 @pytest.mark.parametrize("count", [1, 5, 16])
 def test_sums_lie_in_the_order_of_their_vectors(count: int) -> None:
     def code(builder: Any, source: Any, target: Any) -> None:
-        store(builder, sums(builder, [load(builder, at(builder, source, LANES * i)) for i in range(count)]), target)
+        store(
+            builder,
+            sums(builder, [load(builder, at(builder, source, LANES * i)) for i in range(count)]),
+            target,
+        )
 
     summed = tile([FLOATS, FLOATS], code)
 

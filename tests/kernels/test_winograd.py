@@ -39,12 +39,19 @@ def _problem(
     shape = winograd.shape_of((outputs, channels, 3, 3), (1, 1), padding, (1, 1), False, 1)
     assert shape is not None
     torch.manual_seed(outputs + channels)
-    sizes = (records, channels, *size), (outputs, channels, 3, 3), (outputs,), (records, outputs, *shape.size(*size))
+    sizes = (
+        (records, channels, *size),
+        (outputs, channels, 3, 3),
+        (outputs,),
+        (records, outputs, *shape.size(*size)),
+    )
     x, w, bias, g = (torch.randn(each, dtype=torch.complex64) for each in sizes)
     return shape, channels_last(x), w, bias, channels_last(g)
 
 
-def _expected(shape: winograd.Shape, x: Tensor, w: Tensor, bias: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+def _expected(
+    shape: winograd.Shape, x: Tensor, w: Tensor, bias: Tensor, g: Tensor
+) -> tuple[Tensor, ...]:
     return expected(x, w, bias, g, (1, 1), shape.padding)
 
 
@@ -58,7 +65,9 @@ def test_equal_torchs_complex_convolution(numbers) -> None:
     close(winograd.input_gradient(shape, g, winograd.backward_filters(w)), of_x)
     rows, squares = winograd.gradient_rows(shape, x, g)
     close(rows, of_w)
-    assert torch.allclose(squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12)
+    assert torch.allclose(
+        squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12
+    )
     close(winograd.gradient(shape, x, g), of_w.sum(0))
 
 
@@ -83,7 +92,10 @@ def test_any_layout_is_read_rightly(layout: str) -> None:
 def test_what_comes_out_lies_as_others_want_it() -> None:
     """Maps channels-last; a weight's gradient as the weight, so that noise and optimizer need no copy."""
     shape, x, w, bias, g = _problem(*PROBLEMS[0])
-    for found in winograd.convolved(shape, x, winograd.filters(w), bias), winograd.input_gradient(shape, g, winograd.filters(w)):
+    for found in (
+        winograd.convolved(shape, x, winograd.filters(w), bias),
+        winograd.input_gradient(shape, g, winograd.filters(w)),
+    ):
         assert found.movedim(1, -1).is_contiguous()
     assert winograd.gradient(shape, x, g).is_contiguous()
     assert winograd.gradient_rows(shape, x, g)[0].is_contiguous()
@@ -91,7 +103,9 @@ def test_what_comes_out_lies_as_others_want_it() -> None:
 
 @needs_wide_vectors
 @pytest.mark.parametrize("numbers", [PROBLEMS[0], PROBLEMS[5], *PROBLEMS[-2:]], ids=str)
-def test_any_number_of_threads_gives_the_same_bits(numbers, set_threads: Callable[[int], None]) -> None:
+def test_any_number_of_threads_gives_the_same_bits(
+    numbers, set_threads: Callable[[int], None]
+) -> None:
     shape, x, w, bias, g = _problem(*numbers)
     filters, back = winograd.filters(w), winograd.backward_filters(w)
     found = []
@@ -109,13 +123,19 @@ def test_any_number_of_threads_gives_the_same_bits(numbers, set_threads: Callabl
 def test_every_thread_has_as_many_shares_and_none_has_more_than_is_held(
     tiles: int, threads: int, outputs: int, channels: int
 ) -> None:
-    shares, room, slices = winograd._shares(tiles, winograd.Shape(outputs, channels, (1, 1)), threads)
-    assert shares * slices % threads == 0 or shares * winograd.POSITIONS < tiles + winograd.POSITIONS  # or a product each
+    shares, room, slices = winograd._shares(
+        tiles, winograd.Shape(outputs, channels, (1, 1)), threads
+    )
+    assert (
+        shares * slices % threads == 0 or shares * winograd.POSITIONS < tiles + winograd.POSITIONS
+    )  # or a product each
     assert room % winograd.POSITIONS == 0
     assert room <= (winograd.HELD if outputs * channels < 128 * 128 else winograd.HELD_OF_LARGE)
     assert outputs % (16 * slices) == 0
     assert slices == 1 or shares <= threads // slices  # a weight comes from memory once
-    assert shares * room >= tiles > shares * (room - winograd.POSITIONS) - winograd.POSITIONS  # and no more than it needs
+    assert (
+        shares * room >= tiles > shares * (room - winograd.POSITIONS) - winograd.POSITIONS
+    )  # and no more than it needs
 
 
 @needs_wide_vectors
@@ -127,26 +147,39 @@ def test_no_record_sees_another() -> None:
     filters, back = winograd.filters(w), winograd.backward_filters(w)
 
     def answers(x: Tensor, g: Tensor) -> list[Tensor]:
-        maps = [winograd.convolved(shape, x, filters, bias), winograd.input_gradient(shape, g, back)]
+        maps = [
+            winograd.convolved(shape, x, filters, bias),
+            winograd.input_gradient(shape, g, back),
+        ]
         return [*maps, *winograd.gradient_rows(shape, x, g)]
 
-    for clean, other, alone in zip(answers(x, g), answers(spoilt, spoilt_g), answers(x[2:], g[2:]), strict=True):
+    for clean, other, alone in zip(
+        answers(x, g), answers(spoilt, spoilt_g), answers(x[2:], g[2:]), strict=True
+    ):
         assert torch.equal(clean[[0, 2]], other[[0, 2]])
         assert not other[1].isfinite().all()
         assert torch.equal(clean[2:], alone)
 
 
 @needs_wide_vectors
-def test_errors_are_no_larger_than_those_of_the_real_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_no_larger_than_those_of_the_real_convolution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
-    layer, x = ComplexConv2d(64, 64, 3, padding=1), torch.randn(2, 64, 24, 24, dtype=torch.complex64)
+    layer, x = (
+        ComplexConv2d(64, 64, 3, padding=1),
+        torch.randn(2, 64, 24, 24, dtype=torch.complex64),
+    )
     exact = ComplexConv2d(64, 64, 3, padding=1, dtype=torch.complex128)
     exact.load_state_dict(layer.state_dict())
 
     def answers(layer: nn.Module, x: Tensor) -> list[Tensor]:
         x = x.clone().requires_grad_()
         y = layer(x)
-        return [y.detach(), *torch.autograd.grad(y.real.square().sum() + y.imag.sum(), [x, layer.weight])]
+        return [
+            y.detach(),
+            *torch.autograd.grad(y.real.square().sum() + y.imag.sum(), [x, layer.weight]),
+        ]
 
     def errors() -> list[float]:
         pairs = zip(answers(layer, x), answers(exact, x.to(torch.complex128)), strict=True)
@@ -158,15 +191,23 @@ def test_errors_are_no_larger_than_those_of_the_real_convolution(monkeypatch: py
 
 
 @needs_wide_vectors
-def test_a_layer_takes_them_forward_and_backward_and_keeps_its_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_takes_them_forward_and_backward_and_keeps_its_filters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called: list[str] = []
     for name in ("convolved", "gradient", "input_gradient", "filters", "backward_filters"):
         its = getattr(winograd, name)
-        monkeypatch.setattr(winograd, name, lambda *given, name=name, its=its: called.append(name) or its(*given))
+        monkeypatch.setattr(
+            winograd, name, lambda *given, name=name, its=its: called.append(name) or its(*given)
+        )
     layer = ComplexConv2d(16, 16, 3)
     x = torch.randn(2, 16, 9, 15, dtype=torch.complex64)
     layer(x).abs().sum().backward()
-    assert called == ["filters", "convolved", "gradient"]  # a network's first layer has no use for its input's gradient
+    assert called == [
+        "filters",
+        "convolved",
+        "gradient",
+    ]  # a network's first layer has no use for its input's gradient
     called.clear()
     with weights_kept(layer):
         for _ in range(2):

@@ -38,11 +38,17 @@ def test_lenet5_is_lecuns() -> None:
     assert parameters(lookup("model", "lenet5")((28, 28), 10)) == 156 + 2416 + 30840 + 10164 + 850
 
 
-@pytest.mark.parametrize(("name", "shape"), [("lenet5", (28, 28)), ("model3", (3, 32, 32)), ("alexnet", (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", (28, 28)), ("model3", (3, 32, 32)), ("alexnet", (3, 32, 32))]
+)
 def test_circulant_layers_stand_where_dense_ones_do(name: str, shape: tuple[int, ...]) -> None:
-    dense, circulant = (lookup("model", name)(shape, 10, linear=linear) for linear in ("dense", "circulant"))
+    dense, circulant = (
+        lookup("model", name)(shape, 10, linear=linear) for linear in ("dense", "circulant")
+    )
     pairs = [
-        (a, b) for a, b in zip(dense.modules(), circulant.modules(), strict=True) if isinstance(b, CirculantLinear | nn.Linear)
+        (a, b)
+        for a, b in zip(dense.modules(), circulant.modules(), strict=True)
+        if isinstance(b, CirculantLinear | nn.Linear)
     ]
     assert len(pairs) in (2, 3)
     for of_dense, of_circulant in pairs:
@@ -63,19 +69,30 @@ def test_images_too_small_for_the_network_are_refused() -> None:
 
 
 @pytest.mark.parametrize("convolutions", [1, 2])
-def test_transfer_trains_the_last_convolutions_and_a_new_head(tmp_path: Path, convolutions: int) -> None:
-    model = lookup("model", "resnet18_transfer")((3, 32, 32), 10, convolutions=convolutions, weights=weights_file(tmp_path))
-    retrained = ["network.layer4.1.conv1.weight", "network.layer4.1.conv2.weight"][2 - convolutions :]
+def test_transfer_trains_the_last_convolutions_and_a_new_head(
+    tmp_path: Path, convolutions: int
+) -> None:
+    model = lookup("model", "resnet18_transfer")(
+        (3, 32, 32), 10, convolutions=convolutions, weights=weights_file(tmp_path)
+    )
+    retrained = ["network.layer4.1.conv1.weight", "network.layer4.1.conv2.weight"][
+        2 - convolutions :
+    ]
     assert list(trainable(model)) == [*retrained, "network.fc.weight", "network.fc.bias"]
     torch.testing.assert_close(model.network.conv1.weight, some_weights()["conv1.weight"])
     x = torch.randn(3, 3, 32, 32)
-    one, several = model.train()(x[:1]), model(x)  # nothing mixes records, and nothing is kept of them
+    one, several = (
+        model.train()(x[:1]),
+        model(x),
+    )  # nothing mixes records, and nothing is kept of them
     torch.testing.assert_close(one, several[:1])
     assert torch.equal(model.network.bn1.running_mean, some_weights()["bn1.running_mean"])
 
 
 def test_untrained_weights_need_no_file() -> None:
-    model = lookup("model", "resnet18_transfer")((3, 32, 32), 10, convolutions=1, weights="untrained")
+    model = lookup("model", "resnet18_transfer")(
+        (3, 32, 32), 10, convolutions=1, weights="untrained"
+    )
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
         "network.layer4.1.conv2.weight",
         "network.fc.weight",
@@ -84,7 +101,9 @@ def test_untrained_weights_need_no_file() -> None:
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_without_weights_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_weights_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreachable(*_: object, **__: object) -> None:
         raise URLError("no network")
 

@@ -35,7 +35,9 @@ def test_vgg11_has_as_many_parameters_as_the_paper_says() -> None:
 
 
 def test_the_original_unet_has_its_size() -> None:
-    assert 30.9e6 < parameters("transposed_unet", (1, 256, 256), 2) < 31.1e6  # 31 million, as everywhere quoted
+    assert (
+        30.9e6 < parameters("transposed_unet", (1, 256, 256), 2) < 31.1e6
+    )  # 31 million, as everywhere quoted
 
 
 @pytest.mark.parametrize("name", ["vgg11", "vgg11_unet"])
@@ -58,7 +60,9 @@ def test_batchnorm_as_deepee_ran_it_is_an_instance_norm(name: str) -> None:
 
 @pytest.mark.parametrize("images", [32, 96, 128])
 def test_vgg11_takes_small_films(images: int) -> None:
-    model = lookup("model", "vgg11")((1, images, images), 1, norm="group", groups=4, width=4, pool=2, hidden=4)
+    model = lookup("model", "vgg11")(
+        (1, images, images), 1, norm="group", groups=4, width=4, pool=2, hidden=4
+    )
     assert model(torch.randn(2, 1, images, images)).shape == (2, 1)
 
 
@@ -84,8 +88,13 @@ def test_the_vgg_unet_answers_with_a_map() -> None:
 def test_unet_takes_a_norm_behind_every_convolution(name: str, how: str) -> None:
     shape, width, depth = (1, 16, 24), 8, 2
     plain = parameters(name, shape, 1, width=width, depth=depth)
-    scale_and_shift = 2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)  # two convolutions a block
-    assert parameters(name, shape, 1, width=width, depth=depth, normalisation=how) == plain + scale_and_shift
+    scale_and_shift = (
+        2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)
+    )  # two convolutions a block
+    assert (
+        parameters(name, shape, 1, width=width, depth=depth, normalisation=how)
+        == plain + scale_and_shift
+    )
 
 
 def test_sequence_cnns_are_twins() -> None:
@@ -100,7 +109,9 @@ def test_sequence_cnns_are_twins() -> None:
         answer = model(x)
         assert answer.shape == (3, 4)
         assert not answer.is_complex()
-        assert not torch.allclose(answer, model(x.conj().resolve_conj()))  # the imaginary part counts
+        assert not torch.allclose(
+            answer, model(x.conj().resolve_conj())
+        )  # the imaginary part counts
 
 
 @pytest.mark.parametrize("size", [(17, 22), (19, 31)])
@@ -110,7 +121,9 @@ def test_unet_takes_sizes_that_two_does_not_divide(size: tuple[int, int]) -> Non
 
 
 def test_a_residual_unet_starts_from_its_input_and_answers_slice_by_slice() -> None:
-    model = lookup("model", "complex_unet")((3, 1, 8, 9), 1, width=2, depth=1, residual=True, normalisation="instance")
+    model = lookup("model", "complex_unet")(
+        (3, 1, 8, 9), 1, width=2, depth=1, residual=True, normalisation="instance"
+    )
     x = torch.randn(2, 3, 1, 8, 9, dtype=torch.complex64)
     assert torch.equal(model(x), x.abs())
     torch.nn.init.ones_(model.last.weight)
@@ -131,11 +144,19 @@ def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() ->
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(5))
     x = torch.randn(2, 3, 7, 8, dtype=torch.complex128)
     found = responses(x, vectors.double()).unflatten(1, (3, 24))
-    torch.testing.assert_close(found.abs().square().mean(dim=(-2, -1)), torch.ones(2, 3, 24, dtype=torch.float64))
-    plane = torch.outer(vectors[2], vectors[3]).double()  # the middle of a map, where nothing is mirrored
-    by_hand = torch.stack([(x[1, 2, 1:6, column : column + 5] * plane).sum() for column in range(4)])
+    torch.testing.assert_close(
+        found.abs().square().mean(dim=(-2, -1)), torch.ones(2, 3, 24, dtype=torch.float64)
+    )
+    plane = torch.outer(
+        vectors[2], vectors[3]
+    ).double()  # the middle of a map, where nothing is mirrored
+    by_hand = torch.stack(
+        [(x[1, 2, 1:6, column : column + 5] * plane).sum() for column in range(4)]
+    )
     ratio = by_hand / found[1, 2, 5 * 2 + 3 - 1, 3, 2:6]
-    torch.testing.assert_close(ratio, ratio[:1].abs().expand(4).to(ratio))  # real, positive, and one for all
+    torch.testing.assert_close(
+        ratio, ratio[:1].abs().expand(4).to(ratio)
+    )  # real, positive, and one for all
 
 
 def test_a_harmonic_block_without_a_signal_stays_finite() -> None:
@@ -166,13 +187,25 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in names("model") if not n.endswith("mlp") and n not in ("lenet5", "model3", "alexnet", "resnet20")]
+    "name",
+    [
+        n
+        for n in names("model")
+        if not n.endswith("mlp") and n not in ("lenet5", "model3", "alexnet", "resnet20")
+    ],
 )
 def test_a_network_that_needs_channels_says_so(name: str) -> None:
     if name.endswith("dfa_cnn"):
         pytest.skip("takes [height, width] as one channel")
-    options = {"channels": [4]} if name.endswith("_cnn") and "sequence" not in name and name != "speech_cnn" else {}
-    with pytest.raises(UserError, match=r"takes records of shape \[channels, height, width\], and these are \[28, 28\]"):
+    options = (
+        {"channels": [4]}
+        if name.endswith("_cnn") and "sequence" not in name and name != "speech_cnn"
+        else {}
+    )
+    with pytest.raises(
+        UserError,
+        match=r"takes records of shape \[channels, height, width\], and these are \[28, 28\]",
+    ):
         lookup("model", name)((28, 28), 10, **options)
 
 
@@ -182,15 +215,32 @@ def test_a_network_that_needs_channels_says_so(name: str) -> None:
         ("resnet20", (3, 32, 32), {"groups": 0}, "model.groups=0"),
         ("resnet20", (3, 32, 32), {"groups": 5}, "model.groups=5"),
         ("complex_unet", (1, 32, 32), {"width": 0}, "model.width=0"),
-        ("complex_harmonic", (1, 32, 32), {"size": 4}, "model.size=4: must be an odd number from 3"),
+        (
+            "complex_harmonic",
+            (1, 32, 32),
+            {"size": 4},
+            "model.size=4: must be an odd number from 3",
+        ),
         ("vgg11", (3, 32, 32), {"width": 0}, "model.width=0"),
         ("real_cnn", (3, 32, 32), {"channels": [0]}, r"model.channels=\[0\]"),
         ("complex_mlp", (8, 8), {"hidden": [0]}, r"model.hidden=\[0\]"),
-        ("complex_mlp", (8, 8), {"hidden": [8], "activation": "relu"}, "'relu' is for real numbers.*Take one of cardioid"),
-        ("real_mlp", (8, 8), {"hidden": [8], "activation": "cardioid"}, "'cardioid' is for complex numbers.*Take one of mish"),
+        (
+            "complex_mlp",
+            (8, 8),
+            {"hidden": [8], "activation": "relu"},
+            "'relu' is for real numbers.*Take one of cardioid",
+        ),
+        (
+            "real_mlp",
+            (8, 8),
+            {"hidden": [8], "activation": "cardioid"},
+            "'cardioid' is for complex numbers.*Take one of mish",
+        ),
         ("lenet5", (28, 28), {"activation": "cardioid"}, "'cardioid' is for complex numbers"),
     ],
 )
-def test_an_option_that_leaves_no_network_is_named(name: str, shape: tuple[int, ...], options: dict, key: str) -> None:
+def test_an_option_that_leaves_no_network_is_named(
+    name: str, shape: tuple[int, ...], options: dict, key: str
+) -> None:
     with pytest.raises(UserError, match=key):
         lookup("model", name)(shape, 10, **options)

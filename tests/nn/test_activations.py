@@ -45,7 +45,17 @@ FORMULAS: dict[str, Callable[[complex], complex]] = {
     "modrelu_per_feature": shrunk,
     "conjmish": lambda z: (1 + 1j) * mish(z.real) - (1 - 1j) * mish(z.imag),
 }
-POINTS = [1 + 2j, -0.3 + 0.7j, 0.5 - 1.5j, -2 - 0.1j, 3 + 0j, -1 + 0j, 0.05 + 0.02j, 0 + 2j, 0 - 0.4j]
+POINTS = [
+    1 + 2j,
+    -0.3 + 0.7j,
+    0.5 - 1.5j,
+    -2 - 0.1j,
+    3 + 0j,
+    -1 + 0j,
+    0.05 + 0.02j,
+    0 + 2j,
+    0 - 0.4j,
+]
 
 
 def test_every_activation_has_its_formula_here() -> None:
@@ -57,7 +67,9 @@ def test_the_formula(name: str) -> None:
     z = torch.tensor(POINTS, dtype=torch.complex128).view(1, -1)
     layer = activation(name, len(POINTS)).to(torch.float64)
     expected = torch.tensor([FORMULAS[name](point) for point in POINTS], dtype=torch.complex128)
-    torch.testing.assert_close(layer(z)[0], expected, rtol=1e-7, atol=1e-12)  # a trained −0.1 starts in float32
+    torch.testing.assert_close(
+        layer(z)[0], expected, rtol=1e-7, atol=1e-12
+    )  # a trained −0.1 starts in float32
 
 
 @pytest.mark.parametrize("name", COMPLEX)
@@ -73,9 +85,13 @@ def test_the_wirtinger_gradient_by_finite_differences(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPLEX)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str, dtype: torch.dtype) -> None:
+def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(
+    name: str, dtype: torch.dtype
+) -> None:
     edges = [0.0, 1e-30, -1e-30, 1.0, -1.0, 1e3, -1e3, 1e15, -1e15]
-    z = torch.tensor([[complex(x, y) for x in edges for y in edges]], dtype=dtype, requires_grad=True)
+    z = torch.tensor(
+        [[complex(x, y) for x in edges for y in edges]], dtype=dtype, requires_grad=True
+    )
     layer = activation(name, z.shape[1]).to(dtype.to_real())
     out = layer(z)
     assert torch.isfinite(torch.view_as_real(out)).all()
@@ -108,12 +124,21 @@ def test_maps_keep_their_layout_forward_and_backward(name: str) -> None:
 def test_parts_of_a_map_are_taken_in_any_layout() -> None:
     z = torch.randn(4, 6, 5, 7, dtype=torch.complex64)
     layer = activation("crelu", 6)
-    for cut in (z[:, ::2], z[..., 1:], z.transpose(0, 1), z[:1].expand(4, -1, -1, -1), z.permute(0, 3, 1, 2)):
+    for cut in (
+        z[:, ::2],
+        z[..., 1:],
+        z.transpose(0, 1),
+        z[:1].expand(4, -1, -1, -1),
+        z.permute(0, 3, 1, 2),
+    ):
         torch.testing.assert_close(layer(cut), torch.complex(cut.real.relu(), cut.imag.relu()))
 
 
 def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:
-    assert [sum(p.numel() for p in activation(n, 6).parameters()) for n in ("cardioid_trained", "cardioid_per_feature")] == [1, 6]
+    assert [
+        sum(p.numel() for p in activation(n, 6).parameters())
+        for n in ("cardioid_trained", "cardioid_per_feature")
+    ] == [1, 6]
     layer = activation("cardioid_per_feature", 2).to(torch.float64)
     with torch.no_grad():
         layer.bias.copy_(torch.tensor([0.0, math.pi]))  # type: ignore[operator, union-attr]
@@ -132,7 +157,9 @@ def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:
 def test_the_wirtinger_gradient_on_the_axes_and_far_away(name: str) -> None:
     """By finite differences, where there is a derivative: cReLU and zReLU have none on an axis."""
     axes = [] if name in ("crelu", "zrelu") else [2, -2, 2j, -2j, 0.5j, -0.7 + 0j]
-    z = torch.tensor([[*axes, 40 + 3j, -30 - 50j, 700 - 900j]], dtype=torch.complex128, requires_grad=True)
+    z = torch.tensor(
+        [[*axes, 40 + 3j, -30 - 50j, 700 - 900j]], dtype=torch.complex128, requires_grad=True
+    )
     layer = activation(name, z.shape[1]).to(torch.float64)
     assert torch.autograd.gradcheck(layer, (z,), eps=1e-5, atol=1e-5)
 
@@ -152,6 +179,8 @@ def test_the_wirtinger_gradient_on_the_axes_and_far_away(name: str) -> None:
 def test_the_gradient_at_the_origin(name: str, factor: float) -> None:
     """df = factor·dz there, by hand; of the cardioid, which has no derivative at 0, the mean over all directions."""
     z = torch.zeros(1, 1, dtype=torch.complex128, requires_grad=True)
-    activation(name, 1).to(torch.float64)(z).backward(torch.tensor([[3 - 4j]], dtype=torch.complex128))
+    activation(name, 1).to(torch.float64)(z).backward(
+        torch.tensor([[3 - 4j]], dtype=torch.complex128)
+    )
     assert z.grad is not None
     assert z.grad.item() == pytest.approx(factor * (3 - 4j))

@@ -35,7 +35,9 @@ def test_a_frozen_batchnorm_is_batchnorm_in_evaluation() -> None:
     torch.testing.assert_close(frozen(x), norm.eval()(x))
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (8, 2), (12, 3), (64, 16), (256, 32), (514, 2)])
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(1, 1), (3, 1), (8, 2), (12, 3), (64, 16), (256, 32), (514, 2)]
+)
 def test_a_group_keeps_four_channels_where_it_can(channels: int, groups: int) -> None:
     model = batchnorm.replace_batchnorm(nn.Sequential(nn.BatchNorm1d(channels)), "group")
     assert model[0].num_groups == groups

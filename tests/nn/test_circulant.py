@@ -8,9 +8,14 @@ import torch
 from zdp_bench.nn.circulant import CirculantLinear
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "block"), [(16, 8, 8), (12, 6, 3), (10, 7, 4), (5, 3, 8), (6, 6, 1), (9, 10, 5)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "block"),
+    [(16, 8, 8), (12, 6, 3), (10, 7, 4), (5, 3, 8), (6, 6, 1), (9, 10, 5)],
+)
 @pytest.mark.parametrize("bias", [True, False])
-def test_forward_by_fft_is_the_dense_matrix(inputs: int, outputs: int, block: int, bias: bool) -> None:
+def test_forward_by_fft_is_the_dense_matrix(
+    inputs: int, outputs: int, block: int, bias: bool
+) -> None:
     torch.manual_seed(0)
     layer = CirculantLinear(inputs, outputs, block, bias).double()
     x = torch.randn(2, 3, inputs, dtype=torch.float64)

@@ -11,7 +11,13 @@ from torch.func import vmap
 
 from zdp_bench.kernels.memory_format import as_complex_channels, as_real_channels, channels_last
 from zdp_bench.nn import convolution
-from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, weights_kept
+from zdp_bench.nn.convolution import (
+    ComplexConv1d,
+    ComplexConv2d,
+    ComplexConv3d,
+    ComplexConvTranspose2d,
+    weights_kept,
+)
 
 PAIRS = {
     ComplexConv1d: (nn.Conv1d, (4, 9)),
@@ -19,7 +25,12 @@ PAIRS = {
     ComplexConv3d: (nn.Conv3d, (4, 5, 6, 5)),
     ComplexConvTranspose2d: (nn.ConvTranspose2d, (4, 5, 6)),
 }
-OPTIONS = [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2, "groups": 2}, {"bias": False}]
+OPTIONS = [
+    {},
+    {"stride": 2, "padding": 1},
+    {"dilation": 2, "padding": 2, "groups": 2},
+    {"bias": False},
+]
 
 
 @pytest.mark.parametrize("ours", PAIRS, ids=lambda layer: layer.__name__)
@@ -44,7 +55,10 @@ def test_equals_torchs_complex_convolution(ours, options) -> None:
 def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]) -> None:
     """Also where loops of our own go forward, which have no second derivative."""
     torch.manual_seed(0)
-    layer, native = ComplexConv2d(channels, 16, 3), nn.Conv2d(channels, 16, 3, dtype=torch.complex64)
+    layer, native = (
+        ComplexConv2d(channels, 16, 3),
+        nn.Conv2d(channels, 16, 3, dtype=torch.complex64),
+    )
     native.load_state_dict(layer.state_dict())
     given, found = torch.randn(2, channels, *size, dtype=torch.complex64), []
     for each in (layer, native):
@@ -110,7 +124,9 @@ def _answers(layer: nn.Module, x: Tensor) -> list[Tensor]:
     return [y, *torch.autograd.grad((y * y.conj()).real.sum(), [x, *layer.parameters()])]
 
 
-@pytest.mark.parametrize("layer", [lambda: ComplexConv2d(6, 5, 3), lambda: ComplexConvTranspose2d(6, 5, 3)])
+@pytest.mark.parametrize(
+    "layer", [lambda: ComplexConv2d(6, 5, 3), lambda: ComplexConvTranspose2d(6, 5, 3)]
+)
 def test_a_kept_weight_is_made_once_until_it_changes_and_not_kept_afterwards(
     layer: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,14 +136,20 @@ def test_a_kept_weight_is_made_once_until_it_changes_and_not_kept_afterwards(
     made = _counted(monkeypatch)
     with weights_kept(model):
         for _ in range(2):
-            assert all(torch.equal(mine, before) for mine, before in zip(_answers(model, x), first, strict=True))
+            assert all(
+                torch.equal(mine, before)
+                for mine, before in zip(_answers(model, x), first, strict=True)
+            )
         assert len(made) == 1
         with torch.no_grad():
             model.weight.mul_(2)
         second = _answers(model, x)
         assert len(made) == 2
         model.weight.data.mul_(0.5)  # which torch does not count
-        assert all(torch.equal(mine, before) for mine, before in zip(_answers(model, x), first, strict=True))
+        assert all(
+            torch.equal(mine, before)
+            for mine, before in zip(_answers(model, x), first, strict=True)
+        )
         assert len(made) == 3
         model.weight.data.mul_(2)
         _answers(model, x)
@@ -138,20 +160,30 @@ def test_a_kept_weight_is_made_once_until_it_changes_and_not_kept_afterwards(
     assert not convolution._kept
 
 
-def test_other_weights_conjugates_and_torchs_transforms_make_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_weights_conjugates_and_torchs_transforms_make_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     model, other = ComplexConv2d(6, 5, 3, bias=False), ComplexConv2d(6, 5, 3, bias=False)
     x = torch.randn(2, 6, 5, 4, dtype=torch.complex64)
-    expected = model(x), other(x), convolution._Convolve.apply(x, model.weight.conj(), None, model.geometry)
+    expected = (
+        model(x),
+        other(x),
+        convolution._Convolve.apply(x, model.weight.conj(), None, model.geometry),
+    )
     with weights_kept(model):
         model(x)
         assert torch.equal(other(x), expected[1])
-        assert torch.equal(convolution._Convolve.apply(x, model.weight.conj(), None, model.geometry), expected[2])
+        assert torch.equal(
+            convolution._Convolve.apply(x, model.weight.conj(), None, model.geometry), expected[2]
+        )
         assert torch.equal(model(x), expected[0])
         rows = vmap(lambda one: model(one.unsqueeze(0))[0])(x)
         torch.testing.assert_close(rows, expected[0])
         weights = torch.stack([model.weight.detach(), other.weight.detach()])
-        both = vmap(lambda weight: convolution._Convolve.apply(x, weight, None, model.geometry))(weights)
+        both = vmap(lambda weight: convolution._Convolve.apply(x, weight, None, model.geometry))(
+            weights
+        )
         torch.testing.assert_close(both, torch.stack(expected[:2]))
 
 
@@ -171,10 +203,16 @@ def test_a_second_derivative_goes_through_a_kept_weight() -> None:
         torch.testing.assert_close(penalty(), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so itself
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's compiler does so itself
 @pytest.mark.parametrize(
     "layer",
-    [ComplexConv2d(3, 32, 3), ComplexConv2d(16, 16, 3, padding=1), ComplexConvTranspose2d(4, 4, 2, stride=2)],
+    [
+        ComplexConv2d(3, 32, 3),
+        ComplexConv2d(16, 16, 3, padding=1),
+        ComplexConvTranspose2d(4, 4, 2, stride=2),
+    ],
     ids=["loops of few channels", "loops of many", "transposed"],
 )
 def test_torch_compiles_it_in_one_piece(layer) -> None:
@@ -184,5 +222,7 @@ def test_torch_compiles_it_in_one_piece(layer) -> None:
     expected, found = layer(x), compiled(x)
     torch.testing.assert_close(found, expected, check_stride=False, rtol=1e-4, atol=1e-5)
     direction = torch.randn_like(expected)
-    theirs, ours = (torch.autograd.grad(y, list(layer.parameters()), direction) for y in (expected, found))
+    theirs, ours = (
+        torch.autograd.grad(y, list(layer.parameters()), direction) for y in (expected, found)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)

@@ -27,7 +27,9 @@ LAYOUTS: list[Callable[[Tensor], Tensor]] = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_is_a_linear_layer_behind_flatten(layout: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+def test_it_is_a_linear_layer_behind_flatten(
+    layout: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     x = layout(torch.randn(3, 4, 5, 6, dtype=dtype))
     numbers = x[0].numel() if len(x) else 120

@@ -45,12 +45,16 @@ def correlated(shape: tuple[int, ...], dtype: torch.dtype = torch.complex128) ->
     return (x * (3 + 1j) + 2 * x.roll(1).real + (0.5 - 4j)).to(dtype)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.complex128, 1e-12), (torch.complex64, 1e-5)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.complex128, 1e-12), (torch.complex64, 1e-5)], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_equals_the_papers_listing(shape, groups, dtype, tolerance) -> None:
     x = correlated(shape, dtype)
-    torch.testing.assert_close(normalise(x, groups), whitened_by_svd(x, groups), rtol=0, atol=tolerance, check_stride=False)
+    torch.testing.assert_close(
+        normalise(x, groups), whitened_by_svd(x, groups), rtol=0, atol=tolerance, check_stride=False
+    )
     last = normalise(channels_last(x), groups)
     torch.testing.assert_close(last, normalise(x, groups), rtol=0, atol=tolerance)
 
@@ -58,13 +62,17 @@ def test_equals_the_papers_listing(shape, groups, dtype, tolerance) -> None:
 def test_every_group_comes_out_white() -> None:
     y = normalise(correlated((2, 8, 6, 5)), 4, eps=1e-12).reshape(2, 4, -1)
     for group in y.flatten(0, 1):
-        torch.testing.assert_close(torch.cov(torch.view_as_real(group).T), torch.eye(2, dtype=torch.float64))
+        torch.testing.assert_close(
+            torch.cov(torch.view_as_real(group).T), torch.eye(2, dtype=torch.float64)
+        )
         assert group.mean().abs() < 1e-12
 
 
 def test_affine_parameters_start_as_in_the_paper_and_multiply_as_complex_numbers() -> None:
     norm, x = ComplexGroupNorm(2, 4, dtype=torch.complex128), correlated((2, 4, 5, 5))
-    torch.testing.assert_close(norm.weight.detach(), torch.full((4,), (1 + 1j) / 2**0.5, dtype=torch.complex128))
+    torch.testing.assert_close(
+        norm.weight.detach(), torch.full((4,), (1 + 1j) / 2**0.5, dtype=torch.complex128)
+    )
     assert not norm.bias.any()
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1j, 2, 0.5 - 1j, -1]))
@@ -85,7 +93,9 @@ def test_instance_and_layer_norm_are_its_ends() -> None:
 def test_backward_is_the_finite_difference(shape, groups) -> None:
     x = correlated(shape).requires_grad_()
     weight, bias = (torch.randn(6, dtype=torch.complex128, requires_grad=True) for _ in range(2))
-    assert torch.autograd.gradcheck(lambda x, w, b: normalise(x, groups, w, b), (x, weight, bias), fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: normalise(x, groups, w, b), (x, weight, bias), fast_mode=True
+    )
     assert torch.autograd.gradcheck(lambda x: normalise(x, groups), (x,), fast_mode=True)
 
 
@@ -117,7 +127,9 @@ def test_degenerate_groups_are_finite_and_so_are_their_gradients(what) -> None:
     assert torch.isfinite(torch.view_as_real(y)).all()
     assert torch.isfinite(torch.view_as_real(gradient)).all()
     # white numbers have Σ|ŷ|² = 2(n − 1), and eps only takes from it
-    assert float(y.detach().reshape(2, 2, -1).abs().square().sum(dim=2).max()) <= 2 * 71 * (1 + 1e-3)
+    assert float(y.detach().reshape(2, 2, -1).abs().square().sum(dim=2).max()) <= 2 * 71 * (
+        1 + 1e-3
+    )
 
 
 def test_a_record_alone_comes_out_as_among_others() -> None:
@@ -130,8 +142,12 @@ def test_a_record_alone_comes_out_as_among_others() -> None:
 @pytest.mark.parametrize("how", ["group", "instance"])
 def test_the_checks_before_private_training_pass_it(how) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(ComplexConv2d(1, 4, 3), *per_sample_norm(how, 4, torch.complex64), nn.Flatten())
-    problem = Problem(model, lambda y, t: (y.abs().sum(dim=1) - t).square(), Sampling("poisson", 0.1, 10, 100))
+    model = nn.Sequential(
+        ComplexConv2d(1, 4, 3), *per_sample_norm(how, 4, torch.complex64), nn.Flatten()
+    )
+    problem = Problem(
+        model, lambda y, t: (y.abs().sum(dim=1) - t).square(), Sampling("poisson", 0.1, 10, 100)
+    )
     algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=1.0)
     like = torch.zeros(0, 1, 6, 6, dtype=torch.complex64), torch.zeros(0)
     assert model_checks.check(model, algorithm, problem.loss, like, 1) == []

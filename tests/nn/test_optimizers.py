@@ -20,7 +20,12 @@ from zdp_bench.training.setup import build_optimizer
 START, GRADIENTS = 0.3 - 0.2j, [1 + 2j, -0.5j, 0.25 - 3j]
 
 
-def walk(optimizer: type[torch.optim.Optimizer], start: complex, gradients: list[complex], **options: object) -> complex:
+def walk(
+    optimizer: type[torch.optim.Optimizer],
+    start: complex,
+    gradients: list[complex],
+    **options: object,
+) -> complex:
     """Where a complex parameter ends after these gradients."""
     parameter = torch.nn.Parameter(torch.tensor([start], dtype=torch.complex128))
     taken = optimizer([parameter], **options)  # type: ignore[call-arg]
@@ -45,7 +50,11 @@ def nadam_by_hand() -> complex:
         mu, then = (0.8 * (1 - 0.5 * 0.96 ** (0.004 * s)) for s in (t, t + 1))
         product *= mu
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * abs(g) ** 2
-        z -= 0.1 * ((1 - mu) * g / (1 - product) + then * m / (1 - product * then)) / ((v / (1 - 0.9**t)) ** 0.5 + 1e-3)
+        z -= (
+            0.1
+            * ((1 - mu) * g / (1 - product) + then * m / (1 - product * then))
+            / ((v / (1 - 0.9**t)) ** 0.5 + 1e-3)
+        )
     return z
 
 
@@ -70,7 +79,12 @@ OPTIONS = {
     "nadam": {"weight_decay": 0.1},
     "rmsprop": {"weight_decay": 0.1, "momentum": 0.3},
 }
-TORCHS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "nadam": torch.optim.NAdam, "rmsprop": torch.optim.RMSprop}
+TORCHS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "rmsprop": torch.optim.RMSprop,
+}
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -86,7 +100,10 @@ def test_a_turned_problem_takes_turned_steps(name: str) -> None:
     ended = walk(BY_MAGNITUDE[name], START, GRADIENTS, **OPTIONS[name])
     turned = walk(BY_MAGNITUDE[name], turn * START, [turn * g for g in GRADIENTS], **OPTIONS[name])
     assert abs(turned - turn * ended) < 1e-12
-    torchs = [walk(TORCHS[name], t * START, [t * g for g in GRADIENTS], **OPTIONS[name]) for t in (1, turn)]
+    torchs = [
+        walk(TORCHS[name], t * START, [t * g for g in GRADIENTS], **OPTIONS[name])
+        for t in (1, turn)
+    ]
     assert abs(torchs[1] - turn * torchs[0]) > 1e-6
 
 
@@ -103,16 +120,23 @@ def test_real_parameters_move_as_torch_moves_them(name: str, plain: bool) -> Non
             parameter.grad = g.clone()
             taken.step()
         ends.append(parameter.detach())
-    torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-10)  # torch keeps NAdam's product of μ in float32
+    torch.testing.assert_close(
+        ends[0], ends[1], rtol=1e-9, atol=1e-10
+    )  # torch keeps NAdam's product of μ in float32
 
 
 @pytest.mark.parametrize("name", BY_MAGNITUDE)
 def test_its_state_goes_through_a_file(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    first = [torch.nn.Parameter(torch.randn(3, dtype=torch.complex64)), torch.nn.Parameter(torch.randn(2))]
+    first = [
+        torch.nn.Parameter(torch.randn(3, dtype=torch.complex64)),
+        torch.nn.Parameter(torch.randn(2)),
+    ]
     gradients = [[torch.randn_like(p) for p in first] for _ in range(4)]
 
-    def take(parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, steps: slice) -> None:
+    def take(
+        parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, steps: slice
+    ) -> None:
         for step in gradients[steps]:
             for parameter, g in zip(parameters, step, strict=True):
                 parameter.grad = g.clone()
@@ -137,15 +161,27 @@ def test_the_record_says_which_and_the_digest_knows(tmp_path: Path) -> None:
     assert torchs["optimizer"] == {"complex_second_moment": "per_component"}
     assert ours["optimizer"] == {"complex_second_moment": "magnitude"}
     assert ours["experiment"] != torchs["experiment"]
-    spelt_out = parse(compose(["recipe=quickstart", "optimizer=adam", "optimizer.complex_second_moment=per_component"]))
-    assert experiment_digest(spelt_out) == experiment_digest(parse(compose(["recipe=quickstart", "optimizer=adam"])))
+    spelt_out = parse(
+        compose(
+            ["recipe=quickstart", "optimizer=adam", "optimizer.complex_second_moment=per_component"]
+        )
+    )
+    assert experiment_digest(spelt_out) == experiment_digest(
+        parse(compose(["recipe=quickstart", "optimizer=adam"]))
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["optimizer=adam", "optimizer.complex_second_moment=magnitud"], r"complex_second_moment.*magnitude"),
-        (["optimizer=sgd", "+optimizer.complex_second_moment=magnitude"], r"is for adam, adamw, nadam, rmsprop, and not for sgd"),
+        (
+            ["optimizer=adam", "optimizer.complex_second_moment=magnitud"],
+            r"complex_second_moment.*magnitude",
+        ),
+        (
+            ["optimizer=sgd", "+optimizer.complex_second_moment=magnitude"],
+            r"is for adam, adamw, nadam, rmsprop, and not for sgd",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(overrides: list[str], sentence: str) -> None:
@@ -153,9 +189,16 @@ def test_what_cannot_be_is_refused(overrides: list[str], sentence: str) -> None:
         parse(compose(["recipe=quickstart", *overrides]))
 
 
-@pytest.mark.parametrize("option", ["optimizer.lr=-1", "optimizer.betas=[0.9,1.5]", "+optimizer.amsgrad=true"])
+@pytest.mark.parametrize(
+    "option", ["optimizer.lr=-1", "optimizer.betas=[0.9,1.5]", "+optimizer.amsgrad=true"]
+)
 def test_values_that_the_formula_has_not_are_refused(option: str) -> None:
-    words = ["recipe=quickstart", "optimizer=adam", "optimizer.complex_second_moment=magnitude", option]
+    words = [
+        "recipe=quickstart",
+        "optimizer=adam",
+        "optimizer.complex_second_moment=magnitude",
+        option,
+    ]
     model = lookup("model", "complex_mlp")((2,), 2, hidden=[3])
     with pytest.raises(UserError, match=r"optimizer=adam|optimizer\.(lr|betas)="):
         build_optimizer(parse(compose(words)), model)

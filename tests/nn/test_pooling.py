@@ -16,16 +16,22 @@ POOLS = [
     AdaptiveMagnitudeMaxPool2d(1),
     AdaptiveMagnitudeMaxPool2d(3),
 ]
-every_pool = pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{type(pool).__name__}({pool.size})")
+every_pool = pytest.mark.parametrize(
+    "pool", POOLS, ids=lambda pool: f"{type(pool).__name__}({pool.size})"
+)
 
 
 def maps(records: int = 2, seed: int = 0) -> Tensor:
-    return torch.randn(records, 3, 7, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        records, 3, 7, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def test_the_mean_is_that_of_the_parts() -> None:
     x = maps()
-    expected = torch.stack([x[:, :, i : i + 6 : 2, j::2] for i in (0, 1) for j in (0, 1)]).mean(dim=0)
+    expected = torch.stack([x[:, :, i : i + 6 : 2, j::2] for i in (0, 1) for j in (0, 1)]).mean(
+        dim=0
+    )
     torch.testing.assert_close(ComplexAvgPool2d(2)(x), expected)
 
 
@@ -44,8 +50,12 @@ def test_the_largest_modulus_goes_on_whole() -> None:
 
 def test_the_adaptive_windows_are_pytorchs() -> None:
     x = maps()
-    torch.testing.assert_close(AdaptiveMagnitudeMaxPool2d(3)(x).abs(), nn.AdaptiveMaxPool2d(3)(x.abs()))
-    torch.testing.assert_close(AdaptiveMagnitudeMaxPool2d(1)(x).abs().flatten(1), x.abs().flatten(2).amax(dim=2))
+    torch.testing.assert_close(
+        AdaptiveMagnitudeMaxPool2d(3)(x).abs(), nn.AdaptiveMaxPool2d(3)(x.abs())
+    )
+    torch.testing.assert_close(
+        AdaptiveMagnitudeMaxPool2d(1)(x).abs().flatten(1), x.abs().flatten(2).amax(dim=2)
+    )
 
 
 def test_only_the_chosen_entry_has_a_gradient_and_of_equal_ones_the_first() -> None:
@@ -83,7 +93,13 @@ def test_no_record_sees_another(pool: nn.Module) -> None:
 def test_a_mean_of_lines_is_torchs_mean_of_each_part() -> None:
     """Also of sizes that windows do not divide, of one record, and of none."""
     pool = ComplexAvgPool2d(3)
-    for records, channels, height, width in ((2, 5, 7, 11), (1, 5, 9, 8), (0, 5, 6, 6), (3, 1, 4, 4), (1, 2, 3, 3)):
+    for records, channels, height, width in (
+        (2, 5, 7, 11),
+        (1, 5, 9, 8),
+        (0, 5, 6, 6),
+        (3, 1, 4, 4),
+        (1, 2, 3, 3),
+    ):
         x = torch.randn(records, channels, height, width, dtype=torch.complex64)
         expected = torch.complex(F.avg_pool2d(x.real, 3), F.avg_pool2d(x.imag, 3))
         assert torch.allclose(pool(x), expected, atol=1e-6)

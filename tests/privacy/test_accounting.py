@@ -49,7 +49,9 @@ schemes = st.sampled_from(["poisson", "uniform"])
 
 @random
 @given(zs, rates, counts, schemes)
-def test_the_tight_epsilon_is_never_above_renyis(z: float, q: float, steps: int, scheme: Scheme) -> None:
+def test_the_tight_epsilon_is_never_above_renyis(
+    z: float, q: float, steps: int, scheme: Scheme
+) -> None:
     release = mechanism(z, q, scheme)
     assert release.z == pytest.approx(z)
     assert tight_epsilon(release, steps, DELTA) <= rdp_epsilon(release, steps, DELTA) * (1 + 1e-6)
@@ -72,24 +74,33 @@ def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise(
 def test_poisson_at_rate_one_is_the_gaussian_mechanism(z: float, steps: int, delta: float) -> None:
     closed = dp_accounting.get_epsilon_gaussian(z / math.sqrt(steps), delta)
     for scheme in ("poisson", "uniform", "full"):
-        assert tight_epsilon(mechanism(z, 1.0, scheme), steps, delta) == pytest.approx(closed, rel=1e-9, abs=1e-12)
+        assert tight_epsilon(mechanism(z, 1.0, scheme), steps, delta) == pytest.approx(
+            closed, rel=1e-9, abs=1e-12
+        )
 
 
 @random
 @given(zs, rates, st.integers(1, 1000), st.integers(1, 1000), schemes)
-def test_resumed_composition_equals_unbroken(z: float, q: float, before: int, after: int, scheme: Scheme) -> None:
+def test_resumed_composition_equals_unbroken(
+    z: float, q: float, before: int, after: int, scheme: Scheme
+) -> None:
     """Two stretches composed one onto the other by dp-accounting are worth what one stretch of both is."""
     from dp_accounting.pld.common import self_convolve
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
-    laws = (poisson_laws if scheme == "poisson" else uniform_laws)(z, one_record(q), before + after, DELTA)
+    laws = (poisson_laws if scheme == "poisson" else uniform_laws)(
+        z, one_record(q), before + after, DELTA
+    )
 
     def stretch(law: object, steps: int) -> DensePLDPmf:
         offset, mass = self_convolve(law.mass, steps, 1e-15)  # type: ignore[attr-defined]
         infinite = 1e-15 + steps * law.infinite  # type: ignore[attr-defined]
         return DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True)  # type: ignore[attr-defined]
 
-    resumed = max(stretch(law, before).compose(stretch(law, after)).get_epsilon_for_delta(DELTA) for law in laws)
+    resumed = max(
+        stretch(law, before).compose(stretch(law, after)).get_epsilon_for_delta(DELTA)
+        for law in laws
+    )
     unbroken = tight_epsilon(mechanism(z, q, scheme), before + after, DELTA)
     assert unbroken == pytest.approx(resumed, rel=2e-3, abs=1e-4)
 
@@ -104,7 +115,9 @@ def test_resumed_composition_equals_unbroken(z: float, q: float, before: int, af
         (0.4, 1e-5, 1_000_000, 3.07491),
     ],
 )
-def test_the_error_of_the_grid_is_what_the_docstring_says(z: float, q: float, steps: int, finer: float) -> None:
+def test_the_error_of_the_grid_is_what_the_docstring_says(
+    z: float, q: float, steps: int, finer: float
+) -> None:
     assert finer * (1 - 1e-4) < pld(z, q, steps, DELTA) < finer * 1.002
 
 
@@ -122,7 +135,9 @@ def test_the_lower_bound_is_below_the_upper(z: float, q: float, steps: int, coun
 
 @settings(random, max_examples=6)
 @given(zs, rates, counts, st.floats(1.1, 3.0))
-def test_the_lower_bound_grows_with_steps_and_rate_and_falls_with_noise(z: float, q: float, steps: int, by: float) -> None:
+def test_the_lower_bound_grows_with_steps_and_rate_and_falls_with_noise(
+    z: float, q: float, steps: int, by: float
+) -> None:
     here = pld_uniform_at_least(z, q, steps, DELTA)
     slack = 0.998 * here  # its charge for rounding moves with the grid
     assert pld_uniform_at_least(z, q, math.ceil(steps * by), DELTA) >= slack
@@ -139,21 +154,36 @@ def test_where_the_law_is_exact_both_ends_are_one_number(scheme: Scheme, count: 
     assert low == high == patient_epsilon(release, count, 300, DELTA)
     assert tight_interval(release, 300, DELTA) == (tight_epsilon(release, 300, DELTA),) * 2
     everyone = mechanism(1.2, 1.0, "uniform")
-    assert len(set(tight_interval(everyone, 300, DELTA))) == len(set(patient_interval(everyone, 3, 300, DELTA))) == 1
+    assert (
+        len(set(tight_interval(everyone, 300, DELTA)))
+        == len(set(patient_interval(everyone, 3, 300, DELTA)))
+        == 1
+    )
 
 
 def test_table_1_of_the_2021_paper_lies_between_an_attack_and_a_proof() -> None:
     """As an independent review found both ends."""
-    low, high = tight_interval(mechanism(1.1 / math.sqrt(2) / 2, 0.01, "uniform", 60_000), 1000, DELTA)
+    low, high = tight_interval(
+        mechanism(1.1 / math.sqrt(2) / 2, 0.01, "uniform", 60_000), 1000, DELTA
+    )
     assert low == pytest.approx(30.4, abs=0.05)
     assert high == pytest.approx(33.2, abs=0.05)
 
 
 def test_the_interval_of_trivial_mechanisms() -> None:
     assert tight_interval(mechanism(1.0, 0.1, "uniform"), 0, DELTA) == (0.0, 0.0)
-    naked = Mechanism((Block("b", (2,), "complex64", 1.0, 3.0, "real_on_complex"),), Sampling("uniform", 0.1, 10, 100))
-    assert tight_interval(naked, 1, DELTA) == patient_interval(naked, 2, 1, DELTA) == (math.inf, math.inf)
-    low, high = tight_interval(mechanism(0.01, 0.1, "uniform"), 50, DELTA)  # bounded in closed form from above
+    naked = Mechanism(
+        (Block("b", (2,), "complex64", 1.0, 3.0, "real_on_complex"),),
+        Sampling("uniform", 0.1, 10, 100),
+    )
+    assert (
+        tight_interval(naked, 1, DELTA)
+        == patient_interval(naked, 2, 1, DELTA)
+        == (math.inf, math.inf)
+    )
+    low, high = tight_interval(
+        mechanism(0.01, 0.1, "uniform"), 50, DELTA
+    )  # bounded in closed form from above
     assert 1000 < low < high < math.inf
     low, high = patient_interval(mechanism(0.01, 0.1, "uniform"), 3, 50, DELTA)
     assert 1000 < low < high < math.inf
@@ -162,7 +192,9 @@ def test_the_interval_of_trivial_mechanisms() -> None:
 def test_a_patient_in_every_fixed_batch_is_told_apart_by_how_many_records_it_holds() -> None:
     release = mechanism(4.0, 0.3, "uniform", records=10)
     whole, most = (patient_interval(release, count, 30, DELTA) for count in (10, 9))
-    assert whole[0] == pytest.approx(whole[1], rel=2e-3)  # every record is the patient's: no sampling is left
+    assert whole[0] == pytest.approx(
+        whole[1], rel=2e-3
+    )  # every record is the patient's: no sampling is left
     assert most[0] < whole[0]
     assert most[1] == whole[1]
 
@@ -171,12 +203,23 @@ def test_no_step_costs_nothing_and_no_noise_costs_everything() -> None:
     for epsilon_of in (pld, pld_uniform, rdp, acc.rdp_uniform, acc.rdp_wor, gdp_clt):
         assert epsilon_of(1.0, 0.1, 0, DELTA) == 0.0
         assert epsilon_of(0.0, 0.1, 5, DELTA) == math.inf
-    naked = Mechanism((Block("b", (2,), "complex64", 1.0, 3.0, "real_on_complex"),), Sampling("poisson", 0.1, 10, 100))
-    assert tight_epsilon(naked, 1, DELTA) == rdp_epsilon(naked, 1, DELTA) == patient_epsilon(naked, 2, 1, DELTA) == math.inf
+    naked = Mechanism(
+        (Block("b", (2,), "complex64", 1.0, 3.0, "real_on_complex"),),
+        Sampling("poisson", 0.1, 10, 100),
+    )
+    assert (
+        tight_epsilon(naked, 1, DELTA)
+        == rdp_epsilon(naked, 1, DELTA)
+        == patient_epsilon(naked, 2, 1, DELTA)
+        == math.inf
+    )
     assert tight_epsilon(naked, 0, DELTA) == 0.0
     shuffled = mechanism(5.0, 0.1, "shuffled")
     assert (
-        tight_epsilon(shuffled, 1, DELTA) == rdp_epsilon(shuffled, 1, DELTA) == patient_epsilon(shuffled, 3, 1, DELTA) == math.inf
+        tight_epsilon(shuffled, 1, DELTA)
+        == rdp_epsilon(shuffled, 1, DELTA)
+        == patient_epsilon(shuffled, 3, 1, DELTA)
+        == math.inf
     )
     assert tight_epsilon(shuffled, 0, DELTA) == 0.0
     assert pld(1.0, 0.1, 5, 0.0) == math.inf
@@ -198,10 +241,14 @@ def test_uniform_batches_use_their_own_law() -> None:
 
 def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_records() -> None:
     orders = list(range(2, 65))
-    event = dp_accounting.SampledWithoutReplacementDpEvent(10_000, 100, dp_accounting.GaussianDpEvent(1.3))
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        10_000, 100, dp_accounting.GaussianDpEvent(1.3)
+    )
     theirs = dp_accounting.rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     theirs.compose(dp_accounting.SelfComposedDpEvent(event, 500))
-    assert rdp_epsilon(mechanism(1.3, 0.01, "uniform"), 500, DELTA) == pytest.approx(theirs.get_epsilon(DELTA))
+    assert rdp_epsilon(mechanism(1.3, 0.01, "uniform"), 500, DELTA) == pytest.approx(
+        theirs.get_epsilon(DELTA)
+    )
 
 
 def test_theorem_27_against_its_own_formula() -> None:
@@ -217,7 +264,9 @@ def test_theorem_27_against_its_own_formula() -> None:
     two = q**2 * 3 * min(4 * (e(2) - 1), 2 * e(2))
     three = q**3 * min(4 * math.sqrt(difference(2) * difference(4)), 2 * e(3))
     assert acc._wor_rdp(z, q, (3,))[0] == pytest.approx(math.log(1 + two + three) / 2)
-    assert acc.rdp_wor(z, q, 10, DELTA) <= 10 * acc._wor_rdp(z, q, (3,))[0] + math.log(1 / DELTA) / 2
+    assert (
+        acc.rdp_wor(z, q, 10, DELTA) <= 10 * acc._wor_rdp(z, q, (3,))[0] + math.log(1 / DELTA) / 2
+    )
 
 
 def test_the_clt_can_fall_below_the_truth() -> None:
@@ -245,7 +294,9 @@ def test_a_patient_with_one_record_is_a_record(scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("scheme", ["poisson", "uniform"])
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_patient_costs_more_than_a_record_and_less_than_group_privacy(scheme: Scheme, count: int) -> None:
+def test_a_patient_costs_more_than_a_record_and_less_than_group_privacy(
+    scheme: Scheme, count: int
+) -> None:
     """Group privacy: δₖ(ε) ≤ δ(ε/k)·(e^ε − 1)/(e^{ε/k} − 1), for any mechanism."""
     release, steps = mechanism(2.5, 0.02, scheme), 400
     patient = patient_epsilon(release, count, steps, DELTA)
@@ -254,7 +305,11 @@ def test_a_patient_costs_more_than_a_record_and_less_than_group_privacy(scheme: 
     for _ in range(40):  # the ε at which the group bound is δ
         middle = (low + high) / 2
         needed = DELTA * math.expm1(middle / count) / math.expm1(middle)
-        low, high = (middle, high) if tight_epsilon(release, steps, needed) > middle / count else (low, middle)
+        low, high = (
+            (middle, high)
+            if tight_epsilon(release, steps, needed) > middle / count
+            else (low, middle)
+        )
     assert patient <= high
 
 
@@ -263,17 +318,27 @@ def test_patients_in_every_batch_are_the_plain_gaussian() -> None:
     assert patient_epsilon(full, 3, 10, DELTA) == pytest.approx(
         dp_accounting.get_epsilon_gaussian(4.0 / 3 / math.sqrt(10), DELTA)
     )
-    crowded = mechanism(4.0, 0.9, "uniform", records=10)  # 9 of 10 drawn: two of a patient's three at the least
+    crowded = mechanism(
+        4.0, 0.9, "uniform", records=10
+    )  # 9 of 10 drawn: two of a patient's three at the least
     assert patient_epsilon(crowded, 3, 10, DELTA) == patient_epsilon(full, 3, 10, DELTA)
-    single = mechanism(4.0, 0.1, "uniform", records=10)  # one drawn: it cannot be two of the patient's
-    assert patient_epsilon(single, 10, 1, DELTA) == pytest.approx(dp_accounting.get_epsilon_gaussian(4.0, DELTA))
+    single = mechanism(
+        4.0, 0.1, "uniform", records=10
+    )  # one drawn: it cannot be two of the patient's
+    assert patient_epsilon(single, 10, 1, DELTA) == pytest.approx(
+        dp_accounting.get_epsilon_gaussian(4.0, DELTA)
+    )
     assert patient_epsilon(single, 9, 1, DELTA) < patient_epsilon(single, 10, 1, DELTA) * (1 + 1e-3)
 
 
 def test_patients_of_many_records() -> None:
     """The 2024 paper's patients have 80 slices: finite, and far more than a record's."""
     release = mechanism(2.2, 24 / 3520, records=3520)
-    assert 1000 < patient_epsilon(release, 80, 73_000, 1e-3) < 80**2 * tight_epsilon(release, 73_000, 1e-3)
+    assert (
+        1000
+        < patient_epsilon(release, 80, 73_000, 1e-3)
+        < 80**2 * tight_epsilon(release, 73_000, 1e-3)
+    )
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
@@ -300,7 +365,9 @@ def test_every_accountant_has_its_yaml() -> None:
     assert set(files) == set(ACCOUNTANTS)
     for name, path in files.items():
         assert assets.read_yaml(path) == {"name": name}
-        assert path.read_text(encoding="utf-8").startswith("# ")  # `zdp-bench list accountants` shows this line
+        assert path.read_text(encoding="utf-8").startswith(
+            "# "
+        )  # `zdp-bench list accountants` shows this line
 
 
 @pytest.mark.parametrize("name", sorted(ACCOUNTANTS))
@@ -318,7 +385,9 @@ def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
     on_mean = Claim(0.025, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128, sensitivity=2.0)
     assert acc.dp_dfa_2020(direct) == pytest.approx(acc.dp_dfa_2020(on_mean))
     cifar = Claim(0.025, 128 / 50_000, 1, DELTA, 50_000, 20, batch_size=128, sensitivity=2.0)
-    assert acc.dp_dfa_2020(cifar) == acc.dp_dfa_2020(on_mean)  # it counts 60,000 records whatever there is
+    assert acc.dp_dfa_2020(cifar) == acc.dp_dfa_2020(
+        on_mean
+    )  # it counts 60,000 records whatever there is
 
 
 def test_the_central_limit_is_that_of_its_papers() -> None:

@@ -76,7 +76,9 @@ def test_a_damaged_cache_is_ignored_and_mended(damage, own_cache: Path) -> None:
     assert file.read_text() == whole
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert solve(0.5, lambda sigma: 1 / sigma, {}) == pytest.approx(2.0, rel=2e-4)
@@ -84,7 +86,10 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch
 
 def test_without_xdg_the_cache_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert calibration.cache_folder() == Path(os.path.expanduser("~")) / ".cache" / "zdp-bench" / "calibration"
+    assert (
+        calibration.cache_folder()
+        == Path(os.path.expanduser("~")) / ".cache" / "zdp-bench" / "calibration"
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def test_circular_delta_and_rdp_are_measured() -> None:
     assert cg.published_2021_delta(sigma, epsilon) < 0.6 * measured  # Theorem 1 promises too much
     divergence = math.log(np.mean(np.exp((alpha - 1) * losses))) / (alpha - 1)
     assert cg.gdp_rdp(cg.circular_mu(sigma), alpha) == pytest.approx(divergence, rel=0.05)
-    assert cg.published_2021_rdp(sigma, alpha) == pytest.approx(divergence / 2, rel=0.05)  # Theorem 2 is half of it
+    assert cg.published_2021_rdp(sigma, alpha) == pytest.approx(
+        divergence / 2, rel=0.05
+    )  # Theorem 2 is half of it
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, -0.6, 0.95])
@@ -56,17 +58,27 @@ def test_correlated_mu_is_attained_by_the_worst_shift(rho: float) -> None:
     shifts = sensitivity * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     lengths = np.sqrt(np.einsum("ni,ij,nj->n", shifts, inverse, shifts))
     assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(lengths.max(), rel=1e-6)
-    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(sensitivity / (sigma * math.sqrt(1 - abs(rho))))
+    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
+        sensitivity / (sigma * math.sqrt(1 - abs(rho)))
+    )
     block = Block("b", (1,), "complex64", sensitivity, sigma, "correlated", rho=rho)
-    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(sensitivity / block.weakest_std)
+    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
+        sensitivity / block.weakest_std
+    )
     worst = shifts[lengths.argmax()]
-    assert privacy_losses(covariance, worst).mean() == pytest.approx(lengths.max() ** 2 / 2, rel=0.02)
+    assert privacy_losses(covariance, worst).mean() == pytest.approx(
+        lengths.max() ** 2 / 2, rel=0.02
+    )
 
 
 def test_theorem_1_of_2024_with_known_parts() -> None:
     assert cg.correlated_mu(1.0, 0.0, 2.0) == cg.per_component_mu(1.0, 2.0) == 2.0
-    assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=0.0) == pytest.approx(math.sqrt(1 / 0.75))
-    assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=1.0) > cg.correlated_mu(1.0, 0.5, 1.0)  # the paper's loose split
+    assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=0.0) == pytest.approx(
+        math.sqrt(1 / 0.75)
+    )
+    assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=1.0) > cg.correlated_mu(
+        1.0, 0.5, 1.0
+    )  # the paper's loose split
     assert cg.correlated_mu(1.0, -1.0) == math.inf
 
 

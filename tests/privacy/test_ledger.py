@@ -13,8 +13,12 @@ from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
-MECHANISM = Mechanism((Block("w", (3,), "float32", 1.0, 1.5, "real"),), Sampling("poisson", 0.1, 10.0, 100))
-OTHER = Mechanism((Block("w", (3,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 10.0, 100))
+MECHANISM = Mechanism(
+    (Block("w", (3,), "float32", 1.0, 1.5, "real"),), Sampling("poisson", 0.1, 10.0, 100)
+)
+OTHER = Mechanism(
+    (Block("w", (3,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 10.0, 100)
+)
 
 
 def write(path: Path, steps: int, repeatable: bool = True) -> Position:
@@ -85,14 +89,20 @@ def test_a_step_that_cannot_be_repeated_counts_every_time(path: Path) -> None:
 def test_releases_drawn_ahead_by_a_killed_process(tmp_path: Path) -> None:
     write(tmp_path / "seeded", 7)
     write(tmp_path / "secure", 7, repeatable=False)
-    assert reopen(tmp_path / "seeded").releases_before(4) == 4  # steps 4 to 6 will be drawn again, the same
-    assert reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7  # they were releases of their own
+    assert (
+        reopen(tmp_path / "seeded").releases_before(4) == 4
+    )  # steps 4 to 6 will be drawn again, the same
+    assert (
+        reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7
+    )  # they were releases of their own
 
 
 # --------------------------------------------------------------------------------------------- the same release, or another
 
 
-def begun(path: Path, made: str, step: int, state: str, upto: int, secure: bool = False) -> tuple[Ledger, int]:
+def begun(
+    path: Path, made: str, step: int, state: str, upto: int, secure: bool = False
+) -> tuple[Ledger, int]:
     """A process that goes on at `step` and is stopped after `upto` steps; and how many it was told count again."""
     ledger = Ledger(path, MECHANISM, repeatable=not secure)
     ledger.begin(made, step, state)
@@ -108,8 +118,12 @@ def test_steps_drawn_again_from_the_same_start_count_once(path: Path) -> None:
     assert (first.generation, first.releases, again) == ("", 7, 0)
 
 
-@pytest.mark.parametrize(("made", "state"), [("other code", "new"), ("code", "other weights"), ("", "new")])
-def test_steps_drawn_again_from_another_start_count_again_under_another_key(path: Path, made: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("made", "state"), [("other code", "new"), ("code", "other weights"), ("", "new")]
+)
+def test_steps_drawn_again_from_another_start_count_again_under_another_key(
+    path: Path, made: str, state: str
+) -> None:
     begun(path, "code", 0, "new", 5)
     second, again = begun(path, made, 0, state, 3)
     assert (second.releases, again) == (8, 5)
@@ -191,7 +205,9 @@ def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- on disk before the noise
 
 
-def test_append_returns_only_after_the_line_is_synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_returns_only_after_the_line_is_synced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = Ledger(path, MECHANISM, repeatable=True)
     synced: list[int] = []
     real = os.fsync
@@ -254,7 +270,9 @@ def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable:
         path = tmp_path / "cut"
         path.write_bytes(data[:length])
         ledger = reopen(path, repeatable)
-        begun = 0 if length <= ends[0] else sum(length > end for end in ends)  # steps of which any byte was written
+        begun = (
+            0 if length <= ends[0] else sum(length > end for end in ends)
+        )  # steps of which any byte was written
         assert ledger.releases == begun, length
         assert reopen(path, repeatable).releases == begun  # what was mended is whole
         goes_on = Ledger(path, MECHANISM, repeatable)
@@ -264,7 +282,9 @@ def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable:
         assert path.read_bytes() == data  # and the chain is that of an unbroken run
 
 
-def test_a_kill_while_a_cut_line_is_mended_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(path, 3, repeatable=False)
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -298,7 +318,10 @@ def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
         1: ["not json\n", *lines[1:]],
     }
     more = [
-        (3, [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]]),  # its digest taken away
+        (
+            3,
+            [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]],
+        ),  # its digest taken away
         (3, [*lines[:2], "7\n", *lines[3:]]),
         (3, [*lines[:2], "[]\n", *lines[3:]]),
         (3, [*lines[:2], "\n", *lines[3:]]),
@@ -331,7 +354,10 @@ def test_a_ledger_that_ends_before_the_checkpoint_is_refused(path: Path, kept: i
     lines = path.read_bytes().splitlines(keepends=True)
     for fragment in (b"", b'{"st'):  # nor does a fragment stand for the missing steps
         path.write_bytes(b"".join(lines[: 1 + kept]) + fragment)
-        with pytest.raises(LedgerError, match=rf"line {2 + kept}: the file ends here.*{kept} steps.*after 5; it was truncated"):
+        with pytest.raises(
+            LedgerError,
+            match=rf"line {2 + kept}: the file ends here.*{kept} steps.*after 5; it was truncated",
+        ):
             Ledger(path, MECHANISM, True, position)
 
 

@@ -58,7 +58,15 @@ def uniform_delta(z: float, q: float, at: float) -> float:
     return remove_delta(z, q, at) if at >= 0 else add_delta(z, q, at)
 
 
-CASES = [(1.1, 0.01), (0.5, 0.3), (3.0, 0.001), (0.05, 0.02), (50.0, 0.9), (1.0, 3e-5), (0.8, 0.999)]
+CASES = [
+    (1.1, 0.01),
+    (0.5, 0.3),
+    (3.0, 0.001),
+    (0.05, 0.02),
+    (50.0, 0.9),
+    (1.0, 3e-5),
+    (0.8, 0.999),
+]
 
 
 @pytest.mark.parametrize("steps", [1, 10_000])  # the two grids
@@ -72,7 +80,9 @@ def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps:
         for at in EPSILONS:
             true, ours = curve(z, q, at), law_delta(law, at)
             assert ours >= true - 1e-12
-            assert ours <= curve(z, q, at - law.width) + 1e-9  # the curve's chord over one cell of the grid
+            assert (
+                ours <= curve(z, q, at - law.width) + 1e-9
+            )  # the curve's chord over one cell of the grid
             assert ours <= true + 0.02 * q + 1e-9 or law.width > 0.01
 
 
@@ -96,10 +106,15 @@ def mixture(means: np.ndarray, z: float, at: np.ndarray) -> np.ndarray:
     return norm.pdf(at[:, None], means[None, :], z).mean(axis=1)
 
 
-def real_batch_deltas(one: list[float], other: list[float], size: int, z: float, at: float) -> tuple[float, float]:
+def real_batch_deltas(
+    one: list[float], other: list[float], size: int, z: float, at: float
+) -> tuple[float, float]:
     """The exact δ of one and of two releases of the noisy sum of a random batch; by integration on a grid."""
     x = np.linspace(-size - 9 * z, size + 9 * z, 1200)
-    densities = [mixture(np.array([sum(b) for b in itertools.combinations(data, size)]), z, x) for data in (one, other)]
+    densities = [
+        mixture(np.array([sum(b) for b in itertools.combinations(data, size)]), z, x)
+        for data in (one, other)
+    ]
     p, q = (d * (x[1] - x[0]) for d in densities)
     twice = np.maximum(0.0, np.multiply.outer(p, p) - math.exp(at) * np.multiply.outer(q, q)).sum()
     return float(np.maximum(0.0, p - math.exp(at) * q).sum()), float(twice)
@@ -107,29 +122,52 @@ def real_batch_deltas(one: list[float], other: list[float], size: int, z: float,
 
 @pytest.mark.parametrize("at", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize(("replaced", "size"), [(1, 1), (1, 2), (2, 2)])
-def test_real_batches_never_leak_more_than_the_uniform_law(replaced: int, size: int, at: float) -> None:
+def test_real_batches_never_leak_more_than_the_uniform_law(
+    replaced: int, size: int, at: float
+) -> None:
     """Data sets of 5 numbers in [−1, 1], `replaced` of them changed from 1 to −1: σ = 2 on the sum, so z = 1."""
-    chances = [math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size) for j in range(replaced + 1)]
+    chances = [
+        math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size)
+        for j in range(replaced + 1)
+    ]
     (law,) = uniform_laws(1.0, several_records(np.log(chances)), 1, 1e-5)
-    squared = Law(law.width, 2 * law.first, np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2) if at == 0.2 else None
+    squared = (
+        Law(law.width, 2 * law.first, np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2)
+        if at == 0.2
+        else None
+    )
     for rest in ([0.0] * 4, [1.0] * 4, [-1.0] * 4, [1.0, 1.0, -1.0, -1.0], [0.3, -0.9, 0.5, 1.0]):
         rest = rest[: 5 - replaced]
         for a, b in ((1.0, -1.0), (-1.0, 1.0), (1.0, 0.0)):
-            once, twice = real_batch_deltas([*rest, *[a] * replaced], [*rest, *[b] * replaced], size, 2.0, at)
-            assert once <= law_delta(law, at) + 1e-5  # the bound is attained; the grid of integration is not finer
+            once, twice = real_batch_deltas(
+                [*rest, *[a] * replaced], [*rest, *[b] * replaced], size, 2.0, at
+            )
+            assert (
+                once <= law_delta(law, at) + 1e-5
+            )  # the bound is attained; the grid of integration is not finer
             if squared is not None:
                 assert twice <= law_delta(squared, at) + 1e-5
 
 
 def test_the_uniform_bound_is_above_poisson_and_below_renyi() -> None:
-    for z, q, steps in [(1.1, 0.01, 1000), (0.55, 0.01, 1000), (2.0, 0.1, 300), (5.0, 0.05, 10_000)]:
-        assert pld(z, q, steps, 1e-5) < pld_uniform(z, q, steps, 1e-5) <= rdp_uniform(z, q, steps, 1e-5)
+    for z, q, steps in [
+        (1.1, 0.01, 1000),
+        (0.55, 0.01, 1000),
+        (2.0, 0.1, 300),
+        (5.0, 0.05, 10_000),
+    ]:
+        assert (
+            pld(z, q, steps, 1e-5)
+            < pld_uniform(z, q, steps, 1e-5)
+            <= rdp_uniform(z, q, steps, 1e-5)
+        )
     # What treating it as Poisson with a doubled shift would hide: a fifth of ε.
     assert pld_uniform(1.1, 0.01, 1000, 1e-5) > 1.2 * pld(1.1, 0.01, 1000, 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("z", "q", "steps"), [(1.1, 0.01, 1000), (1.0, 0.1, 1), (5.0, 0.063, 1600), (10.0, 0.9, 100), (0.7, 0.01, 100)]
+    ("z", "q", "steps"),
+    [(1.1, 0.01, 1000), (1.0, 0.1, 1), (5.0, 0.063, 1600), (10.0, 0.9, 100), (0.7, 0.01, 100)],
 )
 def test_the_poisson_law_agrees_with_dp_accounting(z: float, q: float, steps: int) -> None:
     theirs = peer.from_gaussian_mechanism(z, sampling_prob=q)
@@ -140,7 +178,9 @@ def test_the_poisson_law_agrees_with_dp_accounting(z: float, q: float, steps: in
 def test_several_records_agree_with_dp_accountings_mixture() -> None:
     z, q, k, steps = 1.3, 0.05, 3, 40
     chances = binom.pmf(np.arange(k + 1), k, q)
-    theirs = peer.from_mixture_gaussian_mechanism(z, [*range(k + 1)], [*chances], value_discretization_interval=2e-3)
+    theirs = peer.from_mixture_gaussian_mechanism(
+        z, [*range(k + 1)], [*chances], value_discretization_interval=2e-3
+    )
     ours = epsilon(poisson_laws(z, several_records(np.log(chances)), steps, 1e-5), steps, 1e-5)
     assert ours == pytest.approx(theirs.self_compose(steps).get_epsilon_for_delta(1e-5), rel=2e-3)
 
@@ -155,7 +195,9 @@ def test_many_steps_of_a_small_leak_stay_tight() -> None:
 @pytest.mark.parametrize("steps", [1, 1000, 100_000])
 def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
     for bound in (pld, pld_uniform):
-        assert 0 <= bound(z, q, steps, 1e-5) <= gdp_epsilon(math.sqrt(steps) / z, 1e-5) * 1.02 + 1e-6  # sampling does not hurt
+        assert (
+            0 <= bound(z, q, steps, 1e-5) <= gdp_epsilon(math.sqrt(steps) / z, 1e-5) * 1.02 + 1e-6
+        )  # sampling does not hurt
 
 
 def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
@@ -182,18 +224,26 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     steps, delta = 100_000, 5 * floor
     offset, mass = self_convolve(law.mass, steps, min(1e-15, 1e-4 * delta))
     infinite = min(1e-15, 1e-4 * delta) + steps * law.infinite
-    as_it_stands = DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True).get_epsilon_for_delta(delta)
+    as_it_stands = DensePLDPmf(
+        law.width, law.first * steps + offset, np.array(mass), infinite, True
+    ).get_epsilon_for_delta(delta)
     assert epsilon((law,), steps, delta) > as_it_stands + 1e-3
 
 
 # ------------------------------------------------------------------------------------------------------ lower bounds
 
 
-@pytest.mark.parametrize(("z", "q", "steps"), [(1.1 / math.sqrt(8), 0.01, 1000), (0.55, 0.01, 1000), (2.0, 0.1, 300)])
-def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(z: float, q: float, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("z", "q", "steps"), [(1.1 / math.sqrt(8), 0.01, 1000), (0.55, 0.01, 1000), (2.0, 0.1, 300)]
+)
+def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(
+    z: float, q: float, steps: int
+) -> None:
     """Theirs from below rounds every loss down, which costs more than our charge for rounding."""
     below, above = (
-        peer.from_gaussian_mechanism(z, sampling_prob=q, pessimistic_estimate=up, use_connect_dots=up)
+        peer.from_gaussian_mechanism(
+            z, sampling_prob=q, pessimistic_estimate=up, use_connect_dots=up
+        )
         .self_compose(steps)
         .get_epsilon_for_delta(1e-5)
         for up in (False, True)
@@ -217,7 +267,11 @@ def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
         law = grid_of_a_gaussian(8.0, cell)
         exact = gdp_epsilon(math.sqrt(steps) / 8, 1e-4)
         assert epsilon((law,), steps, 1e-4) >= exact * (1 - 1e-9)
-        assert exact - (4.5 * math.sqrt(steps) + 2) * cell < epsilon_at_least(law, steps, 1e-4) <= exact
+        assert (
+            exact - (4.5 * math.sqrt(steps) + 2) * cell
+            < epsilon_at_least(law, steps, 1e-4)
+            <= exact
+        )
 
 
 def grid_of_a_gaussian(z: float, width: float) -> Law:
@@ -245,11 +299,15 @@ def test_no_other_pair_that_was_tried_is_told_apart_better(z: float, q: float, s
 
 
 @pytest.mark.parametrize(("replaced", "size", "z", "steps"), [(1, 3, 1.0, 3), (3, 4, 2.0, 2)])
-def test_the_attack_succeeds_on_real_batches(replaced: int, size: int, z: float, steps: int) -> None:
+def test_the_attack_succeeds_on_real_batches(
+    replaced: int, size: int, z: float, steps: int
+) -> None:
     """Ten numbers, all −½ but for those replaced, which are +½: their batches drawn and told apart by the likelihood."""
     delta, draws, rng = 0.01, 400_000, np.random.default_rng(5)
     chances = hypergeom.pmf(np.arange(min(replaced, size) + 1), 10, replaced, size)
-    low = epsilon_at_least(attack_law(z, several_records(np.log(chances)), steps, delta), steps, delta)
+    low = epsilon_at_least(
+        attack_law(z, several_records(np.log(chances)), steps, delta), steps, delta
+    )
     data = np.full(10, -0.5)
     data[:replaced] = 0.5
     loss = np.zeros(draws)
@@ -274,7 +332,9 @@ def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
     """Over all of the line whose mass is kept, with several records as with one."""
     weights = binom.logpmf(np.arange(count + 1), count, 0.05)
     losses = np.linspace(*_loss(np.array([-TAIL * z, count + TAIL * z]), z, weights), 500)[1:]
-    np.testing.assert_allclose(_loss(_where(losses, z, weights), z, weights), losses, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        _loss(_where(losses, z, weights), z, weights), losses, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:

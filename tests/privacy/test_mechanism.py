@@ -20,7 +20,11 @@ def unitary_dft(shape: tuple[int, ...], dims: tuple[int, ...]) -> np.ndarray:
     matrix = np.ones((1, 1), dtype=complex)
     for axis, size in enumerate(shape):
         k = np.arange(size)
-        factor = np.exp(-2j * np.pi * np.outer(k, k) / size) / math.sqrt(size) if axis in dims else np.eye(size)
+        factor = (
+            np.exp(-2j * np.pi * np.outer(k, k) / size) / math.sqrt(size)
+            if axis in dims
+            else np.eye(size)
+        )
         matrix = np.kron(matrix, factor)
     return matrix
 
@@ -76,18 +80,26 @@ def numeric_gain(mechanism: Mechanism, rng: np.random.Generator) -> float:
         if mechanism.joint:
             total = math.sqrt(sum(float(p @ p) for p in u))
             return [p * mechanism.blocks[0].bound / total for p in u]
-        return [p * b.bound / max(np.linalg.norm(p), 1e-300) for p, b in zip(u, mechanism.blocks, strict=True)]
+        return [
+            p * b.bound / max(np.linalg.norm(p), 1e-300)
+            for p, b in zip(u, mechanism.blocks, strict=True)
+        ]
 
     best = 0.0
     for _ in range(12):
         pair = [within([rng.standard_normal(s) for s in sizes]) for _ in range(2)]
-        for _ in range(300):  # the ascent of a convex function over a ball: go where its gradient points, as far as is allowed
+        for _ in range(
+            300
+        ):  # the ascent of a convex function over a ball: go where its gradient points, as far as is allowed
             replaced = mechanism.sampling.scheme == "uniform"
             shift = [a - b if replaced else a for a, b in zip(*pair, strict=True)]
             slope = [m.T @ (m @ d) for m, d in zip(maps, shift, strict=True)]
             pair = [within(slope), within([-s for s in slope])]
         shift = [a - b if replaced else a for a, b in zip(*pair, strict=True)]
-        best = max(best, math.sqrt(sum(float(np.sum((m @ d) ** 2)) for m, d in zip(maps, shift, strict=True))))
+        best = max(
+            best,
+            math.sqrt(sum(float(np.sum((m @ d) ** 2)) for m, d in zip(maps, shift, strict=True))),
+        )
     return best
 
 
@@ -105,21 +117,31 @@ KINDS = [REAL, CIRCULAR, CORRELATED, ANTI, HERMITIAN, PLANE]
 @pytest.mark.parametrize("block", KINDS, ids=lambda block: block.name)
 def test_z_is_the_inverse_gain_of_every_kind(block: Block, sampling: Sampling) -> None:
     mechanism = Mechanism((block,), sampling)
-    assert 1 / mechanism.z == pytest.approx(numeric_gain(mechanism, np.random.default_rng(1)), rel=1e-6)
+    assert 1 / mechanism.z == pytest.approx(
+        numeric_gain(mechanism, np.random.default_rng(1)), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("sampling", [POISSON, UNIFORM], ids=["poisson", "uniform"])
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "separate"])
-@pytest.mark.parametrize("pair", [*itertools.combinations(KINDS, 2)], ids=lambda pair: "-".join(block.name for block in pair))
+@pytest.mark.parametrize(
+    "pair",
+    [*itertools.combinations(KINDS, 2)],
+    ids=lambda pair: "-".join(block.name for block in pair),
+)
 def test_z_of_several_blocks(pair: tuple[Block, ...], joint: bool, sampling: Sampling) -> None:
     mechanism = Mechanism(pair, sampling, joint=joint)
-    assert 1 / mechanism.z == pytest.approx(numeric_gain(mechanism, np.random.default_rng(2)), rel=1e-5)
+    assert 1 / mechanism.z == pytest.approx(
+        numeric_gain(mechanism, np.random.default_rng(2)), rel=1e-5
+    )
 
 
 def test_separate_bounds_may_differ_and_add_up() -> None:
     mechanism = Mechanism((REAL, WIDE), POISSON, joint=False)
     assert mechanism.z == pytest.approx(1 / math.hypot(1.5 / 0.7, 4.0 / 0.5))
-    assert 1 / mechanism.z == pytest.approx(numeric_gain(mechanism, np.random.default_rng(3)), rel=1e-6)
+    assert 1 / mechanism.z == pytest.approx(
+        numeric_gain(mechanism, np.random.default_rng(3)), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +168,11 @@ def test_an_unbounded_share_makes_z_zero() -> None:
 def test_noise_of_a_real_signals_spectrum_protects_no_other_share() -> None:
     """Why a hermitian block's shares must be spectra of real signals: elsewhere the covariance has nothing."""
     noise = noise_map(HERMITIAN)
-    assert np.linalg.matrix_rank(noise @ noise.T) == math.prod(HERMITIAN.shape) < 2 * math.prod(HERMITIAN.shape)
+    assert (
+        np.linalg.matrix_rank(noise @ noise.T)
+        == math.prod(HERMITIAN.shape)
+        < 2 * math.prod(HERMITIAN.shape)
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,11 +188,21 @@ def test_noise_of_a_real_signals_spectrum_protects_no_other_share() -> None:
         ({"fft_dims": (0,)}, "names the transformed dimensions"),
         ({"dtype": "complex64", "noise": "hermitian"}, "names the transformed dimensions"),
         ({"dtype": "complex64", "noise": "hermitian", "fft_dims": (2,)}, "do not name dimensions"),
-        ({"dtype": "complex64", "noise": "hermitian", "fft_dims": (1, -1)}, "do not name dimensions"),
+        (
+            {"dtype": "complex64", "noise": "hermitian", "fft_dims": (1, -1)},
+            "do not name dimensions",
+        ),
     ],
 )
 def test_blocks_that_mean_nothing_are_refused(changes: dict, says: str) -> None:
-    fields = {"name": "b", "shape": (2, 2), "dtype": "float32", "bound": 1.0, "std": 1.0, "noise": "real"}
+    fields = {
+        "name": "b",
+        "shape": (2, 2),
+        "dtype": "float32",
+        "bound": 1.0,
+        "std": 1.0,
+        "noise": "real",
+    }
     with pytest.raises(ValueError, match=says):
         Block(**(fields | changes))
 
@@ -188,7 +224,9 @@ def test_blocks_are_bounded_together_unless_it_is_said() -> None:
 
 def test_a_mechanism_is_plain_json_that_holds_every_number() -> None:
     unbounded = Block("free", (2,), "float32", math.inf, 0.0, "none")
-    written = json.loads(json.dumps(Mechanism((REAL, unbounded), UNIFORM, joint=False).as_dict(), allow_nan=False))
+    written = json.loads(
+        json.dumps(Mechanism((REAL, unbounded), UNIFORM, joint=False).as_dict(), allow_nan=False)
+    )
     assert [block["bound"] for block in written["blocks"]] == [1.5, "inf"]
     assert [block["std"] for block in written["blocks"]] == [0.7, 0.0]
     assert written["sampling"]["sample_rate"] == 0.1

@@ -38,8 +38,14 @@ def source(request: pytest.FixtureRequest) -> NoiseSource:
     return request.param
 
 
-def block(kind: NoiseKind, shape: tuple[int, ...], std: float = 2.5, wide: bool = False, **more: object) -> Block:
-    dtype = ("float64" if wide else "float32") if kind == "real" else ("complex128" if wide else "complex64")
+def block(
+    kind: NoiseKind, shape: tuple[int, ...], std: float = 2.5, wide: bool = False, **more: object
+) -> Block:
+    dtype = (
+        ("float64" if wide else "float32")
+        if kind == "real"
+        else ("complex128" if wide else "complex64")
+    )
     return Block("layer.weight", shape, dtype, 1.0, std, kind, **more)  # type: ignore[arg-type]
 
 
@@ -76,13 +82,17 @@ def test_real_noise_is_white(source: NoiseSource) -> None:
     assert_covariance(drawn, 2.5**2 * torch.eye(3, dtype=torch.float64))
 
 
-def test_circular_noise_has_the_full_std_on_each_part_and_no_correlation(source: NoiseSource) -> None:
+def test_circular_noise_has_the_full_std_on_each_part_and_no_correlation(
+    source: NoiseSource,
+) -> None:
     drawn = coordinates(draw(block("circular", (SAMPLES, 2)), source, 0, CPU))
     assert_covariance(drawn, 2.5**2 * torch.eye(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rho", [-0.8, 0.3, 1.0])
-def test_correlated_noise_has_its_correlation_within_an_entry_only(source: NoiseSource, rho: float) -> None:
+def test_correlated_noise_has_its_correlation_within_an_entry_only(
+    source: NoiseSource, rho: float
+) -> None:
     drawn = coordinates(draw(block("correlated", (SAMPLES, 2), rho=rho), source, 0, CPU))
     pair = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=torch.float64)
     assert_covariance(drawn, 2.5**2 * torch.block_diag(pair, pair))
@@ -96,10 +106,14 @@ def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
     signals = torch.fft.ifftn(spectra, dim=dims, norm="ortho")
     assert float(signals.imag.abs().max()) < 1e-12  # spectra of real signals
     entries = math.prod(shape)
-    assert_covariance(signals.real.reshape(-1, entries), 2.5**2 * torch.eye(entries, dtype=torch.float64))
+    assert_covariance(
+        signals.real.reshape(-1, entries), 2.5**2 * torch.eye(entries, dtype=torch.float64)
+    )
     # and so the covariance of the spectrum's real coordinates is F Fᵀ for the transform's own matrix F
     basis = torch.eye(entries, dtype=torch.float64).view(entries, *shape)
-    transform = coordinates(torch.fft.fftn(basis.to(torch.complex128), dim=dims, norm="ortho"))  # [inputs, coordinates]
+    transform = coordinates(
+        torch.fft.fftn(basis.to(torch.complex128), dim=dims, norm="ortho")
+    )  # [inputs, coordinates]
     assert_covariance(coordinates(spectra), 2.5**2 * transform.T @ transform)
 
 
@@ -116,10 +130,16 @@ def test_no_noise_is_zero(source: NoiseSource) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
     """Kolmogorov-Smirnov, and the fourth moment, which the distance hardly feels."""
-    drawn = coordinates(draw(block("circular", (SAMPLES // 2,), std=1.0, wide=wide), source, 3, CPU)).flatten().numpy()
+    drawn = (
+        coordinates(draw(block("circular", (SAMPLES // 2,), std=1.0, wide=wide), source, 3, CPU))
+        .flatten()
+        .numpy()
+    )
     assert stats.kstest(drawn, "norm").pvalue > P
     assert abs(np.mean(drawn**4) - 3) < Z * math.sqrt(96 / len(drawn))
-    assert draw(block("real", (3,), wide=wide), source, 0, CPU).dtype == (torch.float64 if wide else torch.float32)
+    assert draw(block("real", (3,), wide=wide), source, 0, CPU).dtype == (
+        torch.float64 if wide else torch.float32
+    )
 
 
 def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
@@ -134,19 +154,25 @@ def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
 def assert_independent(streams: list[Tensor]) -> None:
     for a, b in combinations(streams, 2):
         n = a.numel()
-        r = float((a.flatten().double() @ b.flatten().double()) / (a.double().norm() * b.double().norm()))
+        r = float(
+            (a.flatten().double() @ b.flatten().double()) / (a.double().norm() * b.double().norm())
+        )
         assert abs(r) < Z / math.sqrt(n)
         assert not torch.equal(a, b)
 
 
 def test_steps_blocks_and_draws_are_independent(source: NoiseSource) -> None:
     named = [Block(name, (20_000,), "float32", 1.0, 1.0, "real") for name in ("a", "b", "a.b")]
-    assert_independent([draw(one, source, step, CPU) for one in named for step in (0, 1, 2, 10, 12, 1_000_000)])
+    assert_independent(
+        [draw(one, source, step, CPU) for one in named for step in (0, 1, 2, 10, 12, 1_000_000)]
+    )
 
 
 def test_seeds_are_independent() -> None:
     one = Block("a", (20_000,), "float32", 1.0, 1.0, "real")
-    assert_independent([draw(one, SeededNoise(seed), 0, CPU) for seed in (0, 1, 2, 2**32, 2**32 + 1, 2**64)])
+    assert_independent(
+        [draw(one, SeededNoise(seed), 0, CPU) for seed in (0, 1, 2, 2**32, 2**32 + 1, 2**64)]
+    )
 
 
 def test_neighbouring_entries_are_independent(source: NoiseSource) -> None:
@@ -157,16 +183,35 @@ def test_neighbouring_entries_are_independent(source: NoiseSource) -> None:
 
 
 def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
-    keys = [("noise", step, name) for step in range(300) for name in ("w", "b", "net.0.weight", "net.0.bias")]
-    keys += [("sample", step) for step in range(300)] + [("shuffle", step) for step in range(300)] + [("model",)]
+    keys = [
+        ("noise", step, name)
+        for step in range(300)
+        for name in ("w", "b", "net.0.weight", "net.0.bias")
+    ]
+    keys += (
+        [("sample", step) for step in range(300)]
+        + [("shuffle", step) for step in range(300)]
+        + [("model",)]
+    )
     keys += [("noise", step, "w", "rank", rank, 2) for step in range(50) for rank in range(2)]
     seeds = (0, 1, 7, 2**32)
-    for bits in (np.uint64, np.uint32):  # the 64 bits the GPU's generator takes; even 32 hold for this few
-        states = {tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys}
+    for bits in (
+        np.uint64,
+        np.uint32,
+    ):  # the 64 bits the GPU's generator takes; even 32 hold for this few
+        states = {
+            tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys
+        }
         assert len(states) == len(seeds) * len(keys)
-    words = {hashed((seed, *key)) for seed in seeds for key in keys}  # what float32 noise is made of
+    words = {
+        hashed((seed, *key)) for seed in seeds for key in keys
+    }  # what float32 noise is made of
     assert len(words) == len(seeds) * len(keys)
-    gpu_seeds = {int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63 for seed in seeds for key in keys}
+    gpu_seeds = {
+        int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63
+        for seed in seeds
+        for key in keys
+    }
     assert len(gpu_seeds) == len(seeds) * len(keys)
 
 
@@ -181,9 +226,16 @@ def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
 def test_the_bits_of_a_seed_are_the_same_from_version_to_version() -> None:
     """A run repeats bit for bit from commit to commit: if these numbers change, say so in the changelog."""
     single, double = white(SeededNoise(7), 4), white(SeededNoise(7), 4, torch.float64)
-    bits = ["0x1.3b0c60p+0", "0x1.4e4096p-1", "0x1.25e18cp+1", "0x1.298ff0p-1"]  # to the last, on every machine
+    bits = [
+        "0x1.3b0c60p+0",
+        "0x1.4e4096p-1",
+        "0x1.25e18cp+1",
+        "0x1.298ff0p-1",
+    ]  # to the last, on every machine
     assert single.tolist() == [float.fromhex(number) for number in bits]
-    assert double.tolist() == pytest.approx([-0.1211671, -0.2711618, 2.3333487, 1.3351884], abs=1e-6)
+    assert double.tolist() == pytest.approx(
+        [-0.1211671, -0.2711618, 2.3333487, 1.3351884], abs=1e-6
+    )
 
 
 def test_keys_that_are_hashed_ahead_are_those_of_their_steps() -> None:
@@ -194,13 +246,22 @@ def test_keys_that_are_hashed_ahead_are_those_of_their_steps() -> None:
 
 
 def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
-    mechanisms = [Mechanism((block("real", (3,)),), Sampling("poisson", 0.1, 10.0, 100)) for _ in range(2)]
+    mechanisms = [
+        Mechanism((block("real", (3,)),), Sampling("poisson", 0.1, 10.0, 100)) for _ in range(2)
+    ]
     mechanisms.append(Mechanism(mechanisms[0].blocks, Sampling("poisson", 0.2, 20.0, 100)))
-    keys = [noise.run_key(run, mechanism, code) for run in "ab" for mechanism in mechanisms for code in "cd"]
+    keys = [
+        noise.run_key(run, mechanism, code)
+        for run in "ab"
+        for mechanism in mechanisms
+        for code in "cd"
+    ]
     assert len(keys) == 12
     assert len(set(keys)) == 8  # the first two mechanisms are one
     draws = [draw(block("real", (20,)), SeededNoise(key), 0, CPU) for key in sorted(set(keys))]
-    wide = [draw(block("real", (20,), wide=True), SeededNoise(key), 0, CPU) for key in sorted(set(keys))]
+    wide = [
+        draw(block("real", (20,), wide=True), SeededNoise(key), 0, CPU) for key in sorted(set(keys))
+    ]
     for rows in (torch.stack(draws), torch.stack(wide)):
         assert rows.unique().numel() == rows.numel()  # no number of one run occurs in another
 
@@ -242,8 +303,16 @@ def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> 
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (300, 701)])
 @pytest.mark.parametrize("kind", ["circular", "correlated", "none"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_lazily_conjugated_sum_gets_the_noise_of_a_resolved_one(kind: NoiseKind, shape: tuple[int, ...], wide: bool) -> None:
-    of = block(kind, shape, std=0.0 if kind == "none" else 2.5, wide=wide, **({"rho": 0.5} if kind == "correlated" else {}))
+def test_a_lazily_conjugated_sum_gets_the_noise_of_a_resolved_one(
+    kind: NoiseKind, shape: tuple[int, ...], wide: bool
+) -> None:
+    of = block(
+        kind,
+        shape,
+        std=0.0 if kind == "none" else 2.5,
+        wide=wide,
+        **({"rho": 0.5} if kind == "correlated" else {}),
+    )
     mechanism = Mechanism((of,), Sampling("poisson", 0.1, 2, 20))
     torch.manual_seed(0)
     conjugate = torch.randn(shape, dtype=getattr(torch, of.dtype))
@@ -257,7 +326,9 @@ def test_a_lazily_conjugated_sum_gets_the_noise_of_a_resolved_one(kind: NoiseKin
 @pytest.mark.parametrize("kind", ["circular", "hermitian", "none", "real"])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_sum_may_be_multiplied_as_noise_is_laid_over_it(kind: NoiseKind, lazy: bool, wide: bool, source: NoiseSource) -> None:
+def test_a_sum_may_be_multiplied_as_noise_is_laid_over_it(
+    kind: NoiseKind, lazy: bool, wide: bool, source: NoiseSource
+) -> None:
     shape, fft = (60, 71), {"fft_dims": (0, 1)} if kind == "hermitian" else {}
     of = block(kind, shape, std=0.0 if kind == "none" else 2.5, wide=wide, **fft)
     mechanism = Mechanism((of,), Sampling("poisson", 0.1, 2, 20))
@@ -286,7 +357,9 @@ def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
     finally:
         torch.set_num_threads(before)
     assert (numbers != 0).all()
-    assert len(numbers.unique()) > 0.9 * len(numbers)  # float32 has equal numbers by chance: one in twenty here
+    assert len(numbers.unique()) > 0.9 * len(
+        numbers
+    )  # float32 has equal numbers by chance: one in twenty here
 
 
 def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
@@ -309,7 +382,10 @@ def test_the_two_numbers_of_a_pair_are_independent() -> None:
 # --------------------------------------------------------------------------------------------------------- a whole release
 
 MECHANISM = Mechanism(
-    (Block("w", (3, 4), "complex64", 1.0, 1.5, "circular"), Block("b", (4,), "float32", 1.0, 0.5, "real")),
+    (
+        Block("w", (3, 4), "complex64", 1.0, 1.5, "circular"),
+        Block("b", (4,), "float32", 1.0, 0.5, "real"),
+    ),
     Sampling("poisson", 0.1, 10.0, 100),
 )
 
@@ -319,7 +395,9 @@ def zero() -> dict[str, Tensor]:
 
 
 def test_the_release_is_the_sum_plus_the_noise_of_each_block() -> None:
-    release = add_noise({"w": torch.full((3, 4), 2 + 1j), "b": torch.ones(4)}, MECHANISM, SeededNoise(3), 5)
+    release = add_noise(
+        {"w": torch.full((3, 4), 2 + 1j), "b": torch.ones(4)}, MECHANISM, SeededNoise(3), 5
+    )
     for one, sum_ in zip(MECHANISM.blocks, (2 + 1j, 1.0), strict=True):
         torch.testing.assert_close(release[one.name], draw(one, SeededNoise(3), 5, CPU) + sum_)
 

@@ -14,10 +14,25 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from tests.privacy.test_noise import MECHANISM, SAMPLES, P, assert_covariance, coordinates, white, zero
+from tests.privacy.test_noise import (
+    MECHANISM,
+    SAMPLES,
+    P,
+    assert_covariance,
+    coordinates,
+    white,
+    zero,
+)
 from zdp_bench.privacy import noise, sampling
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.privacy.noise import SecureNoise, SecureRandom, SeededNoise, add_noise, rounded, widened
+from zdp_bench.privacy.noise import (
+    SecureNoise,
+    SecureRandom,
+    SeededNoise,
+    add_noise,
+    rounded,
+    widened,
+)
 
 SECURE = Mechanism(
     (
@@ -36,7 +51,9 @@ def sum_of(seed: int) -> dict[str, Tensor]:
     """Sums as records make them: numbers of every size, with digits of their own."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        b.name: torch.randn(b.shape, dtype=getattr(torch, b.dtype), generator=generator).mul_(10.0 ** (seed - 2))
+        b.name: torch.randn(b.shape, dtype=getattr(torch, b.dtype), generator=generator).mul_(
+            10.0 ** (seed - 2)
+        )
         for b in SECURE.blocks
     }
 
@@ -54,23 +71,36 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     in the coordinates where they cancel, of the noise where it is large."""
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
-    release = rounded(add_noise(widened(sum_of(seed), SecureNoise()), SECURE, SecureNoise(), 0), SECURE, SecureNoise())
+    release = rounded(
+        add_noise(widened(sum_of(seed), SecureNoise()), SECURE, SecureNoise(), 0),
+        SECURE,
+        SecureNoise(),
+    )
     assert set(off_the_grid(release).values()) == {0.0}
-    assert {name: str(value.dtype) for name, value in release.items()} == {b.name: f"torch.{b.dtype}" for b in SECURE.blocks}
+    assert {name: str(value.dtype) for name, value in release.items()} == {
+        b.name: f"torch.{b.dtype}" for b in SECURE.blocks
+    }
 
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
     """The noise-free share of another rank brings its own digits."""
     first, second = (widened(sum_of(seed), SecureNoise()) for seed in (2, 1))
-    reduced = {name: value + second[name] for name, value in add_noise(first, SECURE, SecureNoise(), 0).items()}
+    reduced = {
+        name: value + second[name]
+        for name, value in add_noise(first, SECURE, SecureNoise(), 0).items()
+    }
     assert set(off_the_grid(rounded(reduced, SECURE, SecureNoise())).values()) == {0.0}
 
 
 def test_rounding_leaves_a_secure_release_its_law() -> None:
     one = Mechanism((Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"),), SECURE.sampling)
     sum_ = {"w": torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)}
-    release = rounded(add_noise(widened(dict(sum_), SecureNoise()), one, SecureNoise(), 0), one, SecureNoise())
-    assert_covariance(coordinates(release["w"] - sum_["w"]), 2.5**2 * torch.eye(4, dtype=torch.float64))
+    release = rounded(
+        add_noise(widened(dict(sum_), SecureNoise()), one, SecureNoise(), 0), one, SecureNoise()
+    )
+    assert_covariance(
+        coordinates(release["w"] - sum_["w"]), 2.5**2 * torch.eye(4, dtype=torch.float64)
+    )
 
 
 def test_seeded_releases_are_neither_widened_nor_rounded() -> None:
@@ -79,7 +109,9 @@ def test_seeded_releases_are_neither_widened_nor_rounded() -> None:
     assert rounded(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
 
 
-def test_secure_noise_takes_four_draws_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secure_noise_takes_four_draws_from_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = []
     real = os.urandom
 
@@ -105,7 +137,9 @@ def test_secure_noise_needs_no_generator_of_torch_or_numpy(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff"])
-def test_the_extreme_random_words_stay_inside_the_open_interval(monkeypatch: pytest.MonkeyPatch, fill: bytes) -> None:
+def test_the_extreme_random_words_stay_inside_the_open_interval(
+    monkeypatch: pytest.MonkeyPatch, fill: bytes
+) -> None:
     monkeypatch.setattr(noise.os, "urandom", lambda count: fill * count)
     uniform = SecureRandom().random(4)
     assert (uniform > 0).all()
@@ -128,7 +162,10 @@ def test_secure_sampling_draws_each_record_at_its_rate() -> None:
         pairs += {0, 1} <= set(taken.tolist())
 
     def likely(count: np.ndarray | int, probability: float) -> bool:
-        tails = np.minimum(stats.binom.cdf(count, draws, probability), stats.binom.sf(np.asarray(count) - 1, draws, probability))
+        tails = np.minimum(
+            stats.binom.cdf(count, draws, probability),
+            stats.binom.sf(np.asarray(count) - 1, draws, probability),
+        )
         return bool((tails > P).all())
 
     assert likely(counts, 0.05)

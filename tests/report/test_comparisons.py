@@ -15,7 +15,9 @@ from zdp_bench.report.significance import delong
 TRUTH = np.arange(200) % 2
 
 
-def run(recipe: str, seed: int, value: float, metric: str = "roc_auc", tests: int = 200) -> dict[str, Any]:
+def run(
+    recipe: str, seed: int, value: float, metric: str = "roc_auc", tests: int = 200
+) -> dict[str, Any]:
     return {
         "recipe": recipe,
         "run": f"{recipe}{seed}".ljust(64, "0"),
@@ -25,18 +27,30 @@ def run(recipe: str, seed: int, value: float, metric: str = "roc_auc", tests: in
     }
 
 
-def scored(results: Path, of: dict[str, Any], skill: float, truth: np.ndarray = TRUTH) -> np.ndarray:
-    scores = skill * truth + np.random.default_rng([of["seed"], int(100 * skill)]).normal(size=len(truth))
-    records.write_scores(records.folder(results, of["recipe"], of["run"]) / "scores.csv", truth, scores)
+def scored(
+    results: Path, of: dict[str, Any], skill: float, truth: np.ndarray = TRUTH
+) -> np.ndarray:
+    scores = skill * truth + np.random.default_rng([of["seed"], int(100 * skill)]).normal(
+        size=len(truth)
+    )
+    records.write_scores(
+        records.folder(results, of["recipe"], of["run"]) / "scores.csv", truth, scores
+    )
     return scores
 
 
 def test_delong_tells_the_largest_p_of_all_seeds(tmp_path: Path) -> None:
     good, bad = ([run(name, seed, 0.9 + seed / 100) for seed in (1, 2)] for name in ("good", "bad"))
-    own = [delong(TRUTH, scored(tmp_path, a, 2.0), scored(tmp_path, b, 0.7)).p for a, b in zip(good, bad, strict=True)]
+    own = [
+        delong(TRUTH, scored(tmp_path, a, 2.0), scored(tmp_path, b, 0.7)).p
+        for a, b in zip(good, bad, strict=True)
+    ]
     told = Family("roc_auc", {"good": good, "bad": bad}).sentences(tmp_path)
     assert told[0] == "good: mean 0.915, range 0.910 to 0.920 over 2 seeds."
-    assert told[-1] == f"good against bad: different, DeLong p {written(max(own))} (seeds 1, 2; threshold 0.05 for 1 comparison)."
+    assert (
+        told[-1]
+        == f"good against bad: different, DeLong p {written(max(own))} (seeds 1, 2; threshold 0.05 for 1 comparison)."
+    )
 
 
 def test_three_rows_make_three_comparisons_at_a_third_of_the_threshold(tmp_path: Path) -> None:
@@ -53,13 +67,20 @@ def test_other_test_records_are_never_compared(tmp_path: Path) -> None:
     scored(tmp_path, first, 1.0)
     scored(tmp_path, second, 1.0, truth=1 - TRUTH)
     assert Family("roc_auc", {"a": [first], "b": [second]}).sentences(tmp_path) == []
-    assert Family("roc_auc", {"a": [first], "c": [run("c", 1, 0.7)]}).sentences(tmp_path) == []  # it left no scores
+    assert (
+        Family("roc_auc", {"a": [first], "c": [run("c", 1, 0.7)]}).sentences(tmp_path) == []
+    )  # it left no scores
     assert Family("roc_auc", {"a": [first]}).sentences(tmp_path) == []
 
 
 @pytest.mark.parametrize("truth", [np.array([1]), np.array([0, 1, 1]), np.ones(5, dtype=int)])
-def test_a_test_part_without_two_of_each_class_is_compared_with_nothing(truth: np.ndarray, tmp_path: Path) -> None:
-    runs = {name: [run(name, seed, float("nan"), tests=len(truth)) for seed in (1, 2)] for name in ("a", "b")}
+def test_a_test_part_without_two_of_each_class_is_compared_with_nothing(
+    truth: np.ndarray, tmp_path: Path
+) -> None:
+    runs = {
+        name: [run(name, seed, float("nan"), tests=len(truth)) for seed in (1, 2)]
+        for name in ("a", "b")
+    }
     for one in (*runs["a"], *runs["b"]):
         scored(tmp_path, one, 1.0, truth=truth)
     assert Family("roc_auc", runs).sentences(tmp_path) == []
@@ -67,7 +88,8 @@ def test_a_test_part_without_two_of_each_class_is_compared_with_nothing(truth: n
 
 def test_other_metrics_are_compared_over_seeds(tmp_path: Path) -> None:
     first, second = (
-        [run(name, seed, base + seed / 100, "dice") for seed in (1, 2, 3)] for name, base in (("a", 0.9), ("b", 0.5))
+        [run(name, seed, base + seed / 100, "dice") for seed in (1, 2, 3)]
+        for name, base in (("a", 0.9), ("b", 0.5))
     )
     told = Family("dice", {"a": first, "b": second}).sentences(tmp_path)
     assert told[-1].startswith("a against b: different, Student's t p < 0.001")

@@ -35,21 +35,48 @@ FILLINGS = [
 ]
 
 
-def run(recipe: str, seed: int, start: float, tight: float = 0.5, sigma: float = 5.12) -> dict[str, Any]:
+def run(
+    recipe: str, seed: int, start: float, tight: float = 0.5, sigma: float = 5.12
+) -> dict[str, Any]:
     """A run of three epochs of 117 steps, whose accuracy grows by 0.1 an epoch."""
     epochs = [
-        {"epoch": e, "step": 117 * e, "epsilon_tight": tight * e, "accuracy": start + 0.1 * e, "loss": 1.0}
+        {
+            "epoch": e,
+            "step": 117 * e,
+            "epsilon_tight": tight * e,
+            "accuracy": start + 0.1 * e,
+            "loss": 1.0,
+        }
         for e in range(1, EPOCHS + 1)
     ]
     made = record(recipe, seed, start + 0.1 * EPOCHS, epochs=epochs)
-    sampling = {"scheme": "uniform", "sample_rate": 512 / 60_000, "expected_batch_size": 512, "records": 60_000}
-    claimed = {"claimed_by": "dp_dfa_2020", "noise_multiplier": sigma, "sampling": sampling, "epsilon_tight": tight * EPOCHS}
-    return made | {"privacy": made["privacy"] | claimed, "config": {"optimizer": {"lr": 0.1 * seed}}}
+    sampling = {
+        "scheme": "uniform",
+        "sample_rate": 512 / 60_000,
+        "expected_batch_size": 512,
+        "records": 60_000,
+    }
+    claimed = {
+        "claimed_by": "dp_dfa_2020",
+        "noise_multiplier": sigma,
+        "sampling": sampling,
+        "epsilon_tight": tight * EPOCHS,
+    }
+    return made | {
+        "privacy": made["privacy"] | claimed,
+        "config": {"optimizer": {"lr": 0.1 * seed}},
+    }
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    save(tmp_path, run("bp", 1, 0.1), run("bp", 2, 0.2), run("hybrid", 1, 0.5), run("plain", 1, 0.6, math.inf, 0.0))
+    save(
+        tmp_path,
+        run("bp", 1, 0.1),
+        run("bp", 2, 0.2),
+        run("hybrid", 1, 0.5),
+        run("plain", 1, 0.6, math.inf, 0.0),
+    )
     return tmp_path
 
 
@@ -69,7 +96,14 @@ def test_an_epsilon_that_is_claimed_and_not_there_is_shown(tmp_path: Path) -> No
 def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
     of = built(results)
     head, lines = curves.cells(of, "b: σ = 0.03")
-    assert head == ["epoch", "ε claimed", "ε tight", "DP-BP, %", "DP-DFA hybrid, %", "non-private, %"]
+    assert head == [
+        "epoch",
+        "ε claimed",
+        "ε tight",
+        "DP-BP, %",
+        "DP-DFA hybrid, %",
+        "non-private, %",
+    ]
     assert [line[0] for line in lines] == ["1", "2", "3"]
     assert lines[1][2:] == ["1", "35.00 ± 7.07", "70.00", "80.00"]
 
@@ -94,7 +128,9 @@ def test_curves_that_spend_differently_have_their_own_epsilon(results: Path) -> 
     assert (lines[2][2], lines[2][4]) == ("1.5", "2.1")
 
 
-def test_the_non_private_curve_stands_in_every_panel_and_in_no_panel_of_its_own(results: Path) -> None:
+def test_the_non_private_curve_stands_in_every_panel_and_in_no_panel_of_its_own(
+    results: Path,
+) -> None:
     of = built(results)
     assert of.panels == ["a: σ = 0.01", "b: σ = 0.03", "c: σ = 0.05"]
     for panel in of.panels:
@@ -104,18 +140,26 @@ def test_the_non_private_curve_stands_in_every_panel_and_in_no_panel_of_its_own(
 
 def test_what_the_text_prints_is_shown_and_what_was_not_run_is_named(results: Path) -> None:
     markdown = curves.as_markdown(built(results))
-    assert "ε printed: 1.28 at epoch 50, 1.82 at epoch 100, 2.25 at epoch 150, 2.61 at epoch 200" in markdown
+    assert (
+        "ε printed: 1.28 at epoch 50, 1.82 at epoch 100, 2.25 at epoch 150, 2.61 at epoch 200"
+        in markdown
+    )
     assert "Not run: `zdp-bench run recipe=dfa algorithm.convolutions=dfa`." in markdown
     assert "what it only draws is left out" in markdown
     more = [*FILLINGS, filling("dfa", "dfa_8.5333333")]
-    assert "Not run: 2 of the curves that `zdp-bench run -m recipe=dfa` makes." in curves.build(FIGURE, results, more).notes
+    assert (
+        "Not run: 2 of the curves that `zdp-bench run -m recipe=dfa` makes."
+        in curves.build(FIGURE, results, more).notes
+    )
     shown = list(curves.as_rich(built(results)))
     assert sum(isinstance(part, str) and "ε printed" in part for part in shown) == 3
 
 
 def test_only_runs_of_the_recipe_as_it_stands_make_points(results: Path) -> None:
     save(results, run("hybrid", 2, 0.0) | {"experiment": "x" * 64})
-    hybrid = next(curve for curve in built(results).curves if curve.points and "hybrid" in curve.label)
+    hybrid = next(
+        curve for curve in built(results).curves if curve.points and "hybrid" in curve.label
+    )
     assert [len(point.values) for point in hybrid.points] == [1, 1, 1]
 
 
@@ -128,22 +172,33 @@ def test_other_data_is_another_curve(results: Path) -> None:
     assert lines[0][head.index("DP-DFA hybrid, %")] == "60.00"
 
 
-def test_a_curve_over_a_setting_takes_each_runs_last_metric(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_over_a_setting_takes_each_runs_last_metric(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(curves.AXES, FIGURE, curves.Axis("config.optimizer.lr", "learning rate"))
     bp = next(curve for curve in built(results).curves if curve.points and curve.label == "DP-BP")
-    assert [(point.x, round(point.values[0], 6)) for point in bp.points] == [(0.1, 40.0), (0.2, 50.0)]
+    assert [(point.x, round(point.values[0], 6)) for point in bp.points] == [
+        (0.1, 40.0),
+        (0.2, 50.0),
+    ]
     assert bp.points[0].epsilon_tight == 1.5
 
 
-def test_numbers_of_the_text_stand_beside_ours(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = tables.Reference("P", "fig2", "bp_5.12", "DP-BP", "accuracy at 2", "41.5", "%", "b: σ = 0.03")
+def test_numbers_of_the_text_stand_beside_ours(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = tables.Reference(
+        "P", "fig2", "bp_5.12", "DP-BP", "accuracy at 2", "41.5", "%", "b: σ = 0.03"
+    )
     monkeypatch.setattr(curves, "reference", lambda table: [*tables.reference(table), printed])
     head, lines = curves.cells(built(results), "b: σ = 0.03")
     assert [line[head.index("DP-BP, paper, %")] for line in lines] == ["", "41.5", ""]
 
 
 def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> None:
-    with pytest.raises(UserError, match=r"fig2\.csv: not there\. Make it with `zdp-bench table dp_dfa_2020/fig2"):
+    with pytest.raises(
+        UserError, match=r"fig2\.csv: not there\. Make it with `zdp-bench table dp_dfa_2020/fig2"
+    ):
         figures.draw(FIGURE, results, results)
     paths = curves.write(built(results), results)
     assert [path.name for path in paths] == ["dp_dfa_2020_fig2.md", "dp_dfa_2020_fig2.csv"]

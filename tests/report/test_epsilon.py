@@ -35,12 +35,15 @@ def table(cache: Path) -> list[Row]:
 
 
 def of(table: list[Row], paper: str, place: str = "") -> list[Row]:
-    return [row for row in table if row.quoted.paper == paper and row.quoted.place.startswith(place)]
+    return [
+        row for row in table if row.quoted.paper == paper and row.quoted.place.startswith(place)
+    ]
 
 
 def test_every_quoted_epsilon_is_there(table: list[Row]) -> None:
     assert {
-        paper: len(of(table, paper)) for paper in ("zeta_dp_2021", "dp_dfa_2020", "deepee_2021", "zeta_dp_2024", "gredp_2024")
+        paper: len(of(table, paper))
+        for paper in ("zeta_dp_2021", "dp_dfa_2020", "deepee_2021", "zeta_dp_2024", "gredp_2024")
     } == {
         "zeta_dp_2021": 11,
         "dp_dfa_2020": 24,
@@ -49,7 +52,9 @@ def test_every_quoted_epsilon_is_there(table: list[Row]) -> None:
         "gredp_2024": 30,
     }
     assert len(table) == 81
-    assert epsilon._title(table).startswith("66 ε of five papers in 81 readings: ")  # GReDP's 15 are read with two noises
+    assert epsilon._title(table).startswith(
+        "66 ε of five papers in 81 readings: "
+    )  # GReDP's 15 are read with two noises
 
 
 def test_dp_dfa_23_of_24_to_the_digit(table: list[Row]) -> None:
@@ -60,19 +65,31 @@ def test_dp_dfa_23_of_24_to_the_digit(table: list[Row]) -> None:
 
 def test_deepee_four_of_six(table: list[Row]) -> None:
     verdicts = {row.quoted.printed: row.verdict for row in of(table, "deepee_2021")}
-    assert {printed for printed, verdict in verdicts.items() if verdict == "reproduced"} == {"0.52", "2.69", "0.12", "2.81"}
-    assert {printed for printed, verdict in verdicts.items() if verdict == "not reproduced"} == {"0.62", "0.35"}
+    assert {printed for printed, verdict in verdicts.items() if verdict == "reproduced"} == {
+        "0.52",
+        "2.69",
+        "0.12",
+        "2.81",
+    }
+    assert {printed for printed, verdict in verdicts.items() if verdict == "not reproduced"} == {
+        "0.62",
+        "0.35",
+    }
 
 
 def test_zeta_2021_only_table_1_is_reproduced(table: list[Row]) -> None:
-    verdicts = {(row.quoted.place, row.quoted.printed): row.verdict for row in of(table, "zeta_dp_2021")}
+    verdicts = {
+        (row.quoted.place, row.quoted.printed): row.verdict for row in of(table, "zeta_dp_2021")
+    }
     assert verdicts["Table 1", "0.53"] == "reproduced"
     for where in (("Table 2", "1.76"), ("Table 3", "1.47"), ("Table 5", "0.67")):
         assert verdicts[where] == "not reproduced"
 
 
 def test_zeta_2021_tight_epsilon_counts_circular_noise_and_its_sampling(table: list[Row]) -> None:
-    complex_row, real_row = (row for row in of(table, "zeta_dp_2021", "Table 1") if row.quoted.printed == "0.53")
+    complex_row, real_row = (
+        row for row in of(table, "zeta_dp_2021", "Table 1") if row.quoted.printed == "0.53"
+    )
     assert complex_row.tight_poisson == pytest.approx(pld(1.1 / math.sqrt(2), 0.01, 1000, 1e-5))
     assert complex_row.tight == pytest.approx(pld_uniform(1.1 / math.sqrt(2) / 2, 0.01, 1000, 1e-5))
     assert real_row.tight_poisson == pytest.approx(pld(1.1, 0.01, 1000, 1e-5))
@@ -81,16 +98,26 @@ def test_zeta_2021_tight_epsilon_counts_circular_noise_and_its_sampling(table: l
 def test_only_fixed_size_batches_have_an_interval(table: list[Row]) -> None:
     for row in table:
         assert row.tight_at_least <= row.tight
-        assert (row.tight_at_least < row.tight) == (row.quoted.sampling == "uniform" and row.tight < math.inf)
+        assert (row.tight_at_least < row.tight) == (
+            row.quoted.sampling == "uniform" and row.tight < math.inf
+        )
     assert epsilon._cells(of(table, "zeta_dp_2021", "Table 1")[0])[8] == "30.4 to 33.2"
 
 
 def test_gredp_target_2_is_3_4_with_complex_noise_and_infinite_with_real(table: list[Row]) -> None:
-    rows = [row for row in of(table, "gredp_2024", "Table VIII") if row.quoted.printed == "2" and row.quoted.dataset == "MNIST"]
+    rows = [
+        row
+        for row in of(table, "gredp_2024", "Table VIII")
+        if row.quoted.printed == "2" and row.quoted.dataset == "MNIST"
+    ]
     noisy, naked = rows
     assert noisy.tight == pytest.approx(3.4, abs=0.05)
     assert naked.tight == math.inf
-    assert all(row.tight == math.inf for row in of(table, "gredp_2024") if row.quoted.noise == "real_on_complex")
+    assert all(
+        row.tight == math.inf
+        for row in of(table, "gredp_2024")
+        if row.quoted.noise == "real_on_complex"
+    )
 
 
 def test_calibrated_rows_meet_their_target(table: list[Row]) -> None:
@@ -140,8 +167,12 @@ def test_the_committed_tables_are_these(table: list[Row], tmp_path: Path) -> Non
         here, there = (file.read_text(encoding="utf-8") for file in (path, committed / path.name))
         assert number.sub("#", here) == number.sub("#", there), "run `zdp-bench epsilon`"
         pairs = zip(number.findall(here), number.findall(there), strict=True)
-        digits = [(a.replace(",", "").rstrip("."), b.replace(",", "").rstrip(".")) for a, b in pairs]
-        assert all(a == b or math.isclose(float(a), float(b), rel_tol=0.02) for a, b in digits), "run `zdp-bench epsilon`"
+        digits = [
+            (a.replace(",", "").rstrip("."), b.replace(",", "").rstrip(".")) for a, b in pairs
+        ]
+        assert all(a == b or math.isclose(float(a), float(b), rel_tol=0.02) for a, b in digits), (
+            "run `zdp-bench epsilon`"
+        )
 
 
 def test_the_papers_table_in_every_form(
@@ -153,9 +184,9 @@ def test_the_papers_table_in_every_form(
     assert code == 0
     assert "not reproduced" in out
     assert "epsilon.csv" in out.replace("\n", "")
-    assert (tmp_path / "tables" / "epsilon.md").read_text(encoding="utf-8") == run(capsys, *results, "--format", "md")[1].rstrip(
-        "\n"
-    ) + "\n"
+    assert (tmp_path / "tables" / "epsilon.md").read_text(encoding="utf-8") == run(
+        capsys, *results, "--format", "md"
+    )[1].rstrip("\n") + "\n"
     lines = json.loads(run(capsys, *results, "--format", "json")[1])
     cells = list(csv.DictReader(io.StringIO(run(capsys, *results, "--format", "csv")[1])))
     assert len(lines) == len(cells) == 81

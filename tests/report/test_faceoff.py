@@ -33,7 +33,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["run", "-m", "recipe=algorithm_faceoff", *SMALL, f"paths.results={folder}"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     ran = subprocess.run(
-        [sys.executable, "-m", "zdp_bench", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "zdp_bench", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert "skipped: algorithm=dp_sgd is for real networks" in " ".join(ran.stdout.split())
@@ -44,9 +48,13 @@ def test_it_ends_in_one_table_and_one_figure(results: Path) -> None:
     (table,) = (results / "tables").glob("faceoff_phase_digits_complex_mlp_*.csv")
     lines = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
     told = {(line["algorithm"], float(line["target_epsilon"])) for line in lines}
-    assert told == {(algorithm, epsilon) for algorithm in ("dp_dfa", "zeta_dp_sgd") for epsilon in (2.0, 8.0)}
+    assert told == {
+        (algorithm, epsilon) for algorithm in ("dp_dfa", "zeta_dp_sgd") for epsilon in (2.0, 8.0)
+    }
     for line in lines:
-        assert float(line["epsilon_tight"]) == pytest.approx(float(line["target_epsilon"]), rel=1e-3)
+        assert float(line["epsilon_tight"]) == pytest.approx(
+            float(line["target_epsilon"]), rel=1e-3
+        )
         assert line["seeds"] == "0 1"
     assert (results / "figures" / "faceoff.png").stat().st_size > 5000
     assert (results / "figures" / "faceoff.svg").exists()
@@ -72,5 +80,10 @@ def test_runs_of_another_setting_stand_in_a_table_of_their_own(results: Path) ->
 
 def test_choices_of_an_algorithm_that_are_not_its_defaults_are_named(results: Path) -> None:
     run = records.read_all(results)[0]
-    run["config"]["algorithm"] = {"name": "gredp", "noise": "complex", "noise_multiplier": 3.0, "max_grad_norm": 1.0}
+    run["config"]["algorithm"] = {
+        "name": "gredp",
+        "noise": "complex",
+        "noise_multiplier": 3.0,
+        "max_grad_norm": 1.0,
+    }
     assert faceoff._label(run) == "gredp, noise=complex"

@@ -24,7 +24,10 @@ def test_a_figure_is_the_same_file_each_time(tmp_path: Path) -> None:
     assert made[0] == made[1]
     assert made[0][0].startswith(b"\x89PNG")
     assert "ε tight" in made[0][1].decode()
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["epsilon.png", "epsilon.svg"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "epsilon.png",
+        "epsilon.svg",
+    ]
 
 
 def test_a_wrong_name_is_one_sentence(tmp_path: Path) -> None:
@@ -33,6 +36,8 @@ def test_a_wrong_name_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", names("figure"))
-def test_without_records_and_data_each_figure_says_what_makes_them(name: str, tmp_path: Path) -> None:
+def test_without_records_and_data_each_figure_says_what_makes_them(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"zdp-bench|paths\.data|--root"):
         figures.draw(name, tmp_path / "results", tmp_path / "data")

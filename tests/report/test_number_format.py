@@ -22,5 +22,7 @@ from zdp_bench.report.number_format import interval
         (None, None, ""),
     ],
 )
-def test_an_interval_is_shown_where_its_ends_differ(low: float | None, high: float | None, printed: str) -> None:
+def test_an_interval_is_shown_where_its_ends_differ(
+    low: float | None, high: float | None, printed: str
+) -> None:
     assert interval(low, high) == printed

@@ -27,8 +27,14 @@ def test_a_users_own_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     answers = {(line["noise"], line["accountant"]): line["epsilon"] for line in json.loads(out)}
     assert code == 0
     assert answers["per_component", "pld"] == pytest.approx(1.5154, abs=1e-3)
-    assert answers["circular", "pld"] == pytest.approx(pld(1.1 / math.sqrt(2), 0.01, 1000, 1e-5), rel=1e-4)
-    assert set(answers) == {(noise, name) for noise in ("per_component", "circular") for name in ("pld", "rdp", "gdp_clt")}
+    assert answers["circular", "pld"] == pytest.approx(
+        pld(1.1 / math.sqrt(2), 0.01, 1000, 1e-5), rel=1e-4
+    )
+    assert set(answers) == {
+        (noise, name)
+        for noise in ("per_component", "circular")
+        for name in ("pld", "rdp", "gdp_clt")
+    }
     assert "NOT a bound" in run(capsys, "--sigma", "1.1", *SETTING)[1]
 
 
@@ -52,8 +58,20 @@ def test_epochs_batches_and_uniform_sampling(capsys: pytest.CaptureFixture[str])
     assert lines[0]["epsilon"] == pytest.approx(pld_uniform(0.55, 0.064, 60, 1e-5), rel=1e-4)
 
 
-def test_fixed_size_batches_are_answered_with_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--sigma", "1.1", *SETTING, "--records", "60000", "--records-per-patient", "8", "--sampling", "uniform")
+def test_fixed_size_batches_are_answered_with_an_interval(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (
+        "--sigma",
+        "1.1",
+        *SETTING,
+        "--records",
+        "60000",
+        "--records-per-patient",
+        "8",
+        "--sampling",
+        "uniform",
+    )
     _, _, _, _, record, patient, *others = json.loads(run(capsys, *words, "--format", "json")[1])
     assert record["at_least"] == pytest.approx(30.4, abs=0.05)
     assert record["epsilon"] == pytest.approx(33.2, abs=0.05)
@@ -65,18 +83,32 @@ def test_fixed_size_batches_are_answered_with_an_interval(capsys: pytest.Capture
 
 
 def test_a_patients_epsilon_stands_beside_the_records(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--sigma", "2", *SETTING, "--records", "5000", "--records-per-patient", "3", "--accountant", "pld")
+    words = (
+        "--sigma",
+        "2",
+        *SETTING,
+        "--records",
+        "5000",
+        "--records-per-patient",
+        "3",
+        "--accountant",
+        "pld",
+    )
     record, patient, *_ = json.loads(run(capsys, *words, "--format", "json")[1])
     assert patient["epsilon"] > record["epsilon"]
     assert "3 records" in patient["remark"]
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "gdp_clt", "deepee_2021"])
-def test_a_target_is_answered_with_sigma(accountant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_is_answered_with_sigma(
+    accountant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--target-epsilon", "2", *SETTING, "--records", "60000", "--accountant", accountant)
     for line in json.loads(run(capsys, *words, "--format", "json")[1]):
         assert 1.995 < line["epsilon"] <= 2
-        again = json.loads(run(capsys, "--sigma", repr(line["sigma"]), *words[2:], "--format", "json")[1])
+        again = json.loads(
+            run(capsys, "--sigma", repr(line["sigma"]), *words[2:], "--format", "json")[1]
+        )
         same = next(other for other in again if other["noise"] == line["noise"])
         assert same["epsilon"] == pytest.approx(line["epsilon"], rel=1e-3)
 
@@ -106,7 +138,9 @@ def test_a_target_is_answered_with_sigma(accountant: str, capsys: pytest.Capture
         ("--sigma 1 --format xml", "is not known"),
     ],
 )
-def test_bad_numbers_end_in_one_sentence(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_numbers_end_in_one_sentence(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(capsys, "--sample-rate", "0.01", "--steps", "10", *words.split())
     assert (code, out) == (2, "")
     assert says in err
@@ -128,7 +162,9 @@ def test_bad_numbers_end_in_one_sentence(words: str, says: str, capsys: pytest.C
         ("--steps 10", "says too little"),
     ],
 )
-def test_missing_numbers_end_in_one_sentence(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_numbers_end_in_one_sentence(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(capsys, *words.split())
     assert (code, out) == (2, "")
     assert says in err

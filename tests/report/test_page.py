@@ -19,7 +19,10 @@ from zdp_bench.report import epsilon_curves, page, tables, verdicts
 
 
 def private(recipe: str, seed: int, value: float, **more: Any) -> dict:
-    epochs = [{"epoch": n, "step": n, "epsilon_tight": 0.5 * n, "accuracy": value * n / 4} for n in range(1, 5)]
+    epochs = [
+        {"epoch": n, "step": n, "epsilon_tight": 0.5 * n, "accuracy": value * n / 4}
+        for n in range(1, 5)
+    ]
     of = record(recipe, seed, value, epochs=epochs, **more)
     of["privacy"] |= {"epsilon_tight": 2.0}
     return of
@@ -32,10 +35,14 @@ def made(tmp_path: Path) -> tuple[str, Path]:
     save(results, *(private("phasemnist", seed, 0.9895 + seed / 1000) for seed in (1, 2, 3)))
     save(results, record("phasemnist_nonprivate", 1, 0.5, epochs=[]))
     (results / "tables").mkdir()
-    (results / "tables" / "measured.md").write_text("# Measured\n\n| a | b |\n| --- | --- |\n| <script>x</script> | 1 |\n")
+    (results / "tables" / "measured.md").write_text(
+        "# Measured\n\n| a | b |\n| --- | --- |\n| <script>x</script> | 1 |\n"
+    )
     (results / "figures").mkdir()
     head = '<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="3pt" height="3pt" viewBox="0 0 3 3">'
-    (results / "figures" / "p_fig1.svg").write_text(head + "<metadata>made by</metadata><path/></svg>")
+    (results / "figures" / "p_fig1.svg").write_text(
+        head + "<metadata>made by</metadata><path/></svg>"
+    )
     path = page.write([tables.build(TABLE, results, EXPECTED)], results, results / "report.html")
     return path.read_text(encoding="utf-8"), path
 
@@ -72,16 +79,30 @@ def test_the_page_needs_nothing_beside_it(made: tuple[str, Path]) -> None:
     for link in outside:
         assert (path.parent / link).is_file(), link
     for link in outline.out:
-        if link.startswith("#") and not link.startswith(("#m", "#C", "#g", "#D")):  # but for what an SVG uses of itself
+        if link.startswith("#") and not link.startswith(
+            ("#m", "#C", "#g", "#D")
+        ):  # but for what an SVG uses of itself
             assert link[1:] in text
     assert "<script" not in text
-    assert not re.search(r"@import|url\(\s*['\"]?(?!#)|//[a-z]+\.[a-z]+(?<!www\.w3)", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
+    assert not re.search(
+        r"@import|url\(\s*['\"]?(?!#)|//[a-z]+\.[a-z]+(?<!www\.w3)",
+        re.sub(r'xmlns(:\w+)?="[^"]*"', "", text),
+    )
 
 
 def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(made: tuple[str, Path]) -> None:
     text, _ = made
     row = text[text.index("PhaseMNIST ζ-DP-SGD</td>") :].split("</tr>")[0]
-    for shown in ("99.0 %", "99.15 ± 0.10 % (n = 3)", ">0.53<", ">0.5<", 'class="over">2<', "official", "reproduced", "seed 3"):
+    for shown in (
+        "99.0 %",
+        "99.15 ± 0.10 % (n = 3)",
+        ">0.53<",
+        ">0.5<",
+        'class="over">2<',
+        "official",
+        "reproduced",
+        "seed 3",
+    ):
         assert shown in row, shown
     assert '<li class="reproduced"><b>1</b>' in text
     assert '<li class="different"><b>1</b>' in text
@@ -92,10 +113,14 @@ def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(made: tuple[s
     assert "made by" not in text
 
 
-def test_two_pages_of_the_same_records_are_the_same_but_for_the_time(made: tuple[str, Path], tmp_path: Path) -> None:
+def test_two_pages_of_the_same_records_are_the_same_but_for_the_time(
+    made: tuple[str, Path], tmp_path: Path
+) -> None:
     text, path = made
     results = path.parent
-    again = page.write([tables.build(TABLE, results, EXPECTED)], results, path).read_text(encoding="utf-8")
+    again = page.write([tables.build(TABLE, results, EXPECTED)], results, path).read_text(
+        encoding="utf-8"
+    )
     assert re.sub(r"Made .*? UTC", "", again) == re.sub(r"Made .*? UTC", "", text)
 
 
@@ -125,27 +150,44 @@ def test_a_number_the_paper_does_not_print_is_compared_with_nothing(tmp_path: Pa
 
 
 def test_curves_need_a_private_run() -> None:
-    assert epsilon_curves.draw([record("r", 1, 0.9, epochs=[{"epsilon_tight": math.inf, "accuracy": 0.9}])]) is None
-    figure = epsilon_curves.draw([private("r", 1, 0.9), private("r", 2, 0.8), record("plain", 1, 0.95, epochs=[])])
+    assert (
+        epsilon_curves.draw(
+            [record("r", 1, 0.9, epochs=[{"epsilon_tight": math.inf, "accuracy": 0.9}])]
+        )
+        is None
+    )
+    figure = epsilon_curves.draw(
+        [private("r", 1, 0.9), private("r", 2, 0.8), record("plain", 1, 0.95, epochs=[])]
+    )
     assert figure is not None
     assert len(figure.axes[0].lines) == 3
     assert figure.axes[0].get_legend_handles_labels()[1] == ["r, d", "plain, d (ε = ∞)"]
 
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_the_page_fits_a_phone_in_a_browser(made: tuple[str, Path], tmp_path: Path) -> None:
     text, path = made
     probe = path.with_name("probe.html")
-    script = (
-        "<script>document.title = [document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('svg').length]"
-    )
+    script = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('svg').length]"
     probe.write_text(text.replace("</body>", script + "</script></body>"), encoding="utf-8")
-    words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    words = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
     seen = subprocess.run(
-        [*words, "--window-size=500,900", "--dump-dom", probe.as_uri()], capture_output=True, text=True, timeout=200, check=True
+        [*words, "--window-size=500,900", "--dump-dom", probe.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
     ).stdout
     title = re.search(r"<title>(\d+),(\d+),(\d+)</title>", seen)
     assert title, seen[:500]

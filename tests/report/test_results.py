@@ -15,7 +15,11 @@ def test_groups_have_count_mean_and_deviation(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1, 0.5), record("a", 2, 0.7), record("b", 1, 0.9))
     save(tmp_path, record("a", 3, 30.0, headline={"name": "psnr", "value": 30.0}))
     frame = select(tmp_path, [], None, None, by="recipe")
-    assert frame[["recipe", "metric", "n"]].values.tolist() == [["a", "accuracy", 2], ["a", "psnr", 1], ["b", "accuracy", 1]]
+    assert frame[["recipe", "metric", "n"]].values.tolist() == [
+        ["a", "accuracy", 2],
+        ["a", "psnr", 1],
+        ["b", "accuracy", 1],
+    ]
     assert frame["mean"].tolist() == [pytest.approx(0.6), 30.0, 0.9]
     assert frame["deviation"].iloc[0] == pytest.approx(0.1414, abs=1e-4)
     assert frame["deviation"].isna().tolist() == [False, True, True]

@@ -30,8 +30,12 @@ def test_delong_gives_the_printed_numbers() -> None:
     protein, albumin = delong(GOOD, PROTEIN, SCORE), delong(GOOD, ALBUMIN, SCORE)
     assert protein.areas == pytest.approx((0.6478, 0.7258), abs=5e-5)
     assert protein.errors == pytest.approx((0.1000, 0.1028), abs=5e-5)
-    assert (protein.error, protein.z**2, protein.p) == pytest.approx((0.1046, 0.5554, 0.4561), abs=5e-5)
-    assert (albumin.areas[0], albumin.errors[0], albumin.p) == pytest.approx((0.7366, 0.0927, 0.9102), abs=5e-5)
+    assert (protein.error, protein.z**2, protein.p) == pytest.approx(
+        (0.1046, 0.5554, 0.4561), abs=5e-5
+    )
+    assert (albumin.areas[0], albumin.errors[0], albumin.p) == pytest.approx(
+        (0.7366, 0.0927, 0.9102), abs=5e-5
+    )
 
 
 def by_definition(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
@@ -67,7 +71,10 @@ def test_delong_rejects_as_often_as_it_says() -> None:
     """Two equally good scores of 120 records: p < 0.05 in about one case of twenty."""
     rng = np.random.default_rng(0)
     truth = np.arange(120) % 2
-    often = sum(delong(truth, truth + rng.normal(size=120), truth + rng.normal(size=120)).p < 0.05 for _ in range(400))
+    often = sum(
+        delong(truth, truth + rng.normal(size=120), truth + rng.normal(size=120)).p < 0.05
+        for _ in range(400)
+    )
     assert 8 <= often <= 34  # 20 ± 3.3 standard deviations
 
 
@@ -85,6 +92,8 @@ def test_students_t_and_bonferroni() -> None:
     """By hand: means 2 and 5, pooled variance 1, t = −3/√(2/3) = −3.674 on 4 degrees of freedom: p = 0.0213."""
     assert students_t([1, 2, 3], [4, 5, 6]) == pytest.approx(0.02131, abs=1e-5)
     assert math.isnan(students_t([1], [2, 3]))
-    assert students_t([0.12, 0.12 + 1e-16], [0.5, 0.5 + 1e-16]) < 1e-6  # no warning of nearly equal values
+    assert (
+        students_t([0.12, 0.12 + 1e-16], [0.5, 0.5 + 1e-16]) < 1e-6
+    )  # no warning of nearly equal values
     assert (students_t([2, 2], [2, 2]), students_t([2, 2], [3, 3])) == (1.0, 0.0)
     assert bonferroni(3) == pytest.approx(0.0167, abs=1e-4)

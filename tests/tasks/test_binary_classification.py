@@ -20,5 +20,9 @@ def test_the_loss_is_one_logistic_loss_a_record() -> None:
 
 def test_roc_auc_counts_ordered_pairs_and_ignores_the_scale() -> None:
     scores, truth = torch.tensor([[0.1], [0.4], [0.35], [0.8]]), torch.tensor([0, 0, 1, 1])
-    assert TASK.metrics(scores, truth)["roc_auc"] == TASK.metrics(scores * 9 + 100, truth)["roc_auc"] == 0.75
+    assert (
+        TASK.metrics(scores, truth)["roc_auc"]
+        == TASK.metrics(scores * 9 + 100, truth)["roc_auc"]
+        == 0.75
+    )
     assert math.isnan(TASK.metrics(scores, torch.ones(4, dtype=torch.long))["roc_auc"])

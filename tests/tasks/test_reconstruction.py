@@ -23,10 +23,15 @@ def ssim_by_hand(a: np.ndarray, b: np.ndarray, largest: float) -> float:
     values = []
     for top in range(a.shape[0] - 6):
         for left in range(a.shape[1] - 6):
-            x, y = a[top : top + 7, left : left + 7].ravel(), b[top : top + 7, left : left + 7].ravel()
+            x, y = (
+                a[top : top + 7, left : left + 7].ravel(),
+                b[top : top + 7, left : left + 7].ravel(),
+            )
             cov = np.cov(x, y)
             above = (2 * x.mean() * y.mean() + c1) * (2 * cov[0, 1] + c2)
-            values.append(above / ((x.mean() ** 2 + y.mean() ** 2 + c1) * (cov[0, 0] + cov[1, 1] + c2)))
+            values.append(
+                above / ((x.mean() ** 2 + y.mean() ** 2 + c1) * (cov[0, 0] + cov[1, 1] + c2))
+            )
     return float(np.mean(values))
 
 
@@ -36,7 +41,9 @@ def test_the_metrics_of_a_volume_on_fixed_arrays() -> None:
     error = answer - reference
     assert found["nmse"] == pytest.approx((error**2).sum() / (reference**2).sum())
     assert found["psnr"] == pytest.approx(10 * math.log10(reference.max() ** 2 / (error**2).mean()))
-    by_hand = np.mean([ssim_by_hand(a, b, reference.max()) for a, b in zip(reference, answer, strict=True)])
+    by_hand = np.mean(
+        [ssim_by_hand(a, b, reference.max()) for a, b in zip(reference, answer, strict=True)]
+    )
     assert found["ssim"] == pytest.approx(by_hand)
 
 
@@ -63,12 +70,16 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
     bright, dim = 1000 * volume(0), volume(1, slices=2)
     outputs, targets, groups = as_records(bright, dim)
     found = TASK.metrics(outputs, targets, groups)
-    assert found["nmse"] == pytest.approx(0.01 / 2, rel=1e-4)  # the mean over two volumes, of which one is right
+    assert found["nmse"] == pytest.approx(
+        0.01 / 2, rel=1e-4
+    )  # the mean over two volumes, of which one is right
     expected = volume_metrics(dim, 0.9 * dim)["ssim"]
     assert found["ssim"] == pytest.approx((1 + expected) / 2, rel=1e-5)
     baseline = [volume_metrics(v, 0.7 * v + 0.1 * v[..., ::-1]) for v in (bright, dim)]
     for name in ("nmse", "psnr", "ssim"):
-        assert found[f"zero_filled_{name}"] == pytest.approx(np.mean([b[name] for b in baseline]), rel=1e-5)
+        assert found[f"zero_filled_{name}"] == pytest.approx(
+            np.mean([b[name] for b in baseline]), rel=1e-5
+        )
     apart = TASK.metrics(outputs, targets)  # without groups every slice is a volume
     assert apart["psnr"] != pytest.approx(found["psnr"]) or math.isinf(apart["psnr"])
 
@@ -76,7 +87,9 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
 def test_a_record_that_is_a_volume_measures_the_same() -> None:
     outputs, targets, groups = as_records(volume(0), volume(2))
     order = groups.argsort(stable=True)
-    together = TASK.metrics(outputs[order].unflatten(0, (2, 3)), targets[order].unflatten(0, (2, 3)))
+    together = TASK.metrics(
+        outputs[order].unflatten(0, (2, 3)), targets[order].unflatten(0, (2, 3))
+    )
     assert together == pytest.approx(TASK.metrics(outputs[order], targets[order], groups[order]))
 
 
@@ -88,4 +101,6 @@ def test_the_loss_is_l1_in_the_slices_unit_one_a_record() -> None:
     brighter = TASK.loss(outputs, 500 * targets)
     assert torch.allclose(brighter, TASK.loss(outputs, targets), rtol=1e-4, atol=1e-6)
     by_volume = TASK.loss(outputs.unflatten(0, (2, 3)), targets.unflatten(0, (2, 3)))
-    assert torch.allclose(by_volume, torch.stack(expected).unflatten(0, (2, 3)).mean(dim=1), atol=1e-6)
+    assert torch.allclose(
+        by_volume, torch.stack(expected).unflatten(0, (2, 3)).mean(dim=1), atol=1e-6
+    )

@@ -39,12 +39,16 @@ def test_a_records_loss_is_its_own(loss: str) -> None:
     together = task.loss(logits, masks)
     assert together.shape == (3,)
     for index in range(3):
-        torch.testing.assert_close(task.loss(logits[index : index + 1], masks[index : index + 1])[0], together[index])
+        torch.testing.assert_close(
+            task.loss(logits[index : index + 1], masks[index : index + 1])[0], together[index]
+        )
     perfect = task.loss(torch.where(masks.unsqueeze(1) > 0, 40.0, -40.0), masks)
     torch.testing.assert_close(perfect, torch.zeros(3), atol=1e-5, rtol=0)
 
 
 def test_the_sum_is_both_parts() -> None:
-    both, bce, dice = (Segmentation(loss=name).loss(LOGITS, MASKS) for name in ("bce_dice", "bce", "dice"))  # type: ignore[arg-type]
+    both, bce, dice = (
+        Segmentation(loss=name).loss(LOGITS, MASKS) for name in ("bce_dice", "bce", "dice")
+    )  # type: ignore[arg-type]
     torch.testing.assert_close(both, bce + dice)
     torch.testing.assert_close(bce[2], torch.tensor(0.0485874), atol=1e-6, rtol=0)  # log(1 + e⁻³)

@@ -20,7 +20,14 @@ from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import run as experiment
 from zdp_bench.training.run import run
 
-TINY = ["recipe=quickstart", "trainer.epochs=3", "trainer.sample_rate=0.1", "model.hidden=[8]", "accountant=gdp_clt", "threads=1"]
+TINY = [
+    "recipe=quickstart",
+    "trainer.epochs=3",
+    "trainer.sample_rate=0.1",
+    "model.hidden=[8]",
+    "accountant=gdp_clt",
+    "threads=1",
+]
 
 
 class Heard:
@@ -46,8 +53,15 @@ def carry_out(results: Path, *overrides: str) -> tuple[records.Record, Path, Hea
 
 def epsilon_at(record: records.Record, steps: int) -> float:
     """The tight ε of `steps` steps of what the record says was run."""
-    blocks = tuple(Block(**{**b, "shape": tuple(b["shape"]), "fft_dims": ()}) for b in record["privacy"]["mechanism"]["blocks"])
-    return tight_epsilon(Mechanism(blocks, Sampling(**record["privacy"]["sampling"])), steps, record["privacy"]["delta"])
+    blocks = tuple(
+        Block(**{**b, "shape": tuple(b["shape"]), "fft_dims": ()})
+        for b in record["privacy"]["mechanism"]["blocks"]
+    )
+    return tight_epsilon(
+        Mechanism(blocks, Sampling(**record["privacy"]["sampling"])),
+        steps,
+        record["privacy"]["delta"],
+    )
 
 
 @pytest.mark.parametrize("budget", [0.6, 0.9, 1.1])
@@ -56,19 +70,30 @@ def test_one_more_step_would_exceed_the_budget(tmp_path: Path, budget: float) ->
     steps = record["privacy"]["steps"]
     assert record["stopped_by"] == "budget"
     assert heard.steps == list(range(1, steps + 1))
-    assert record["privacy"]["epsilon_tight"] == epsilon_at(record, steps) <= budget < epsilon_at(record, steps + 1)
+    assert (
+        record["privacy"]["epsilon_tight"]
+        == epsilon_at(record, steps)
+        <= budget
+        < epsilon_at(record, steps + 1)
+    )
     assert len(steps_in(home / "ledger.jsonl")) == steps == record["privacy"]["ledger"]["entries"]
     assert record["epochs"][-1]["step"] == steps
     assert heard.epochs[-1] == (-(-steps // 10), steps)  # the epoch under way, of ten steps
     assert record["epochs"][-1]["epsilon_tight"] == record["privacy"]["epsilon_tight"]
-    assert [epoch["step"] for epoch in record["epochs"]] == sorted({epoch["step"] for epoch in record["epochs"]})
+    assert [epoch["step"] for epoch in record["epochs"]] == sorted(
+        {epoch["step"] for epoch in record["epochs"]}
+    )
 
 
 def test_the_last_weights_are_kept_and_are_those_that_were_evaluated(tmp_path: Path) -> None:
     stopped, home, _ = carry_out(tmp_path / "stopped", "privacy.max_epsilon=1.1")
     weights = torch.load(home / "checkpoint.pt", weights_only=True)
     assert weights["step"] == stopped["privacy"]["steps"]
-    assert stopped["epochs"][-1]["accuracy"] == stopped["metrics"]["accuracy"] == stopped["headline"]["value"]
+    assert (
+        stopped["epochs"][-1]["accuracy"]
+        == stopped["metrics"]["accuracy"]
+        == stopped["headline"]["value"]
+    )
 
 
 def test_a_budget_for_the_whole_run_stops_nothing(tmp_path: Path) -> None:
@@ -82,23 +107,35 @@ def test_a_budget_for_the_whole_run_stops_nothing(tmp_path: Path) -> None:
 def test_a_budget_that_ends_with_an_epoch_records_that_epoch_once(tmp_path: Path) -> None:
     free, _, _ = carry_out(tmp_path / "free")
     at_first = free["epochs"][0]
-    stopped, _, _ = carry_out(tmp_path / "stopped", f"privacy.max_epsilon={at_first['epsilon_tight']}")
-    assert [(epoch["step"], epoch["epsilon_tight"]) for epoch in stopped["epochs"]] == [(10, at_first["epsilon_tight"])]
+    stopped, _, _ = carry_out(
+        tmp_path / "stopped", f"privacy.max_epsilon={at_first['epsilon_tight']}"
+    )
+    assert [(epoch["step"], epoch["epsilon_tight"]) for epoch in stopped["epochs"]] == [
+        (10, at_first["epsilon_tight"])
+    ]
     assert stopped["stopped_by"] == "budget"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["privacy.max_epsilon=1e-9"], r"^privacy\.max_epsilon=1e-09: one step costs a tight ε of \d"),
-        (["privacy.max_epsilon=0.6", "privacy.range_test_steps=25"], r"=0\.6: one step after privacy\.range_test_steps=25 costs"),
+        (
+            ["privacy.max_epsilon=1e-9"],
+            r"^privacy\.max_epsilon=1e-09: one step costs a tight ε of \d",
+        ),
+        (
+            ["privacy.max_epsilon=0.6", "privacy.range_test_steps=25"],
+            r"=0\.6: one step after privacy\.range_test_steps=25 costs",
+        ),
         (
             ["privacy.max_epsilon=0.4", "federated.nodes=2", "federated.local_steps=9"],
             r"one round of federated\.local_steps=9",
         ),
     ],
 )
-def test_a_budget_too_small_for_one_step_is_refused(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_budget_too_small_for_one_step_is_refused(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     config = parse(compose([*TINY, f"paths.results={tmp_path}", *words]))
     with pytest.raises(UserError, match=said) as refused:
         validate(config, trial=False)
@@ -132,7 +169,9 @@ def test_secure_runs_differ_and_say_so(tmp_path: Path) -> None:
     other, elsewhere, _ = carry_out(tmp_path / "b", "privacy.secure=true", "trainer.epochs=1")
     assert first["privacy"]["randomness"] == "cryptographic"
     assert first["run"] == other["run"]
-    weights = [torch.load(path / "checkpoint.pt", weights_only=True)["model"] for path in (home, elsewhere)]
+    weights = [
+        torch.load(path / "checkpoint.pt", weights_only=True)["model"] for path in (home, elsewhere)
+    ]
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     seeded, _, _ = carry_out(tmp_path / "c", "trainer.epochs=1")
     assert seeded["privacy"]["randomness"] == "seeded"

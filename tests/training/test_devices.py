@@ -47,7 +47,9 @@ def test_tf32_is_off_unless_asked_for_and_everything_is_set_back() -> None:
         ("fp16", nn.Linear(2, 2), PLAIN, r"precision 'fp16' is not known.*Did you mean 'bf16'"),
     ],
 )
-def test_a_precision_that_would_lie_is_refused(precision: str, model: nn.Module, algorithm: object, why: str) -> None:
+def test_a_precision_that_would_lie_is_refused(
+    precision: str, model: nn.Module, algorithm: object, why: str
+) -> None:
     with pytest.raises(UserError, match=why), arithmetic(precision, False, model, algorithm, CPU):
         pass
 
@@ -55,7 +57,9 @@ def test_a_precision_that_would_lie_is_refused(precision: str, model: nn.Module,
 def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     inside = []
-    model[1].register_forward_hook(lambda module, inputs, output: inside.append((inputs[0].dtype, output.dtype)))
+    model[1].register_forward_hook(
+        lambda module, inputs, output: inside.append((inputs[0].dtype, output.dtype))
+    )
     with arithmetic("bf16", False, model, PLAIN, CPU):
         out = model(torch.ones(1, 3))
         assert not torch.is_autocast_enabled("cpu")
@@ -71,7 +75,9 @@ def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
 REAL = ["algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
 
 
-def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every record summed by itself: what is added to the total is then one contribution."""
     from zdp_bench.algorithms.dp_sgd import DPSGD
 
@@ -81,13 +87,20 @@ def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(tmp_pat
         for i in range(len(batch[0])):
             own = {name: torch.zeros_like(value) for name, value in total.items()}
             plain(self, own, (batch[0][i : i + 1], batch[1][i : i + 1]))
-            norms.append(float(torch.cat([value.double().flatten() for value in own.values()]).norm()))
+            norms.append(
+                float(torch.cat([value.double().flatten() for value in own.values()]).norm())
+            )
             for name in total:
                 total[name] += own[name]
 
     plain = DPSGD.accumulate
     monkeypatch.setattr(DPSGD, "accumulate", accumulate)
-    sizes = ["dataset=phase_digits", "trainer.sample_rate=0.01", "trainer.epochs=1", "algorithm.max_grad_norm=0.05"]
+    sizes = [
+        "dataset=phase_digits",
+        "trainer.sample_rate=0.01",
+        "trainer.epochs=1",
+        "algorithm.max_grad_norm=0.05",
+    ]
     with pytest.raises(UserError, match="complex"):
         carry_out(tmp_path / "complex", "precision=bf16")
     monkeypatch.setattr("zdp_bench.training.run.build_model", lambda *_: _Magnitude())
@@ -111,7 +124,12 @@ class _Magnitude(nn.Module):
 
 def test_reading_ahead_and_determinism_change_nothing(tmp_path: Path) -> None:
     plain = carry_out(tmp_path / "a", "trainer.micro_batch=40")
-    other = carry_out(tmp_path / "b", "trainer.micro_batch=40", "execution.prefetch=2", "execution.deterministic=true")
+    other = carry_out(
+        tmp_path / "b",
+        "trainer.micro_batch=40",
+        "execution.prefetch=2",
+        "execution.deterministic=true",
+    )
     assert repeatable(plain.record) == repeatable(other.record)
     assert other.record["environment"]["execution"]["prefetch"] == 2
 
@@ -130,18 +148,30 @@ def test_reading_ahead_keeps_order_and_tells_errors(count: int) -> None:
         next(values)
 
 
-def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with own_gpu("auto", tmp_path) as first, own_gpu("auto", tmp_path) as second, own_gpu("auto", tmp_path) as third:
+    with (
+        own_gpu("auto", tmp_path) as first,
+        own_gpu("auto", tmp_path) as second,
+        own_gpu("auto", tmp_path) as third,
+    ):
         assert (first, second, third) == ("cuda:0", "cuda:1", "auto")
     with own_gpu("auto", tmp_path) as again, own_gpu("cuda:0", tmp_path) as named:
         assert (again, named) == ("cuda:0", "cuda:0")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0")  # as Slurm shows them: here cuda:1 is the machine's first
+    monkeypatch.setenv(
+        "CUDA_VISIBLE_DEVICES", "3,0"
+    )  # as Slurm shows them: here cuda:1 is the machine's first
     with own_gpu("auto", tmp_path) as three, own_gpu("auto", tmp_path) as zero:
         assert (three, zero) == ("cuda:0", "cuda:1")
-        assert {path.name for path in tmp_path.iterdir()} == {"gpu-0.lock", "gpu-1.lock", "gpu-3.lock"}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "gpu-0.lock",
+            "gpu-1.lock",
+            "gpu-3.lock",
+        }
 
 
 def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +190,20 @@ def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(tmp_path: Path) -> Non
         pytest.skip("no CUDA device")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = ["device=cuda", "execution.deterministic=true"]
-    first, second = carry_out(tmp_path / "a", *words), carry_out(tmp_path / "b", *words, "execution.prefetch=3")
+    first, second = (
+        carry_out(tmp_path / "a", *words),
+        carry_out(tmp_path / "b", *words, "execution.prefetch=3"),
+    )
     assert repeatable(first.record) == repeatable(second.record)
     noiseless = ["algorithm.noise_multiplier=0"]
-    gpu, cpu = carry_out(tmp_path / "c", *words, *noiseless), carry_out(tmp_path / "d", "device=cpu", *noiseless)
-    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True, map_location="cpu")["model"] for o in (gpu, cpu)]
+    gpu, cpu = (
+        carry_out(tmp_path / "c", *words, *noiseless),
+        carry_out(tmp_path / "d", "device=cpu", *noiseless),
+    )
+    weights = [
+        torch.load(o.path.parent / "checkpoint.pt", weights_only=True, map_location="cpu")["model"]
+        for o in (gpu, cpu)
+    ]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
 

@@ -37,7 +37,9 @@ def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProce
         subprocess.Popen(
             [sys.executable, "-m", *words],
             cwd=at,
-            env=os.environ | meeting | {"RANK": str(r), "LOCAL_RANK": str(r), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env=os.environ
+            | meeting
+            | {"RANK": str(r), "LOCAL_RANK": str(r), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,8 +49,12 @@ def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProce
     return [subprocess.CompletedProcess(words, p.wait(), *p.communicate()) for p in started]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def joint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict]:
     """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the weights."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     for done in together(request.param, "tests.distributed_driver", str(folder), at=ROOT):
@@ -57,7 +63,9 @@ def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
-def test_several_processes_come_to_what_one_comes_to(number: int, joint: tuple[Path, dict], tmp_path: Path) -> None:
+def test_several_processes_come_to_what_one_comes_to(
+    number: int, joint: tuple[Path, dict], tmp_path: Path
+) -> None:
     folder, found = joint
     weights, everywhere = found["cases"][number]
     alone = trained(CASES[number], ALONE, tmp_path)
@@ -74,14 +82,23 @@ def test_secure_noise_is_drawn_once_for_all(joint: tuple[Path, dict]) -> None:
 
 
 def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
-    words = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "accountant=gdp_clt"]
+    words = [
+        "recipe=quickstart",
+        "trainer.epochs=1",
+        "trainer.sample_rate=0.2",
+        "model.hidden=[4]",
+        "accountant=gdp_clt",
+    ]
     words += ["threads=1", "optimizer=adam", "trainer.micro_batch=64"]
     two = together(2, "zdp_bench", "run", *words, f"paths.results={tmp_path / 'two'}", at=tmp_path)
     assert [done.returncode for done in two] == [0, 0], two[0].stderr + two[1].stderr
     assert "tight ε" in two[0].stdout
     assert two[1].stdout == ""
     run(parse(compose([*words, f"paths.results={tmp_path / 'one'}"])), Silent())
-    homes = [next((tmp_path / name / "runs" / "quickstart").glob("*/record.json")).parent for name in ("one", "two")]
+    homes = [
+        next((tmp_path / name / "runs" / "quickstart").glob("*/record.json")).parent
+        for name in ("one", "two")
+    ]
     assert homes[0].name == homes[1].name
     weights = [torch.load(home / "checkpoint.pt", weights_only=True)["model"] for home in homes]
     for name in weights[0]:
@@ -91,7 +108,9 @@ def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
     assert (single["environment"]["ranks"], joint["environment"]["ranks"]) == (1, 2)
 
 
-def test_a_sweep_is_no_work_for_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_no_work_for_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from zdp_bench import cli
 
     assert not launched()

@@ -48,7 +48,12 @@ def after_step(monkeypatch: pytest.MonkeyPatch, at: int, do: Any) -> Any:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: Any, number: int, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    whole: Any,
+    number: int,
+    code: int,
 ) -> None:
     undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
@@ -64,7 +69,9 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
     assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
 
 
-def test_a_signal_in_the_last_step_finishes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+def test_a_signal_in_the_last_step_finishes_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
     after_step(monkeypatch, 19, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert repeatable(carry_out(tmp_path).record) == whole
 
@@ -80,10 +87,14 @@ def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.Monk
     with pytest.raises(SystemExit) as left:
         cli.main(["list"])
     assert left.value.code == 75
-    assert not isinstance(Stopped(signal.SIGTERM), Exception)  # so that no sweep takes it for a failed job and goes on
+    assert not isinstance(
+        Stopped(signal.SIGTERM), Exception
+    )  # so that no sweep takes it for a failed job and goes on
 
 
-def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(_: Any) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -96,7 +107,9 @@ def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(monkeypa
     assert left.value.code == 75
 
 
-def test_a_checkpoint_every_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any) -> None:
+def test_a_checkpoint_every_few_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
+) -> None:
     class PowerCut(BaseException): ...
 
     def cut() -> None:
@@ -107,7 +120,9 @@ def test_a_checkpoint_every_few_steps(tmp_path: Path, monkeypatch: pytest.Monkey
         carry_out(tmp_path, "execution.checkpoint_steps=4")
     undo()
     watcher = Silent()
-    assert repeatable(run(configured(tmp_path), watcher).record) == whole  # without the key: it is no part of the run
+    assert (
+        repeatable(run(configured(tmp_path), watcher).record) == whole
+    )  # without the key: it is no part of the run
     assert watcher.done_at_start == 16
 
 
@@ -123,8 +138,13 @@ def files_of_at_most(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("count", "file"), [(1000, "ledger.jsonl"), (4000, "checkpoint")])
-def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, whole: Any, count: int, file: str) -> None:
-    with files_of_at_most(count), pytest.raises(UserError, match=r"Nothing that was saved is lost.*the same command") as told:
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, whole: Any, count: int, file: str
+) -> None:
+    with (
+        files_of_at_most(count),
+        pytest.raises(UserError, match=r"Nothing that was saved is lost.*the same command") as told,
+    ):
         carry_out(tmp_path)
     assert "\n" not in str(told.value)
     (home,) = (path.parent for path in tmp_path.glob("runs/*/*/ledger.jsonl"))
@@ -152,13 +172,17 @@ def test_a_disk_that_fills_up_later_keeps_the_last_checkpoint(
 
 def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"Not a directory, so no results can be written there\. Set paths\.results"):
+    with pytest.raises(
+        UserError, match=r"Not a directory, so no results can be written there\. Set paths\.results"
+    ):
         carry_out(tmp_path / "file")
     with pytest.raises(FileNotFoundError), writes(tmp_path):  # not ours to tell
         (tmp_path / "nothing" / "there").read_text()
 
 
-@pytest.mark.parametrize("verb", [["table", "zeta_dp_2021/1"], ["epsilon"], ["report"], ["figure", "epsilon"]])
+@pytest.mark.parametrize(
+    "verb", [["table", "zeta_dp_2021/1"], ["epsilon"], ["report"], ["figure", "epsilon"]]
+)
 @pytest.mark.parametrize("folder", ["file", "file/deeper"])
 def test_a_results_folder_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: list[str], folder: str
@@ -177,9 +201,21 @@ def test_a_run_with_a_folder_that_cannot_be_made_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], key: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    recipe = ["recipe=ecg", "dataset=cpsc2018_synthetic"] if key == "paths.data" else ["recipe=quickstart"]
+    recipe = (
+        ["recipe=ecg", "dataset=cpsc2018_synthetic"]
+        if key == "paths.data"
+        else ["recipe=quickstart"]
+    )
     with pytest.raises(SystemExit) as left:
-        cli.main(["run", *words, *recipe, f"paths.results={tmp_path / 'results'}", f"{key}={tmp_path / 'file'}"])
+        cli.main(
+            [
+                "run",
+                *words,
+                *recipe,
+                f"paths.results={tmp_path / 'results'}",
+                f"{key}={tmp_path / 'file'}",
+            ]
+        )
     assert left.value.code == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -206,7 +242,11 @@ def test_a_results_folder_that_is_not_there_is_not_made_to_be_read(
     ],
 )
 def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    told: str,
 ) -> None:
     def forbidden(*_: Any) -> Any:
         raise AssertionError("an attack was made")
@@ -224,24 +264,36 @@ def test_a_file_in_the_place_of_a_folder_is_told_before_the_work(
 def zdp_bench(words: list[str], stdout: Any, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zdp_bench", *words]
     environment = os.environ | more
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False
+    )
 
 
-@pytest.mark.parametrize(("output", "code"), [("a pipe nobody reads", 0), ("/dev/full", 2), ("latin-1", 0)])
+@pytest.mark.parametrize(
+    ("output", "code"), [("a pipe nobody reads", 0), ("/dev/full", 2), ("latin-1", 0)]
+)
 def test_a_run_is_not_lost_over_its_output(tmp_path: Path, output: str, code: int) -> None:
     read, write = os.pipe()
     os.close(read)
-    stdout = {"/dev/full": os.open("/dev/full", os.O_WRONLY), "latin-1": subprocess.DEVNULL}.get(output, write)
+    stdout = {"/dev/full": os.open("/dev/full", os.O_WRONLY), "latin-1": subprocess.DEVNULL}.get(
+        output, write
+    )
     words = ["run", *TINY, f"paths.results={tmp_path}"]
     done = zdp_bench(words, stdout, PYTHONIOENCODING="latin-1" if output == "latin-1" else "utf-8")
     os.close(write)
     assert done.returncode == code, done.stderr
-    assert done.stderr.strip() == ("zdp-bench: standard output: No space left on device; what was made is kept." if code else "")
+    assert done.stderr.strip() == (
+        "zdp-bench: standard output: No space left on device; what was made is kept."
+        if code
+        else ""
+    )
     assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
 
 
 @pytest.mark.parametrize("words", [["list", "keys"], ["list", "datasets"], ["--help"]])
-def test_a_verb_that_shows_ends_quietly_when_nobody_reads_or_nothing_is_open(words: list[str]) -> None:
+def test_a_verb_that_shows_ends_quietly_when_nobody_reads_or_nothing_is_open(
+    words: list[str],
+) -> None:
     read, write = os.pipe()
     os.close(read)
     done = zdp_bench(words, write, PYTHONIOENCODING="ascii")
@@ -271,9 +323,13 @@ def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
     assert all(a != b for a, b in zip(*drawn, strict=True))
 
 
-def test_a_run_with_dropout_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_dropout_resumes_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = experiment.build_model
-    monkeypatch.setattr(experiment, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5)))
+    monkeypatch.setattr(
+        experiment, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5))
+    )
     plain = ["algorithm=sgd", "execution.checkpoint_steps=3"]
     torch.manual_seed(1)
     whole = carry_out(tmp_path / "whole", *plain)
@@ -284,5 +340,8 @@ def test_a_run_with_dropout_resumes_to_the_same_weights(tmp_path: Path, monkeypa
     undo()
     resumed = carry_out(tmp_path / "stopped", *plain)
     assert repeatable(resumed.record) == repeatable(whole.record)
-    weights = [checkpoint.load(o.path.parent / "checkpoint.pt", o.record["run"]).model for o in (whole, resumed)]  # type: ignore[union-attr]
+    weights = [
+        checkpoint.load(o.path.parent / "checkpoint.pt", o.record["run"]).model
+        for o in (whole, resumed)
+    ]  # type: ignore[union-attr]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -23,7 +23,14 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import micro_batches as memory
-from zdp_bench.training.micro_batches import MicroBatches, Size, available_memory, bytes_a_record, largest, ran_out
+from zdp_bench.training.micro_batches import (
+    MicroBatches,
+    Size,
+    available_memory,
+    bytes_a_record,
+    largest,
+    ran_out,
+)
 from zdp_bench.training.setup import micro_batches
 from zdp_bench.training.step import summed
 
@@ -60,7 +67,10 @@ def problem() -> Problem:
 
 def pieces(size: Size, records: int = 11) -> MicroBatches:
     torch.manual_seed(1)
-    inputs, targets = torch.randn(records, 3, dtype=torch.complex128), torch.randn(records, dtype=torch.float64)
+    inputs, targets = (
+        torch.randn(records, 3, dtype=torch.complex128),
+        torch.randn(records, dtype=torch.float64),
+    )
     return MicroBatches(records, lambda cut: (inputs[cut], targets[cut]), size)
 
 
@@ -74,7 +84,9 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
-def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(error: Exception, caplog) -> None:
+def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(
+    error: Exception, caplog
+) -> None:
     task = problem()
     whole = Greedy(task, 100, error)
     expected = summed(whole, whole.mechanism(), pieces(Size(100)), CPU)
@@ -128,20 +140,32 @@ def test_every_record_is_in_one_piece(records: int) -> None:
     found = Records(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
     drawn = np.arange(records)[::-1].copy()
     parts = list(micro_batches(found, drawn, config, CPU, "key"))
-    assert [len(inputs) for inputs, _ in parts] == [5] * (records // 5) + [records % 5] * (records % 5 > 0)
-    assert torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)]).flatten().tolist() == drawn.tolist()
+    assert [len(inputs) for inputs, _ in parts] == [5] * (records // 5) + [records % 5] * (
+        records % 5 > 0
+    )
+    assert (
+        torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)]).flatten().tolist()
+        == drawn.tolist()
+    )
 
 
 def test_micro_batches_change_no_result_and_no_digest(tmp_path: Path) -> None:
     choices = {"whole": "null", "auto": "auto", "pieces": "7"}
-    made = {name: carry_out(tmp_path / name, f"trainer.micro_batch={value}").record for name, value in choices.items()}
+    made = {
+        name: carry_out(tmp_path / name, f"trainer.micro_batch={value}").record
+        for name, value in choices.items()
+    }
     assert made["pieces"]["measured"]["micro_batch"] == 7
-    assert made["auto"]["measured"]["micro_batch"] >= 2 * 0.1 * made["auto"]["data"]["train"]  # all of it fits
+    assert (
+        made["auto"]["measured"]["micro_batch"] >= 2 * 0.1 * made["auto"]["data"]["train"]
+    )  # all of it fits
     for name in ("auto", "pieces"):
         assert made[name]["run"] == made["whole"]["run"]
         assert made[name]["experiment"] == made["whole"]["experiment"]
         assert made[name]["privacy"] == made["whole"]["privacy"]
-        assert made[name]["headline"]["value"] == pytest.approx(made["whole"]["headline"]["value"], abs=0.01)
+        assert made[name]["headline"]["value"] == pytest.approx(
+            made["whole"]["headline"]["value"], abs=0.01
+        )
     said = {name: {**repeatable(record), "config": None} for name, record in made.items()}
     assert said["auto"] == said["whole"]
 
@@ -150,7 +174,9 @@ def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.Mo
     model = lookup("model", "complex_cnn")((2, 16, 16), 3, channels=[4, 4])
     like = torch.full((1, 2, 16, 16), torch.nan, dtype=torch.complex64), torch.zeros(1)
     a_record = bytes_a_record(model, loss, like)
-    assert 4 * 16 * 16 * 8 <= a_record <= 50 * 4 * 16 * 16 * 8  # some maps of 4 channels, and no parameters
+    assert (
+        4 * 16 * 16 * 8 <= a_record <= 50 * 4 * 16 * 16 * 8
+    )  # some maps of 4 channels, and no parameters
     assert all(parameter.grad is None for parameter in model.parameters())
     for fit, expected in ((0, 1), (1, 1), (5, 4), (64, 64), (10_000, 256)):
         free = int(fit * a_record * memory.PASSES / memory.SHARE) + 1
@@ -170,7 +196,11 @@ def test_free_memory_is_no_more_than_the_machine_has() -> None:
 
 
 def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, int | None] = {"/proc/meminfo": 1000, "/sys/fs/cgroup/memory.max": 700, "/sys/fs/cgroup/memory.current": 600}
+    told: dict[str, int | None] = {
+        "/proc/meminfo": 1000,
+        "/sys/fs/cgroup/memory.max": 700,
+        "/sys/fs/cgroup/memory.current": 600,
+    }
     number: Callable[..., Any] = lambda path, *_: told[path]  # noqa: E731
     monkeypatch.setattr(memory, "_number", number)
     assert available_memory() == 100
@@ -180,7 +210,9 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_memory() == 2**32
 
 
-@pytest.mark.parametrize(("value", "sentence"), [("aut", "auto or null"), ("0", "at least 1"), ("-3", "at least 1")])
+@pytest.mark.parametrize(
+    ("value", "sentence"), [("aut", "auto or null"), ("0", "at least 1"), ("-3", "at least 1")]
+)
 def test_other_sizes_are_refused(value: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"trainer\.micro_batch={value}.*{sentence}"):
         configured(tmp_path, f"trainer.micro_batch={value}")
@@ -188,7 +220,10 @@ def test_other_sizes_are_refused(value: str, sentence: str, tmp_path: Path) -> N
 
 def test_committed_records_keep_their_digest() -> None:
     """They were made when `micro_batch` still stood in the configuration; null never was part of a digest."""
-    committed = {records.read(path)["experiment"] for path in Path("results/runs/phasemnist").glob("*/record.json")}  # type: ignore[index]
+    committed = {
+        records.read(path)["experiment"]
+        for path in Path("results/runs/phasemnist").glob("*/record.json")
+    }  # type: ignore[index]
     assert experiment_digest(parse(compose(["recipe=phasemnist"]))) in committed
 
 
@@ -204,7 +239,9 @@ def test_on_a_gpu_halving_finds_what_fits() -> None:
         inputs, targets = torch.randn(4096, 2, 64, 64, dtype=torch.complex64), torch.zeros(4096)
         size = largest(model, loss, (inputs[:1].to(device), targets[:1].to(device)), 2048, device)
         assert size.records == 4096
-        batches = MicroBatches(4096, lambda cut: (inputs[cut].to(device), targets[cut].to(device)), size)
+        batches = MicroBatches(
+            4096, lambda cut: (inputs[cut].to(device), targets[cut].to(device)), size
+        )
         assert summed(algorithm, algorithm.mechanism(), batches, device)
         assert size.records < 4096
     finally:

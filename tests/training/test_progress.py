@@ -19,7 +19,9 @@ def test_steps_epsilon_and_time_left_stand_whole_at_every_width(width: int) -> N
         live.evaluated(1, 600, {"accuracy": 0.8444, "roc_auc": 0.9884, "loss": 1.698}, 0.6456)
         assert live._bar is not None
         live._bar.refresh()
-    drawn = next(line for line in reversed(file.getvalue().replace("\r", "\n").split("\n")) if "ε" in line)
+    drawn = next(
+        line for line in reversed(file.getvalue().replace("\r", "\n").split("\n")) if "ε" in line
+    )
     assert " 600/1200 " in drawn
     assert "ε 0.646" in drawn
     assert "-:--:--" in drawn or "0:00:0" in drawn

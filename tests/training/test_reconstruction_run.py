@@ -61,14 +61,29 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
         figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
     carried_out(tmp_path, "mri_recon_small_nonprivate", "trainer.batch_size=3")
     figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
-    titles = [axes.get_title(loc="center").split("\n")[0] for axes in figure.axes if axes.get_title(loc="center")]
+    titles = [
+        axes.get_title(loc="center").split("\n")[0]
+        for axes in figure.axes
+        if axes.get_title(loc="center")
+    ]
     assert titles == ["reference", "zero-filled", "non-private", "private, batch 3"]
     carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
     carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")
     figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
-    titles = [axes.get_title(loc="center").replace("\n", ", ") for axes in figure.axes if axes.get_title(loc="center")]
-    wanted = ["unet, non-private, SSIM", "unet, private, batch 3", "harmonic, non-private, SSIM", "harmonic, private, batch 1"]
-    assert all(title.startswith(start) for title, start in zip(titles[2:], wanted, strict=True)), titles
+    titles = [
+        axes.get_title(loc="center").replace("\n", ", ")
+        for axes in figure.axes
+        if axes.get_title(loc="center")
+    ]
+    wanted = [
+        "unet, non-private, SSIM",
+        "unet, private, batch 3",
+        "harmonic, non-private, SSIM",
+        "harmonic, private, batch 1",
+    ]
+    assert all(title.startswith(start) for title, start in zip(titles[2:], wanted, strict=True)), (
+        titles
+    )
 
 
 def test_a_slices_gradient_in_a_volume_is_the_mean_over_its_slices() -> None:
@@ -88,9 +103,22 @@ def test_a_slices_gradient_in_a_volume_is_the_mean_over_its_slices() -> None:
 
 
 def test_poissons_rate_follows_the_expected_batch() -> None:
-    config = parse(compose(["recipe=quickstart", "trainer.sample_rate=null", "trainer.batch_size=4", "trainer.epochs=2"]))
+    config = parse(
+        compose(
+            [
+                "recipe=quickstart",
+                "trainer.sample_rate=null",
+                "trainer.batch_size=4",
+                "trainer.epochs=2",
+            ]
+        )
+    )
     plan = Plan.of(config, 100)
-    assert (plan.sampling.sample_rate, plan.sampling.expected_batch_size, plan.steps) == (0.04, 4.0, 50)
+    assert (plan.sampling.sample_rate, plan.sampling.expected_batch_size, plan.steps) == (
+        0.04,
+        4.0,
+        50,
+    )
     with pytest.raises(UserError, match=r"trainer\.batch_size=4: the training set has only 3"):
         Plan.of(config, 3)
     with pytest.raises(UserError, match="not both"):

@@ -59,18 +59,26 @@ def test_a_run_writes_what_it_promises(tmp_path: Path) -> None:
     outcome = carry_out(tmp_path)
     record = outcome.record
     assert outcome.path == records.folder(tmp_path, "quickstart", record["run"]) / "record.json"
-    assert {path.name for path in outcome.path.parent.iterdir()} == {"record.json", "ledger.jsonl", "checkpoint.pt"}
+    assert {path.name for path in outcome.path.parent.iterdir()} == {
+        "record.json",
+        "ledger.jsonl",
+        "checkpoint.pt",
+    }
     assert record["privacy"]["steps"] == 20 == len(steps_in(outcome.path.parent / "ledger.jsonl"))
     assert record["privacy"]["z"] == pytest.approx(1.5)
     assert 0 < record["privacy"]["epsilon_tight"] < record["privacy"]["epsilon_rdp"]
     assert [epoch["step"] for epoch in record["epochs"]] == [10, 20]
     assert record["data"]["provenance"] == "derived"
     assert record["headline"] == {"name": "accuracy", "value": record["metrics"]["accuracy"]}
-    json.loads(outcome.path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.loads(
+        outcome.path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+    )
     assert (tmp_path / "records.csv").read_text().count("\n") == 2
 
 
-def test_nothing_computed_from_training_records_is_told_or_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_computed_from_training_records_is_told_or_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Replace every training label: of all that is told, only the released weights and what follows from them may change."""
     sets: list[Any] = []
     real = evaluation.predict
@@ -82,13 +90,22 @@ def test_nothing_computed_from_training_records_is_told_or_recorded(tmp_path: Pa
     monkeypatch.setattr(evaluation, "predict", spy)
     outcome = carry_out(tmp_path)
     assert all(len(test) == 360 for test in sets)  # the test set, never the training set
-    assert not [key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key]
+    assert not [
+        key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key
+    ]
 
 
 def test_two_runs_of_one_seed_are_identical_but_for_times(tmp_path: Path) -> None:
-    first, second, other = carry_out(tmp_path / "a"), carry_out(tmp_path / "b"), carry_out(tmp_path / "c", "seed=1")
+    first, second, other = (
+        carry_out(tmp_path / "a"),
+        carry_out(tmp_path / "b"),
+        carry_out(tmp_path / "c", "seed=1"),
+    )
     assert repeatable(first.record) == repeatable(second.record)
-    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"] for o in (first, second, other)]
+    weights = [
+        torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"]
+        for o in (first, second, other)
+    ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
     assert other.record["experiment"] == first.record["experiment"]
@@ -97,7 +114,10 @@ def test_two_runs_of_one_seed_are_identical_but_for_times(tmp_path: Path) -> Non
 
 def test_micro_batches_change_memory_and_nothing_else(tmp_path: Path) -> None:
     whole, cut = carry_out(tmp_path / "a"), carry_out(tmp_path / "b", "trainer.micro_batch=7")
-    weights = [torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"] for o in (whole, cut)]
+    weights = [
+        torch.load(o.path.parent / "checkpoint.pt", weights_only=True)["model"]
+        for o in (whole, cut)
+    ]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
 
@@ -134,7 +154,9 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path) -> Non
 
 
 @pytest.mark.parametrize("dies_after", [3, 10, 13])
-def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int) -> None:
+def test_a_killed_run_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int
+) -> None:
     whole = carry_out(tmp_path / "whole")
 
     kill_after(monkeypatch, dies_after, tmp_path / "killed")
@@ -159,13 +181,26 @@ def test_the_budget_stops_before_the_step_that_would_exceed_it(tmp_path: Path) -
 
 
 def test_a_non_private_run_says_infinity(tmp_path: Path) -> None:
-    record = carry_out(tmp_path, "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null", "trainer.epochs=1").record
-    assert record["privacy"]["epsilon_tight"] == record["privacy"]["epsilon_claimed"] == float("inf")
+    record = carry_out(
+        tmp_path,
+        "algorithm=sgd",
+        "trainer=shuffled",
+        "trainer.sample_rate=null",
+        "trainer.epochs=1",
+    ).record
+    assert (
+        record["privacy"]["epsilon_tight"] == record["privacy"]["epsilon_claimed"] == float("inf")
+    )
     assert record["privacy"]["z"] == 0
 
 
 def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:
-    sizes = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=100", "trainer.epochs=1"]
+    sizes = [
+        "trainer.sampling=uniform",
+        "trainer.sample_rate=null",
+        "trainer.batch_size=100",
+        "trainer.epochs=1",
+    ]
     record = carry_out(tmp_path, *sizes).record
     assert record["privacy"]["adjacency"] == "replace_one"
     assert record["privacy"]["z"] == pytest.approx(0.75)
@@ -177,13 +212,17 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, kept: float) ->
     home = carry_out(tmp_path).path.parent
     (home / "record.json").unlink()
     whole = (home / "checkpoint.pt").read_bytes()
-    cut = whole[: int(kept if kept > 1 else kept * len(whole))]  # as a copy that broke off leaves it
+    cut = whole[
+        : int(kept if kept > 1 else kept * len(whole))
+    ]  # as a copy that broke off leaves it
     (home / "checkpoint.pt").write_bytes(cut or b"\x80\x04not a checkpoint")
     with pytest.raises(UserError, match=r"checkpoint\.pt: is damaged.*force=true"):
         carry_out(tmp_path)
 
 
-def test_a_damaged_record_of_the_run_itself_is_refused_and_written_again_once_it_is_gone(tmp_path: Path) -> None:
+def test_a_damaged_record_of_the_run_itself_is_refused_and_written_again_once_it_is_gone(
+    tmp_path: Path,
+) -> None:
     outcome = carry_out(tmp_path)
     outcome.path.write_bytes(outcome.path.read_bytes()[:100])
     with pytest.raises(UserError, match=r"record\.json: is damaged .* Delete it"):
@@ -207,8 +246,12 @@ def test_a_truncated_ledger_is_refused(tmp_path: Path) -> None:
     home = carry_out(tmp_path).path.parent
     (home / "record.json").unlink()
     ledger = home / "ledger.jsonl"
-    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-4]))  # three steps and the checkpoint's line
-    with pytest.raises(UserError, match=r"holds 17 steps, but the checkpoint beside it was written after 20"):
+    ledger.write_text(
+        "".join(ledger.read_text().splitlines(keepends=True)[:-4])
+    )  # three steps and the checkpoint's line
+    with pytest.raises(
+        UserError, match=r"holds 17 steps, but the checkpoint beside it was written after 20"
+    ):
         carry_out(tmp_path)
 
 
@@ -220,7 +263,9 @@ def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
         carry_out(tmp_path)
 
 
-def test_a_checkpoint_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from zdp_bench.privacy.ledger import Position
 
     path = tmp_path / "checkpoint.pt"
@@ -248,7 +293,9 @@ def test_tight_epsilon_of_nothing_is_zero(tmp_path: Path) -> None:
     record = carry_out(tmp_path).record
     assert record["privacy"]["epsilon_tight"] > 0
 
-    mechanism = Mechanism((Block("w", (1,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 1, 10))
+    mechanism = Mechanism(
+        (Block("w", (1,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 1, 10)
+    )
     assert tight_epsilon(mechanism, 0, 1e-5) == 0
 
 
@@ -258,7 +305,9 @@ def test_an_image_costs_more_than_a_record_and_the_record_says_so(tmp_path: Path
     assert 1.5 * privacy["epsilon_tight"] < privacy["epsilon_patient"] < math.inf
 
 
-def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patient_of_several_records_has_an_epsilon_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dataclasses import replace
 
     from zdp_bench.registry import lookup
@@ -266,7 +315,9 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path
     plain = carry_out(tmp_path / "a", "dataset=synthetic_images").record["privacy"]
     assert plain["epsilon_patient"] == plain["epsilon_tight"]
     real = lookup("dataset", "synthetic_images")
-    monkeypatch.setattr(experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name))
+    monkeypatch.setattr(
+        experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name)
+    )
 
     def owned(root: Path, **options: Any) -> Any:
         return replace(real(root, **options), records_per_patient=3)
@@ -283,18 +334,27 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(tmp_path: Path
             ["model=complex_cnn"],
             r"model=complex_cnn: takes records of shape \[channels, height, width\], and these are \[8, 8\]\. Take a model",
         ),
-        (["task=binary_classification"], "task=binary_classification do not fit dataset=phase_digits"),
+        (
+            ["task=binary_classification"],
+            "task=binary_classification do not fit dataset=phase_digits",
+        ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_trained(tmp_path: Path, words: list[str], why: str) -> None:
+def test_what_does_not_fit_is_told_before_anything_is_trained(
+    tmp_path: Path, words: list[str], why: str
+) -> None:
     with pytest.raises(UserError, match=why) as told:
         run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *words])), Silent())
     assert "\n" not in str(told.value)
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
 
-def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^diverged at epoch 1, step 10: .*Lower optimizer\.lr") as told:
+def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        UserError, match=r"^diverged at epoch 1, step 10: .*Lower optimizer\.lr"
+    ) as told:
         carry_out(tmp_path, "optimizer.lr=1e20")
     assert "\n" not in str(told.value)
     (ledger,) = tmp_path.glob("runs/*/*/ledger.jsonl")
@@ -303,7 +363,9 @@ def test_a_run_that_diverges_ends_in_one_sentence_and_its_steps_stay_counted(tmp
 
 
 @pytest.mark.parametrize(("more", "step"), [([], 50), (["execution.checkpoint_steps=20"], 20)])
-def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(tmp_path: Path, more: list[str], step: int) -> None:
+def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(
+    tmp_path: Path, more: list[str], step: int
+) -> None:
     slow = ["optimizer.lr=1e20", "trainer.sample_rate=0.01", "accountant=gdp_clt", *more]
     for _ in range(2):  # and again: from the ledger, and from no state that leads nowhere
         with pytest.raises(UserError, match=rf"^diverged at epoch 1, step {step}: "):
@@ -314,9 +376,15 @@ def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(tmp_path: Pa
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["classification", "binary_classification", "segmentation", "reconstruction"])
+@pytest.mark.parametrize(
+    "name", ["classification", "binary_classification", "segmentation", "reconstruction"]
+)
 def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str, bad: float) -> None:
     shape = {"classification": (2, 3), "binary_classification": (2, 1)}.get(name, (2, 1, 8, 8))
-    targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(name, torch.tensor([0, 1]))
+    targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(
+        name, torch.tensor([0, 1])
+    )
     test = Records(torch.full(shape, bad), targets)
-    assert math.isnan(evaluate(torch.nn.Identity(), lookup("task", name)(), test, torch.device("cpu"))["loss"])
+    assert math.isnan(
+        evaluate(torch.nn.Identity(), lookup("task", name)(), test, torch.device("cpu"))["loss"]
+    )

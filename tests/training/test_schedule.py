@@ -37,10 +37,18 @@ def test_the_rate_follows_torchs_schedule(tmp_path: Path, monkeypatch: pytest.Mo
     assert rates == [0.8] * 10 + [0.4] * 10 + [0.2] * 10 + [0.1] * 10
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the killed run's ledger stays open
-@pytest.mark.parametrize("name", ["step_lr", "multi_step_lr", "exponential_lr", "cosine_annealing_lr", "linear_lr"])
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the killed run's ledger stays open
+@pytest.mark.parametrize(
+    "name", ["step_lr", "multi_step_lr", "exponential_lr", "cosine_annealing_lr", "linear_lr"]
+)
 def test_a_killed_run_resumes_its_schedule(name: str, tmp_path: Path) -> None:
-    overrides = [f"scheduler={name}", "trainer.epochs=3", *(["scheduler.milestones=[1,2]"] if name == "multi_step_lr" else [])]
+    overrides = [
+        f"scheduler={name}",
+        "trainer.epochs=3",
+        *(["scheduler.milestones=[1,2]"] if name == "multi_step_lr" else []),
+    ]
     whole = carry_out(tmp_path / "whole", *overrides).record
 
     class KilledError(Exception): ...
@@ -59,8 +67,12 @@ def test_no_scheduler_leaves_the_digest_as_it_was() -> None:
     plain = parse(compose(["recipe=quickstart"]))
     assert plain.scheduler is None
     without = {key: value for key, value in plain.resolved.items() if key != "scheduler"}
-    assert experiment_digest(plain) == experiment_digest(type(plain)(**{**vars(plain), "resolved": without}))
-    assert experiment_digest(parse(compose(["recipe=quickstart", "scheduler=step_lr"]))) != experiment_digest(plain)
+    assert experiment_digest(plain) == experiment_digest(
+        type(plain)(**{**vars(plain), "resolved": without})
+    )
+    assert experiment_digest(
+        parse(compose(["recipe=quickstart", "scheduler=step_lr"]))
+    ) != experiment_digest(plain)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +84,29 @@ def test_no_scheduler_leaves_the_digest_as_it_was() -> None:
 )
 def test_a_wrong_scheduler_is_one_sentence(override: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        parse(compose(["recipe=quickstart", *([] if override.startswith("scheduler=") else ["scheduler=step_lr"]), override]))
+        parse(
+            compose(
+                [
+                    "recipe=quickstart",
+                    *([] if override.startswith("scheduler=") else ["scheduler=step_lr"]),
+                    override,
+                ]
+            )
+        )
 
 
 def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
     config = parse(compose(["recipe=quickstart"]))
-    config = dataclasses.replace(config, scheduler=Plugin("linear_lr", {"start_factor": 7}))  # what the key's range would refuse
+    config = dataclasses.replace(
+        config, scheduler=Plugin("linear_lr", {"start_factor": 7})
+    )  # what the key's range would refuse
     with pytest.raises(UserError, match=r"scheduler=linear_lr: .*factor"):
         setup.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
 
 
-def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses 3, 2, 2, 2, 1: the second epoch in a row without a better one is the fourth; torch lowers the rate after it."""
     losses = iter([3.0, 2.0, 2.0, 2.0, 1.0])
     watched: list[Records] = []
@@ -109,12 +133,20 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(tmp_path: 
 
 def test_a_plateau_needs_validation_records() -> None:
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    with pytest.raises(UserError, match=r"dataset=phase_digits has none: .*or a data set that has some") as run:
+    with pytest.raises(
+        UserError, match=r"dataset=phase_digits has none: .*or a data set that has some"
+    ) as run:
         setup.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
     with pytest.raises(UserError) as told:  # as early as that, and in the same words
         validate(config)
     assert str(told.value) == str(run.value)
-    films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic", "scheduler=reduce_on_plateau"]
+    films = [
+        "recipe=chest_xray_small_strict",
+        "dataset=chest_xray_synthetic",
+        "scheduler=reduce_on_plateau",
+    ]
     validate(parse(compose(films)), trial=False)
-    with pytest.raises(UserError, match=r"has none: use another scheduler, or more dataset\.validation_share\."):
+    with pytest.raises(
+        UserError, match=r"has none: use another scheduler, or more dataset\.validation_share\."
+    ):
         validate(parse(compose([*films, "dataset.validation_share=0"])), trial=False)

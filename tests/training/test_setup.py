@@ -27,7 +27,9 @@ def test_poisson_epochs_are_expected_passes(tmp_path: Path) -> None:
     assert [of.epoch_ending_at(step) for step in ends] == list(range(1, 11))
     assert [of.epoch_of(step) for step in ends] == list(range(1, 11))
     assert [of.epoch_of(step + 1) for step in ends[:-1]] == list(range(2, 11))
-    assert of.draw(0, 5)[1] == pytest.approx(3.0)  # the divisor is the EXPECTED batch size, whatever was drawn
+    assert of.draw(0, 5)[1] == pytest.approx(
+        3.0
+    )  # the divisor is the EXPECTED batch size, whatever was drawn
     assert len({len(of.draw(0, step)[0]) for step in range(50)}) > 1
 
 
@@ -40,10 +42,18 @@ def test_draws_are_functions_of_seed_and_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("scheme", ["poisson", "uniform"])
-def test_a_plan_draws_at_the_rate_that_is_accounted(tmp_path: Path, scheme: str, secure: bool) -> None:
+def test_a_plan_draws_at_the_rate_that_is_accounted(
+    tmp_path: Path, scheme: str, secure: bool
+) -> None:
     """ε is computed from `sampling.sample_rate`: drawing at another one is invisible in every other number of a run."""
     size, rate = 400, 0.03
-    of = plan(tmp_path, f"trainer.sampling={scheme}", f"trainer.sample_rate={rate}", "trainer.epochs=75", size=size)
+    of = plan(
+        tmp_path,
+        f"trainer.sampling={scheme}",
+        f"trainer.sample_rate={rate}",
+        "trainer.epochs=75",
+        size=size,
+    )
     assert (of.sampling.sample_rate, of.sampling.records) == (rate, size)
     assert of.steps > 2000
     taken = np.zeros((of.steps, size), dtype=bool)
@@ -75,7 +85,10 @@ def assert_independent_at_the_rate(taken: np.ndarray, rate: float, fixed_size: b
 
 def test_two_runs_draw_independent_batches(tmp_path: Path) -> None:
     of = plan(tmp_path, "trainer.sample_rate=0.03", "trainer.epochs=15", size=1000)
-    overlap = [len(np.intersect1d(of.draw("one", step)[0], of.draw("other", step)[0])) for step in range(of.steps)]
+    overlap = [
+        len(np.intersect1d(of.draw("one", step)[0], of.draw("other", step)[0]))
+        for step in range(of.steps)
+    ]
     expected = 0.03**2 * 1000 * of.steps
     assert abs(sum(overlap) - expected) < 5 * np.sqrt(expected)
 
@@ -88,30 +101,51 @@ def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
 
 def test_a_batch_larger_than_the_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has only 100 records"):
-        plan(tmp_path, "trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=101")
+        plan(
+            tmp_path,
+            "trainer.sampling=uniform",
+            "trainer.sample_rate=null",
+            "trainer.batch_size=101",
+        )
 
 
 def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
     of = plan(
-        tmp_path, "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null", "trainer.batch_size=30", "trainer.epochs=2"
+        tmp_path,
+        "algorithm=sgd",
+        "trainer=shuffled",
+        "trainer.sample_rate=null",
+        "trainer.batch_size=30",
+        "trainer.epochs=2",
     )
     assert of.steps == 8
     sizes = [of.draw(0, step)[1] for step in range(8)]
     assert sizes == [30, 30, 30, 10] * 2
-    epochs = [sorted(i for step in steps for i in of.draw(0, step)[0]) for steps in (range(4), range(4, 8))]
+    epochs = [
+        sorted(i for step in steps for i in of.draw(0, step)[0])
+        for steps in (range(4), range(4, 8))
+    ]
     assert epochs == [list(range(100))] * 2
     assert of.draw(0, 0)[0].tolist() != of.draw(0, 4)[0].tolist()
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_one_record_more_changes_no_other_records_augmentation(tmp_path: Path, secure: bool) -> None:
+def test_one_record_more_changes_no_other_records_augmentation(
+    tmp_path: Path, secure: bool
+) -> None:
     """The seed stands in every record of a run: given it, neighbouring batches may differ in one share alone."""
     config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
     records_ = Records(torch.arange(100.0).view(100, 1), torch.zeros(100))
 
     def changed(*indices: int) -> dict[int, float]:
         pieces = micro_batches(
-            records_, np.array(indices), config, torch.device("cpu"), "key", 5, lambda x, chance: x + chance[:, :1]
+            records_,
+            np.array(indices),
+            config,
+            torch.device("cpu"),
+            "key",
+            5,
+            lambda x, chance: x + chance[:, :1],
         )
         values = torch.cat([inputs for inputs, _ in pieces]).flatten().tolist()
         return dict(zip(indices, values, strict=True))

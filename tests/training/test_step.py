@@ -30,9 +30,15 @@ CPU = torch.device("cpu")
 
 def problem() -> tuple[nn.Module, ZetaDPSGD]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64))
+    model = nn.Sequential(
+        nn.Linear(3, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
+    )
     loss = lambda outputs, targets: outputs.abs().square().sum(dim=1)  # noqa: E731
-    algorithm = ZetaDPSGD(Problem(model, loss, Sampling("poisson", 0.1, 2, 20)), noise_multiplier=1.0, max_grad_norm=1.0)
+    algorithm = ZetaDPSGD(
+        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
     return model, algorithm
 
 
@@ -73,7 +79,15 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
         torch.manual_seed(0)
         model, algorithm = problem()
         ledger = Ledger(tmp_path / f"{len(moved)}.jsonl", algorithm.mechanism(), repeatable=True)
-        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger, None, ranks)
+        training = Training(
+            algorithm,
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            SeededNoise(0),
+            ledger,
+            None,
+            ranks,
+        )
         private_step(training, 0, iter([batch]), 7.0)
         ledger.close()
         moved.append([parameter.detach() for parameter in model.parameters()])
@@ -90,12 +104,22 @@ def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
         brought = engine.summed(algorithm, mechanism, [(inputs[here:], targets[here:])], CPU)
 
         class WithAnother(Ranks):
-            def all_reduce(self, total: dict[str, torch.Tensor], brought: Any = brought) -> dict[str, torch.Tensor]:
+            def all_reduce(
+                self, total: dict[str, torch.Tensor], brought: Any = brought
+            ) -> dict[str, torch.Tensor]:
                 return {name: value + brought[name] for name, value in total.items()}
 
         ledger = Ledger(tmp_path / f"{here}.jsonl", mechanism, repeatable=True)
         ranks = ALONE if here == 6 else WithAnother(size=2)
-        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger, None, ranks)
+        training = Training(
+            algorithm,
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            SeededNoise(0),
+            ledger,
+            None,
+            ranks,
+        )
         private_step(training, 0, iter([(inputs[:here], targets[:here])]), 7.0)
         ledger.close()
         moved.append([parameter.detach() for parameter in model.parameters()])
@@ -107,7 +131,9 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
     model, _ = problem()
 
     class Negated(ZetaDPSGD):
-        def postprocess(self, noisy: dict[str, torch.Tensor], expected_batch_size: float) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def postprocess(
+            self, noisy: dict[str, torch.Tensor], expected_batch_size: float
+        ) -> dict[str, torch.Tensor]:  # type: ignore[override]
             return {name: -value for name, value in mean(noisy, expected_batch_size).items()}
 
     moved = []
@@ -121,7 +147,9 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
             max_grad_norm=1.0,
         )
         ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", algorithm.mechanism(), repeatable=True)
-        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger)
+        training = Training(
+            algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger
+        )
         private_step(training, 0, iter([]), 7.0)
         ledger.close()
         moved.append([p.detach() - old for p, old in zip(model.parameters(), before, strict=True)])
@@ -136,7 +164,9 @@ def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path
         parameter.data.zero_()
     mechanism = algorithm.mechanism()
     ledger = Ledger(tmp_path / "ledger.jsonl", mechanism, repeatable=False)
-    training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SecureNoise(), ledger)
+    training = Training(
+        algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SecureNoise(), ledger
+    )
     inputs = torch.randn(5, 3, dtype=torch.complex64)
     private_step(training, 0, iter([(inputs, torch.zeros(5))]), 1.0)  # θ = −release
     ledger.close()
@@ -149,7 +179,9 @@ def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path
 def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: Path) -> None:
     model, algorithm = problem()
     ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
-    training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger)
+    training = Training(
+        algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger
+    )
     for trains in (True, False, True):
         model[0].weight.requires_grad_(trains)
         assert training.mechanism() == algorithm.mechanism()
@@ -175,7 +207,8 @@ def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None
     assert (whole["1.bias"] == 1).all()
     assert not whole["0.bias"].any()
     assert all(
-        (whole[block.name].shape, str(whole[block.name].dtype)) == (block.shape, f"torch.{block.dtype}")
+        (whole[block.name].shape, str(whole[block.name].dtype))
+        == (block.shape, f"torch.{block.dtype}")
         for block in mechanism.blocks
     )
 
@@ -197,7 +230,11 @@ def test_no_more_than_one_piece_is_fetched_ahead() -> None:
             super().accumulate(total, batch)
 
     loss = lambda outputs, targets: outputs.square().sum(dim=1)  # noqa: E731
-    algorithm = Watching(Problem(model, loss, Sampling("poisson", 0.1, 2, 20)), noise_multiplier=1.0, max_grad_norm=1.0)
+    algorithm = Watching(
+        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
     engine.summed(algorithm, algorithm.mechanism(), pieces(), CPU, model)
     assert seen == [2, 3, 4, 4]
 
@@ -206,11 +243,19 @@ def test_pieces_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(0)
     model = nn.Sequential(ComplexConv2d(6, 5, 3), CReLU(), ComplexConv2d(5, 3, 3))
     loss = lambda outputs, targets: outputs.abs().square().flatten(1).sum(dim=1)  # noqa: E731
-    algorithm = ZetaDPSGD(Problem(model, loss, Sampling("poisson", 0.1, 2, 20)), noise_multiplier=1.0, max_grad_norm=1.0)
+    algorithm = ZetaDPSGD(
+        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
     inputs, targets = torch.randn(12, 6, 8, 7, dtype=torch.complex64), torch.zeros(12)
     made: list[torch.Tensor] = []
     real = convolution.interleaved_weight
-    monkeypatch.setattr(convolution, "interleaved_weight", lambda weight, turned: made.append(weight) or real(weight, turned))
+    monkeypatch.setattr(
+        convolution,
+        "interleaved_weight",
+        lambda weight, turned: made.append(weight) or real(weight, turned),
+    )
 
     def total(pieces: int, of: nn.Module | None = model) -> tuple[int, dict[str, torch.Tensor]]:
         made.clear()
@@ -234,7 +279,9 @@ def test_the_mean_of_complex_and_conjugated_sums() -> None:
         torch.testing.assert_close(found[name], expected)
 
 
-def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its noise belongs to a sum of the pieces it was first cut into: the difference of the two would be no noise at all."""
     path = tmp_path / "ledger.jsonl"
     inputs = torch.randn(8, 3, dtype=torch.complex64)
@@ -244,13 +291,24 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(tmp_path: 
         ledger = Ledger(path, algorithm.mechanism(), repeatable=True)
         ledger.begin("code", 0, "new")
         assert ledger.counted_again == 0
-        training = Training(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise("key"), ledger)
+        training = Training(
+            algorithm,
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            SeededNoise("key"),
+            ledger,
+        )
         if process:
             monkeypatch.setattr(algorithm, "accumulate", once_out_of_memory(algorithm.accumulate))
             before = [parameter.detach().clone() for parameter in model.parameters()]
-            with pytest.raises(UserError, match=r"out of memory in step 0, .*trainer\.micro_batch=4"):
+            with pytest.raises(
+                UserError, match=r"out of memory in step 0, .*trainer\.micro_batch=4"
+            ):
                 private_step(training, 0, MicroBatches(8, whole, Size(8)), 7.0)
-            assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+            assert all(
+                torch.equal(one, other)
+                for one, other in zip(before, model.parameters(), strict=True)
+            )
         else:
             private_step(training, 0, MicroBatches(8, whole, Size(8)), 7.0)
         ledger.close()

@@ -24,7 +24,9 @@ def weights_of(outcome: Outcome) -> torch.Tensor:
     return torch.cat([torch.view_as_real(value).flatten() for value in model.values()])
 
 
-def test_force_draws_new_noise_where_the_code_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_force_draws_new_noise_where_the_code_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two releases of different sums under one noise would show their difference."""
     first = weights_of(carry_out(tmp_path))
     monkeypatch.setattr(run, "made_with", lambda *_: "other code")
@@ -40,14 +42,18 @@ def test_a_secure_run_that_is_forced_counts_what_it_released_before(tmp_path: Pa
 
 
 def mechanism_of(privacy: dict[str, Any]) -> Mechanism:
-    return Mechanism((Block("w", (1,), "float32", 1.0, privacy["z"], "real"),), Sampling(**privacy["sampling"]))
+    return Mechanism(
+        (Block("w", (1,), "float32", 1.0, privacy["z"], "real"),), Sampling(**privacy["sampling"])
+    )
 
 
 def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = carry_out(tmp_path / "whole")
-    kill_after(monkeypatch, 13, tmp_path / "killed")  # the checkpoint stands at 10, four steps are on record behind it
+    kill_after(
+        monkeypatch, 13, tmp_path / "killed"
+    )  # the checkpoint stands at 10, four steps are on record behind it
     noises: list[tuple[int, str]] = []
     real = run.private_step
 
@@ -75,7 +81,9 @@ def test_a_killed_run_that_goes_on_with_other_pieces_counts_again(
     assert carry_out(tmp_path, change).record["privacy"]["steps"] == 24
 
 
-def test_a_killed_run_whose_checkpoint_holds_other_weights_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_whose_checkpoint_holds_other_weights_counts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kill_after(monkeypatch, 13, tmp_path)
     (path,) = tmp_path.rglob("checkpoint.pt")
     body = torch.load(path, weights_only=True)
@@ -84,7 +92,9 @@ def test_a_killed_run_whose_checkpoint_holds_other_weights_counts_again(tmp_path
     assert carry_out(tmp_path).record["privacy"]["steps"] == 24
 
 
-def test_two_runs_that_differ_share_neither_noise_nor_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_that_differ_share_neither_noise_nor_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In σ, in the rate, in one training example: with shared noise their difference would show the sums as they are."""
     keys: list[str] = []
     real = run.private_step
@@ -95,7 +105,12 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(tmp_path: Path, mo
         real(training, step, *rest)
 
     monkeypatch.setattr(run, "private_step", spy)
-    changes: list[list[str]] = [[], ["algorithm.noise_multiplier=1.6"], ["optimizer.lr=0.4"], ["algorithm.max_grad_norm=2"]]
+    changes: list[list[str]] = [
+        [],
+        ["algorithm.noise_multiplier=1.6"],
+        ["optimizer.lr=0.4"],
+        ["algorithm.max_grad_norm=2"],
+    ]
     for i, change in enumerate(changes):
         carry_out(tmp_path / f"{i}", *change)
     data = lookup("dataset", "phase_digits")
@@ -105,7 +120,9 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(tmp_path: Path, mo
         fewer = Records(splits.train.inputs[1:], splits.train.targets[1:])
         return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
 
-    monkeypatch.setattr(run, "lookup", lambda kind, name: without_one if kind == "dataset" else lookup(kind, name))
+    monkeypatch.setattr(
+        run, "lookup", lambda kind, name: without_one if kind == "dataset" else lookup(kind, name)
+    )
     carry_out(tmp_path / "fewer")
     assert len(set(keys)) == 5
     plan = Plan(Sampling("poisson", 0.1, 100.0, 1000), 1, 10)

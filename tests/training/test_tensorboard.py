@@ -23,7 +23,9 @@ def test_event_files_hold_what_the_record_holds(tmp_path: Path) -> None:
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
     told = set(record["metrics"])
-    assert set(events.Tags()["scalars"]) == {f"test/{name}" for name in told} | {"privacy/epsilon_tight"}
+    assert set(events.Tags()["scalars"]) == {f"test/{name}" for name in told} | {
+        "privacy/epsilon_tight"
+    }
     for name in ("test/accuracy", "privacy/epsilon_tight"):
         key = name.split("/")[1]
         shown = [(event.step, event.value) for event in events.Scalars(name)]
@@ -31,7 +33,11 @@ def test_event_files_hold_what_the_record_holds(tmp_path: Path) -> None:
     assert len(watcher.told) == 2
 
 
-def test_without_tensorboard_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_it_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(UserError, match=r"needs TensorBoard: `pip install 'zdp-bench\[tensorboard\]'`"):
+    with pytest.raises(
+        UserError, match=r"needs TensorBoard: `pip install 'zdp-bench\[tensorboard\]'`"
+    ):
         Board(Silent(), configured(tmp_path))

@@ -48,7 +48,9 @@ class Algorithm(Protocol):
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         """The uᵢ themselves, block name -> [B, *shape]: for tests and audits only."""
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
         """The gradient, by parameter name, from the noisy sum alone: costs no privacy. Where it is `mean` itself, and no function
         around it, the engine divides in the pass that lays noise over the sum."""
 
@@ -56,8 +58,12 @@ class Algorithm(Protocol):
 def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
     """Divide by the EXPECTED batch size: the true size of a Poisson batch is private. `noisy` is overwritten."""
     for value in noisy.values():
-        memory = value.conj() if value.is_conj() else value  # as it lies there; as real numbers it takes a fifth of the time
-        (torch.view_as_real(memory) if memory.is_complex() else memory).mul_(1 / expected_batch_size)
+        memory = (
+            value.conj() if value.is_conj() else value
+        )  # as it lies there; as real numbers it takes a fifth of the time
+        (torch.view_as_real(memory) if memory.is_complex() else memory).mul_(
+            1 / expected_batch_size
+        )
     return noisy
 
 
@@ -67,16 +73,45 @@ def require_gaussian(noise_multiplier: float, max_grad_norm: float) -> None:
     Raises:
         UserError: one of them is out of range.
     """
-    require(0 <= noise_multiplier < math.inf, "algorithm.noise_multiplier", noise_multiplier, "must be 0 or more, and finite")
-    require(0 < max_grad_norm < math.inf, "algorithm.max_grad_norm", max_grad_norm, "must be positive and finite")
+    require(
+        0 <= noise_multiplier < math.inf,
+        "algorithm.noise_multiplier",
+        noise_multiplier,
+        "must be 0 or more, and finite",
+    )
+    require(
+        0 < max_grad_norm < math.inf,
+        "algorithm.max_grad_norm",
+        max_grad_norm,
+        "must be positive and finite",
+    )
 
 
-def parameter_block(name: str, parameter: nn.Parameter, bound: float, std: float, noise: NoiseKind) -> Block:
+def parameter_block(
+    name: str, parameter: nn.Parameter, bound: float, std: float, noise: NoiseKind
+) -> Block:
     """The block that releases one parameter's gradient sum."""
-    return Block(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), bound, std, noise)
+    return Block(
+        name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), bound, std, noise
+    )
 
 
-def spectrum_block(name: str, parameter: nn.Parameter, spectrum: Spectrum, bound: float, noise: NoiseKind, std: float) -> Block:
+def spectrum_block(
+    name: str,
+    parameter: nn.Parameter,
+    spectrum: Spectrum,
+    bound: float,
+    noise: NoiseKind,
+    std: float,
+) -> Block:
     """The block that releases the spectrum of one parameter's gradient sum."""
     dtype = str(parameter.dtype.to_complex()).removeprefix("torch.")
-    return Block(name, spectrum.shape, dtype, bound, std, noise, fft_dims=spectrum.dims if noise == "hermitian" else ())
+    return Block(
+        name,
+        spectrum.shape,
+        dtype,
+        bound,
+        std,
+        noise,
+        fft_dims=spectrum.dims if noise == "hermitian" else (),
+    )

@@ -98,8 +98,18 @@ class DPDFA:
         slope: float = 0.25,
         convolutions: Literal["hybrid", "dfa"] = "hybrid",
     ) -> None:
-        require(0 <= noise_multiplier < math.inf, "algorithm.noise_multiplier", noise_multiplier, "must be 0 or more, and finite")
-        positive = {"max_grad_norm": max_grad_norm, "error_clip": error_clip, "feedback_norm": feedback_norm, "slope": slope}
+        require(
+            0 <= noise_multiplier < math.inf,
+            "algorithm.noise_multiplier",
+            noise_multiplier,
+            "must be 0 or more, and finite",
+        )
+        positive = {
+            "max_grad_norm": max_grad_norm,
+            "error_clip": error_clip,
+            "feedback_norm": feedback_norm,
+            "slope": slope,
+        }
         for name, value in positive.items():
             require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
         self.problem = problem
@@ -110,11 +120,17 @@ class DPDFA:
         self.convolutions = convolutions
         self.front, self.connected = _chain(problem.model)
         # ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output
-        self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [error_clip]
+        self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [
+            error_clip
+        ]
         self.activation_clips = self._activation_clips()
-        self.limits = torch.tensor([*self.signals, *self.activation_clips], dtype=torch.float64).unsqueeze(1)  # [2L, 1]
+        self.limits = torch.tensor(
+            [*self.signals, *self.activation_clips], dtype=torch.float64
+        ).unsqueeze(1)  # [2L, 1]
         self.parameters = set(trainable(problem.model))
-        self.of_connected = [p for layer in self.connected.values() for p in layer.parameters(recurse=False)]
+        self.of_connected = [
+            p for layer in self.connected.values() for p in layer.parameters(recurse=False)
+        ]
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
 
@@ -143,7 +159,13 @@ class DPDFA:
     def _released(self) -> Mechanism:
         std = self.noise_multiplier * self.max_grad_norm
         blocks = (
-            parameter_block(name, parameter, self.max_grad_norm, std, "circular" if parameter.is_complex() else "real")
+            parameter_block(
+                name,
+                parameter,
+                self.max_grad_norm,
+                std,
+                "circular" if parameter.is_complex() else "real",
+            )
             for name, parameter in trainable(self.problem.model).items()
         )
         return Mechanism(tuple(blocks), self.problem.sampling)
@@ -163,7 +185,8 @@ class DPDFA:
                 rows[name].append(value)
         parameters = trainable(self.problem.model)
         return {
-            name: torch.stack(r) if r else parameters[name].new_zeros((0, *parameters[name].shape)) for name, r in rows.items()
+            name: torch.stack(r) if r else parameters[name].new_zeros((0, *parameters[name].shape))
+            for name, r in rows.items()
         }
 
     postprocess = staticmethod(mean)
@@ -187,13 +210,19 @@ class DPDFA:
 
         with self._cut() as seen:
             ours = len(layers(model))  # the fully connected ones are frozen here
-            bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))  # each layer: C/√L
+            bound = self.max_grad_norm * math.sqrt(
+                ours / (ours + len(self.connected))
+            )  # each layer: C/√L
             clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
-        if not torch.isfinite(clipped.norms).all(dim=1).any():  # no record was left, and the engine did not ask again
+        if (
+            not torch.isfinite(clipped.norms).all(dim=1).any()
+        ):  # no record was left, and the engine did not ask again
             of_connected = {name: torch.zeros_like(value) for name, value in of_connected.items()}
         return clipped.sums | of_connected
 
-    def _connected_sums(self, seen: Seen, losses: Tensor) -> tuple[dict[str, Tensor], Weighed, Weighed]:
+    def _connected_sums(
+        self, seen: Seen, losses: Tensor
+    ) -> tuple[dict[str, Tensor], Weighed, Weighed]:
         """The sums of the fully connected layers; δ of the first of them [B, n] and the error [B, K], with what clips them.
 
         A record's error and δ are linear in its error, so all are made unclipped, measured together and scaled in the sum.
@@ -201,23 +230,42 @@ class DPDFA:
         names = list(self.connected)
         (error,) = torch.autograd.grad(losses, seen.outputs[names[-1]], torch.ones_like(losses))
         hidden, sent = names[:-1], [seen.arrived[following] for following in names[1:]]
-        carried = [self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)]
-        deltas = [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)] if hidden else []  # ⊙ φ′
+        carried = [
+            self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)
+        ]
+        deltas = (
+            [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)]
+            if hidden
+            else []
+        )  # ⊙ φ′
         deltas.append(error)
         activations = [seen.arrived[name].detach() for name in names]
-        if {rows.dtype for rows in (*deltas, *activations)} & {torch.float16, torch.bfloat16}:  # whose sums round upwards
-            deltas, activations = ([rows.float() for rows in each] for each in (deltas, activations))
-        norms = torch.stack(squared_norms_of([*deltas, *activations])).sqrt_()  # [2L, B], in float64
+        if {rows.dtype for rows in (*deltas, *activations)} & {
+            torch.float16,
+            torch.bfloat16,
+        }:  # whose sums round upwards
+            deltas, activations = (
+                [rows.float() for rows in each] for each in (deltas, activations)
+            )
+        norms = torch.stack(
+            squared_norms_of([*deltas, *activations])
+        ).sqrt_()  # [2L, B], in float64
         factors = clip_factors(norms, self.limits.to(norms.device))
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]
-        of_deltas = torch.minimum(of_deltas, of_error)  # δ is clipped where clipping the error did not do
+        of_deltas = torch.minimum(
+            of_deltas, of_error
+        )  # δ is clipped where clipping the error did not do
         of_both = held(of_deltas * of_activations)
         if not all_finite(norms):  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
-            deltas, activations = ([torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations))
+            deltas, activations = (
+                [torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations)
+            )
         sums = {}
-        of_weights, of_biases = (factors.to(deltas[-1].real.dtype).unbind() for factors in (of_both, of_deltas))
+        of_weights, of_biases = (
+            factors.to(deltas[-1].real.dtype).unbind() for factors in (of_both, of_deltas)
+        )
         for i, (name, layer) in enumerate(self.connected.items()):
             of_weight = matrix_sum(weigh(deltas[i], of_weights[i]), activations[i])
             sums[f"{name}.weight"] = of_weight.to(layer.weight.dtype)
@@ -236,7 +284,9 @@ class DPDFA:
             return _inner(seen.arrived[first], delta @ layer.weight.detach().conj())
         names = [*self.front, first]
         pairs = ((seen.arrived[following], name) for name, following in pairwise(names))
-        return torch.stack([_inner(arrived, self._carried(name, error, arrived)) for arrived, name in pairs]).sum(dim=0)
+        return torch.stack(
+            [_inner(arrived, self._carried(name, error, arrived)) for arrived, name in pairs]
+        ).sum(dim=0)
 
     def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
         """B e, in the shape [B, *] and dtype of what a layer sends on; B is Gaussian, ‖B‖ = β, drawn when first asked for."""
@@ -246,7 +296,9 @@ class DPDFA:
             generator = torch.Generator().manual_seed(_seed(self.problem.seed, name))
             drawn = torch.randn(rows, error.shape[1], dtype=wide, generator=generator)
             drawn *= self.feedback_norm / torch.linalg.matrix_norm(drawn, 2)
-            self._feedback[name] = drawn.to(error.device, torch.promote_types(like.dtype, error.dtype))
+            self._feedback[name] = drawn.to(
+                error.device, torch.promote_types(like.dtype, error.dtype)
+            )
         feedback = self._feedback[name]
         carried = error.to(feedback.dtype) @ feedback.T
         return (carried if like.is_complex() else carried.real).to(like.dtype).view_as(like)
@@ -273,7 +325,9 @@ class DPDFA:
         that is saved whole has them, and of this algorithm, whose seed is nobody's business, nothing."""
         seen, model = Seen(), self.problem.model
         model.register_forward_pre_hook(partial(_start_anew, seen))
-        for name in [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]:
+        for name in (
+            [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]
+        ):
             model.get_submodule(name).register_forward_pre_hook(partial(_arrive, seen, name))
         for name, layer in self.connected.items():
             layer.register_forward_hook(partial(_leave, seen, name))
@@ -285,20 +339,30 @@ def _start_anew(seen: Seen, *_: Any) -> None:
         seen.clear()
 
 
-def _arrive(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor] | None:
+def _arrive(
+    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]
+) -> tuple[Tensor] | None:
     if not seen.watching:
         return None
     if name in seen.arrived:
-        raise UserError(f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers.")
-    seen.arrived[name] = arguments[0].flatten(1) if isinstance(layer, nn.Linear) else arguments[0]  # of a whole map
+        raise UserError(
+            f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers."
+        )
+    seen.arrived[name] = (
+        arguments[0].flatten(1) if isinstance(layer, nn.Linear) else arguments[0]
+    )  # of a whole map
     return (arguments[0].detach(),)
 
 
-def _leave(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+def _leave(
+    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor
+) -> Tensor | None:
     if not seen.watching:
         return None
     if output.dim() != 2:
-        raise UserError(f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one.")
+        raise UserError(
+            f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one."
+        )
     seen.outputs[name] = output.detach().requires_grad_()
     return seen.outputs[name]
 
@@ -311,7 +375,9 @@ def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
     """
     owners = [names[0].rpartition(".")[0] for names in layers(model)]
     kinds = {name: model.get_submodule(name) for name in owners}
-    first = next((i for i, name in enumerate(owners) if isinstance(kinds[name], nn.Linear)), len(owners))
+    first = next(
+        (i for i, name in enumerate(owners) if isinstance(kinds[name], nn.Linear)), len(owners)
+    )
     for name in owners[first:]:
         if not isinstance(kinds[name], nn.Linear):
             raise UserError(
@@ -319,7 +385,9 @@ def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
                 "feedback has no rule for it. Take a network that ends in linear layers, with activations that train nothing."
             )
     if first == len(owners):
-        raise UserError("algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to carry the error to.")
+        raise UserError(
+            "algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to carry the error to."
+        )
     return owners[:first], {name: kinds[name] for name in owners[first:]}  # type: ignore[misc]
 
 

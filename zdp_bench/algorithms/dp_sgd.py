@@ -50,7 +50,11 @@ class DPSGD:
         std = self.noise_multiplier * self.max_grad_norm
         parameters = trainable(self.problem.model)
         return Mechanism(
-            tuple(parameter_block(n, p, self.max_grad_norm, std, "real") for n, p in parameters.items()), self.problem.sampling
+            tuple(
+                parameter_block(n, p, self.max_grad_norm, std, "real")
+                for n, p in parameters.items()
+            ),
+            self.problem.sampling,
         )
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
@@ -66,6 +70,8 @@ class DPSGD:
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
-        return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, self.per_layer))[0]
+        return reference.clip(
+            gradients, groups(self.problem.model, self.max_grad_norm, self.per_layer)
+        )[0]
 
     postprocess = staticmethod(mean)

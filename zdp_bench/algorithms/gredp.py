@@ -68,7 +68,11 @@ class GReDP:
         self.noise = noise
         self.engine: Engine = gradients
         model, loss = problem.model, problem.loss
-        self.domain = kernel_domain(model, loss) if spectrum == "kernel" else padded_domain(model, loss, problem.like)
+        self.domain = (
+            kernel_domain(model, loss)
+            if spectrum == "kernel"
+            else padded_domain(model, loss, problem.like)
+        )
 
     def mechanism(self) -> Mechanism:
         bound = self.max_grad_norm
@@ -88,5 +92,7 @@ class GReDP:
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.domain.contributions(batch, self.max_grad_norm)
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
         return mean(self.domain.gradients(noisy), expected_batch_size)

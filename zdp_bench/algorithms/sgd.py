@@ -24,14 +24,22 @@ class SGD:
         self.problem = problem
 
     def mechanism(self) -> Mechanism:
-        blocks = (parameter_block(n, p, math.inf, 0.0, "none") for n, p in trainable(self.problem.model).items())
+        blocks = (
+            parameter_block(n, p, math.inf, 0.0, "none")
+            for n, p in trainable(self.problem.model).items()
+        )
         return Mechanism(tuple(blocks), self.problem.sampling)
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
         inputs, targets = batch
         parameters = trainable(self.problem.model)
         loss = self.problem.loss(self.problem.model(inputs), targets).sum()
-        add_up(total, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)))
+        add_up(
+            total,
+            dict(
+                zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)
+            ),
+        )
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)

@@ -60,12 +60,17 @@ class SpectralDP:
         self.noise = noise
         self.domain = padded_domain(problem.model, problem.loss, problem.like)
         keep = low_pass if noise == "sound" else one_sided
-        self.filters = {name: keep(spectrum.sizes, filter_ratio) for name, spectrum in self.domain.spectra.items()}
+        self.filters = {
+            name: keep(spectrum.sizes, filter_ratio)
+            for name, spectrum in self.domain.spectra.items()
+        }
 
     def mechanism(self) -> Mechanism:
         bound = self.max_grad_norm
         std = self.noise_multiplier * bound
-        of_spectra = ("hermitian", std) if self.noise == "sound" else ("circular", std / math.sqrt(2))
+        of_spectra = (
+            ("hermitian", std) if self.noise == "sound" else ("circular", std / math.sqrt(2))
+        )
         blocks = [
             spectrum_block(name, p, self.domain.spectra[name], bound, *of_spectra)  # type: ignore[arg-type]
             if name in self.domain.spectra
@@ -80,9 +85,12 @@ class SpectralDP:
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.domain.contributions(batch, self.max_grad_norm)
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
         kept = {
-            name: value * self.filters[name].to(value.device) if name in self.filters else value for name, value in noisy.items()
+            name: value * self.filters[name].to(value.device) if name in self.filters else value
+            for name, value in noisy.items()
         }
         return mean(self.domain.gradients(kept), expected_batch_size)
 
@@ -91,7 +99,9 @@ def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
     """True for the (1 − ratio) lowest frequencies of a spectrum, all of one distance from 0 or none: k and −k go together."""
     distance = torch.zeros(sizes)
     for dim, size in enumerate(sizes):
-        squares = (torch.fft.fftfreq(size) * size).square()  # whole numbers, so that equal distances are equal
+        squares = (
+            torch.fft.fftfreq(size) * size
+        ).square()  # whole numbers, so that equal distances are equal
         distance = distance + squares.view(-1, *[1] * (len(sizes) - 1 - dim)) / size**2
     kept = max(1, math.ceil((1 - ratio) * distance.numel()))
     return distance <= distance.flatten().kthvalue(kept).values * (1 + 1e-6)

@@ -81,7 +81,11 @@ class ZetaDPSGD:
         )
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch, complex_scale=self.complex_scale)
-        return reference.clip(gradients, groups(self.problem.model, self.max_grad_norm, per_layer=False))[0]
+        gradients = reference.per_sample_gradients(
+            self.problem.model, self.problem.loss, batch, complex_scale=self.complex_scale
+        )
+        return reference.clip(
+            gradients, groups(self.problem.model, self.max_grad_norm, per_layer=False)
+        )[0]
 
     postprocess = staticmethod(mean)

@@ -29,7 +29,11 @@ from zdp_bench.errors import require, unknown
 
 
 def audit(
-    config: Run, cases: str = "all", confidence: float = 0.99, canaries: int = 1000, steps: int = 1000
+    config: Run,
+    cases: str = "all",
+    confidence: float = 0.99,
+    canaries: int = 1000,
+    steps: int = 1000,
 ) -> Iterator[Finding]:
     """The attacks on a recipe and on the built-in cases, one finding after the other; the same for the same seed.
 

@@ -20,7 +20,9 @@ def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.nda
     return lower, upper
 
 
-def release_bound(hits: np.ndarray, false_alarms: np.ndarray, trials: int, delta: float, confidence: float) -> np.ndarray:
+def release_bound(
+    hits: np.ndarray, false_alarms: np.ndarray, trials: int, delta: float, confidence: float
+) -> np.ndarray:
     """The ε that a test with these counts refutes: (ε, δ)-DP demands P[hit] ≤ e^ε P[false alarm] + δ."""
     alpha = (1 - confidence) / 2
     hit = clopper_pearson(hits, trials, alpha)[0]
@@ -38,7 +40,9 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
     accuracy = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, accuracy))
     reach = np.arange(1, right + 1)
-    below = binom.cdf(right - 1, guesses, accuracy) - binom.cdf(right - reach - 1, guesses, accuracy)  # P[v > W ≥ v − i]
+    below = binom.cdf(right - 1, guesses, accuracy) - binom.cdf(
+        right - reach - 1, guesses, accuracy
+    )  # P[v > W ≥ v − i]
     return min(1.0, tail + 2 * canaries * delta * float(np.max(below / reach)))
 
 
@@ -59,7 +63,9 @@ def run_bound(canaries: int, guesses: int, right: int, delta: float, confidence:
     return low
 
 
-def guess(scores: np.ndarray, included: np.ndarray, delta: float, confidence: float) -> tuple[float, str]:
+def guess(
+    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
+) -> tuple[float, str]:
     """The bound from guessing 'in' for the highest eighth of the scores and 'out' for the lowest, and abstaining for the rest.
 
     How many are guessed is fixed beforehand: to try several numbers would cost confidence, and with it the larger part of the

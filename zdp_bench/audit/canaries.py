@@ -38,7 +38,9 @@ class WithCanaries:
 
     private = True
 
-    def __init__(self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray) -> None:
+    def __init__(
+        self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray
+    ) -> None:
         self.inner, self.coordinates = inner, coordinates
         self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
         self.drawn: Batch | None = None
@@ -55,20 +57,28 @@ class WithCanaries:
         self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
         numbers, amounts = batch
         vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
-        vector[self.indices[numbers].flatten()] = (self.values[numbers] * amounts.unsqueeze(1)).flatten()
+        vector[self.indices[numbers].flatten()] = (
+            self.values[numbers] * amounts.unsqueeze(1)
+        ).flatten()
         self.coordinates.add(vector.to(next(iter(total.values())).device), to=total)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.inner.contributions(batch)
 
-    def postprocess(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
         """Read the release before it is used. The adversary knows every other record, and takes their sum away."""
-        unknown_part = self.coordinates.of({name: value - self.rest[name] for name, value in noisy.items()})
+        unknown_part = self.coordinates.of(
+            {name: value - self.rest[name] for name, value in noisy.items()}
+        )
         self.seen.append(unknown_part.cpu()[self.indices].float())  # [canaries, width]
         return self.inner.postprocess(noisy, expected_batch_size)
 
 
-def attack_with_gradients(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
+def attack_with_gradients(
+    subject: Subject, confidence: float, canaries: int, steps: int
+) -> Finding:
     """The whole run with gradient canaries (white box): worst-case contributions, drawn by the recipe's own sampling.
 
     Each stands in a training record's place. Out of the set it contributes nothing, or, where neighbours differ by a replaced
@@ -89,14 +99,22 @@ def attack_with_gradients(subject: Subject, confidence: float, canaries: int, st
     audited = WithCanaries(subject.algorithm, coordinates, indices, values)
 
     def batches(drawn: np.ndarray) -> Iterator[Batch]:
-        yield from micro_batches(subject.data.train, drawn[number[drawn] < 0], subject.config, subject.device, subject.key)
+        yield from micro_batches(
+            subject.data.train,
+            drawn[number[drawn] < 0],
+            subject.config,
+            subject.device,
+            subject.key,
+        )
         here = number[drawn][number[drawn] >= 0]
         amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
         audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
         yield audited.drawn
 
     releases = _train(subject, audited, steps, batches)
-    scores = _gradient_scores(torch.stack(audited.seen).double(), audited, mechanism.sampling.sample_rate, replaced)
+    scores = _gradient_scores(
+        torch.stack(audited.seen).double(), audited, mechanism.sampling.sample_rate, replaced
+    )
     delta = subject.config.privacy.delta
     bound, evidence = guess(scores, included, delta, confidence)
     return Finding.of(
@@ -116,7 +134,9 @@ def _run_claim(releases: int, planned: int) -> str:
     return f"tight ε of {first}{planned:,} steps"
 
 
-def _gradient_scores(seen: Tensor, audited: WithCanaries, rate: float, replaced: bool) -> np.ndarray:
+def _gradient_scores(
+    seen: Tensor, audited: WithCanaries, rate: float, replaced: bool
+) -> np.ndarray:
     """Log-likelihood ratios of 'in' over 'out', summed over steps: [steps, canaries, width] -> [canaries].
 
     At each step a canary is there with probability q: log(1 − q + q·exp(x − μ/2)), x the release along it over the noise's
@@ -127,7 +147,9 @@ def _gradient_scores(seen: Tensor, audited: WithCanaries, rate: float, replaced:
     floor = 1e-12 * float(audited.values.square().max())
     for kind in np.unique(kinds):
         chosen = torch.from_numpy(kinds == kind)
-        variance[chosen] = max(float(seen[:, chosen].square().flatten().median()) / 0.45494, floor)  # of N(0, 1)²
+        variance[chosen] = max(
+            float(seen[:, chosen].square().flatten().median()) / 0.45494, floor
+        )  # of N(0, 1)²
     along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
     length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
     inside, outside = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf
@@ -185,7 +207,9 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
         with torch.no_grad():
             parts = [
                 subject.task.loss(subject.model(x), y).cpu()
-                for x, y in micro_batches(judged, slots, subject.config, subject.device, subject.key)
+                for x, y in micro_batches(
+                    judged, slots, subject.config, subject.device, subject.key
+                )
             ]
         return torch.cat(parts).double().numpy()
 
@@ -194,7 +218,9 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
         subject,
         subject.algorithm,
         steps,
-        lambda drawn: micro_batches(trained_on, drawn[~out[drawn]], subject.config, subject.device, subject.key),
+        lambda drawn: micro_batches(
+            trained_on, drawn[~out[drawn]], subject.config, subject.device, subject.key
+        ),
     )
     delta = subject.config.privacy.delta
     bound, evidence = guess(np.nan_to_num(before - losses()), included, delta, confidence)
@@ -210,10 +236,17 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
     )
 
 
-def _train(subject: Subject, algorithm: Algorithm, steps: int, batches: Callable[[np.ndarray], Iterable[Batch]]) -> int:
+def _train(
+    subject: Subject,
+    algorithm: Algorithm,
+    steps: int,
+    batches: Callable[[np.ndarray], Iterable[Batch]],
+) -> int:
     """`steps` steps through the engine, with a ledger of their own; how many releases it counted."""
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable)
+        ledger = Ledger(
+            Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable
+        )
         training = Training(algorithm, subject.model, subject.optimizer, subject.noise, ledger)
         for step in range(steps):
             drawn, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)

@@ -58,12 +58,30 @@ class Case:
 
     def audit(self, seed: int, confidence: float, trials: int = TRIALS) -> Finding:
         """Attack it, unless what it needs is not installed."""
-        claimed = tight_epsilon(self.mechanism, 1, self.delta) if self.mechanism else gdp_epsilon(1 / self.z, self.delta)
+        claimed = (
+            tight_epsilon(self.mechanism, 1, self.delta)
+            if self.mechanism
+            else gdp_epsilon(1 / self.z, self.delta)
+        )
         if self.needs and find_spec(self.needs) is None:
             told = f"{self.needs} is not installed"
-            return Finding(self.name, self.claim, claimed, 0.0, self.delta, confidence, "skipped", "skipped", told)
-        bound, evidence = attack_release(self.make(seed), min(trials, self.trials), self.delta, confidence)
-        return Finding.of(self.name, self.claim, claimed, bound, self.delta, confidence, self.expected, evidence)
+            return Finding(
+                self.name,
+                self.claim,
+                claimed,
+                0.0,
+                self.delta,
+                confidence,
+                "skipped",
+                "skipped",
+                told,
+            )
+        bound, evidence = attack_release(
+            self.make(seed), min(trials, self.trials), self.delta, confidence
+        )
+        return Finding.of(
+            self.name, self.claim, claimed, bound, self.delta, confidence, self.expected, evidence
+        )
 
 
 _ONE_STEP = Sampling("full", 1.0, 4.0, 4)
@@ -95,7 +113,8 @@ def _noisy(
 
     def release(there: bool, count: int) -> Tensor:
         noisy = [
-            sums[there][block.name].unsqueeze(0) + spoil(draw(_repeated(block, count), source, int(there), CPU))
+            sums[there][block.name].unsqueeze(0)
+            + spoil(draw(_repeated(block, count), source, int(there), CPU))
             for block in mechanism.blocks
         ]
         return torch.cat([_in_rows(post(value)) for value in noisy], dim=1)
@@ -107,15 +126,23 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-def _zeta(seed: int, noise: str = "per_component", spoil: Callable[[Tensor], Tensor] = lambda noise: noise) -> Release:
+def _zeta(
+    seed: int, noise: str = "per_component", spoil: Callable[[Tensor], Tensor] = lambda noise: noise
+) -> Release:
     """ζ-DP-SGD as it is registered, on a complex network, at σ = 1: everything but the claim is the real thing."""
     model, (inputs, targets) = two_runs.network(seed)
     make = lookup("algorithm", "zeta_dp_sgd")
     # The loss is scaled up, so that every gradient is longer than the bound and is clipped to it.
     algorithm: Algorithm = make(
-        Problem(model, lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP), noise_multiplier=SIGMA, max_grad_norm=1.0, noise=noise
+        Problem(model, lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP),
+        noise_multiplier=SIGMA,
+        max_grad_norm=1.0,
+        noise=noise,
     )
-    sums = two_runs.sums_of(algorithm, (inputs[:3], targets[:3])), two_runs.sums_of(algorithm, (inputs, targets))
+    sums = (
+        two_runs.sums_of(algorithm, (inputs[:3], targets[:3])),
+        two_runs.sums_of(algorithm, (inputs, targets)),
+    )
     return _noisy(algorithm.mechanism(), sums, seed, spoil)
 
 
@@ -129,27 +156,50 @@ def _under_measured(seed: int) -> Release:
     generator = torch.Generator().manual_seed(seed % 2**63)
     inputs = torch.randn(200, 3, dtype=torch.complex64, generator=generator)
     targets = torch.randint(0, 2, (200,), generator=generator)
-    gradients = reference.per_sample_gradients(model, lambda o, t: 1e3 * _cross_entropy(o, t), (inputs, targets))
-    rows = torch.cat([g.flatten(1) for g in gradients.values()], dim=1).to(torch.complex128)  # [200, parameters]
+    gradients = reference.per_sample_gradients(
+        model, lambda o, t: 1e3 * _cross_entropy(o, t), (inputs, targets)
+    )
+    rows = torch.cat([g.flatten(1) for g in gradients.values()], dim=1).to(
+        torch.complex128
+    )  # [200, parameters]
     measured = rows.square().sum(dim=1).abs().sqrt()
     shares = rows / measured.clamp(min=1.0).unsqueeze(1)
-    record = int(shares.abs().square().sum(dim=1).argsort()[100])  # an ordinary record, not the worst
+    record = int(
+        shares.abs().square().sum(dim=1).argsort()[100]
+    )  # an ordinary record, not the worst
     rest = shares[:4].sum(dim=0)
     block = Block("gradient", tuple(rest.shape), "complex128", 1.0, SIGMA, "circular")
-    return _noisy(Mechanism((block,), _ONE_STEP), ({"gradient": rest}, {"gradient": rest + shares[record]}), seed)
+    return _noisy(
+        Mechanism((block,), _ONE_STEP),
+        ({"gradient": rest}, {"gradient": rest + shares[record]}),
+        seed,
+    )
 
 
-def _fourier(seed: int, algorithm: str = "gredp", noise: str = "sound", std: float = SIGMA, back: bool = True) -> Release:
+def _fourier(
+    seed: int, algorithm: str = "gredp", noise: str = "sound", std: float = SIGMA, back: bool = True
+) -> Release:
     """GReDP or Spectral-DP as it is registered, on one circulant block of eight numbers: its release, transformed back or not."""
-    generator = torch.Generator().manual_seed(int(stream(seed, "audit", "fourier").generate_state(1, np.uint64)[0]) % 2**63)
+    generator = torch.Generator().manual_seed(
+        int(stream(seed, "audit", "fourier").generate_state(1, np.uint64)[0]) % 2**63
+    )
     layer = CirculantLinear(8, 8, 8, bias=False).double()
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(layer.weight.shape, dtype=torch.float64, generator=generator))
+        layer.weight.copy_(
+            torch.randn(layer.weight.shape, dtype=torch.float64, generator=generator)
+        )
     inputs = torch.randn(4, 8, dtype=torch.float64, generator=generator)
     targets = torch.randint(0, 8, (4,), generator=generator)
-    problem = Problem(nn.Sequential(layer), lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP, like=inputs[:0])
-    made: Algorithm = lookup("algorithm", algorithm)(problem, noise_multiplier=std, max_grad_norm=1.0, noise=noise)
-    sums = two_runs.sums_of(made, (inputs[:3], targets[:3])), two_runs.sums_of(made, (inputs, targets))
+    problem = Problem(
+        nn.Sequential(layer), lambda o, t: 1e3 * _cross_entropy(o, t), _ONE_STEP, like=inputs[:0]
+    )
+    made: Algorithm = lookup("algorithm", algorithm)(
+        problem, noise_multiplier=std, max_grad_norm=1.0, noise=noise
+    )
+    sums = (
+        two_runs.sums_of(made, (inputs[:3], targets[:3])),
+        two_runs.sums_of(made, (inputs, targets)),
+    )
     (name,) = sums[0]
 
     def as_gradient(spectra: Tensor) -> Tensor:
@@ -185,7 +235,9 @@ def _opacus_sums(seed: int, ghost: bool, secure_mode: bool) -> tuple[tuple[Tenso
     generator = torch.Generator().manual_seed(seed % 2**63)
     layer = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(layer.weight.shape, dtype=torch.complex64, generator=generator))
+        layer.weight.copy_(
+            torch.randn(layer.weight.shape, dtype=torch.complex64, generator=generator)
+        )
     inputs = 100 * torch.randn(40, 2, dtype=torch.complex64, generator=generator)
     targets = torch.randint(0, 2, (40,), generator=generator)
     wrapped = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
@@ -202,7 +254,11 @@ def _opacus_sums(seed: int, ghost: bool, secure_mode: bool) -> tuple[tuple[Tenso
         secure_mode=secure_mode,
     )
     criterion = nn.CrossEntropyLoss(reduction="sum")
-    loss = DPLossFastGradientClipping(model, optimizer, criterion, loss_reduction="sum") if ghost else criterion
+    loss = (
+        DPLossFastGradientClipping(model, optimizer, criterion, loss_reduction="sum")
+        if ghost
+        else criterion
+    )
 
     def clipped_sum(batch: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -221,8 +277,20 @@ def _opacus_sums(seed: int, ghost: bool, secure_mode: bool) -> tuple[tuple[Tenso
 
 CASES: tuple[Case, ...] = (
     Case("per_component", "ζ-DP-SGD, σ on each part: z = σ", SIGMA, "passes", _zeta),
-    Case("circular", "circular noise, at what it gives: z = σ/√2", SIGMA * HALF_POWER, "passes", lambda s: _zeta(s, "circular")),
-    Case("circular_2021", "circular noise of Ziller et al. 2021: z = σ", SIGMA, "flagged", lambda s: _zeta(s, "circular")),
+    Case(
+        "circular",
+        "circular noise, at what it gives: z = σ/√2",
+        SIGMA * HALF_POWER,
+        "passes",
+        lambda s: _zeta(s, "circular"),
+    ),
+    Case(
+        "circular_2021",
+        "circular noise of Ziller et al. 2021: z = σ",
+        SIGMA,
+        "flagged",
+        lambda s: _zeta(s, "circular"),
+    ),
     Case(
         "no_imaginary_noise",
         "noise that forgets the imaginary part: z = σ",
@@ -230,7 +298,13 @@ CASES: tuple[Case, ...] = (
         "flagged",
         lambda s: _zeta(s, spoil=_forgets_the_imaginary_part),
     ),
-    Case("under_measured_norm", "clipping by |Σ g²| for Σ|g|²: z = σ", SIGMA, "flagged", _under_measured),
+    Case(
+        "under_measured_norm",
+        "clipping by |Σ g²| for Σ|g|²: z = σ",
+        SIGMA,
+        "flagged",
+        _under_measured,
+    ),
     Case("gredp", "GReDP, sound noise: z = σ", SIGMA, "passes", _fourier),
     Case(
         "gredp_complex_at_z",
@@ -253,7 +327,13 @@ CASES: tuple[Case, ...] = (
         "flagged",
         lambda s: _fourier(s, noise="as_published"),
     ),
-    Case("spectral_dp", "Spectral-DP, sound noise: z = σ", SIGMA, "passes", lambda s: _fourier(s, "spectral_dp")),
+    Case(
+        "spectral_dp",
+        "Spectral-DP, sound noise: z = σ",
+        SIGMA,
+        "passes",
+        lambda s: _fourier(s, "spectral_dp"),
+    ),
     Case(
         "spectral_dp_2023",
         "Spectral-DP as published: z = σ",
@@ -306,7 +386,13 @@ CASES: tuple[Case, ...] = (
         )
         for name, rate in (("sampling", 1.0), ("over_sampling", 1.3))
     ),
-    Case("cancelling", "clipping of a record whose terms cancel: z = σ", SIGMA, "passes", two_runs.cancelling),
+    Case(
+        "cancelling",
+        "clipping of a record whose terms cancel: z = σ",
+        SIGMA,
+        "passes",
+        two_runs.cancelling,
+    ),
     Case(
         "cancelling_unguarded",
         "the same, clipped by its exact norm and summed in float32: z = σ",

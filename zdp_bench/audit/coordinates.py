@@ -43,7 +43,9 @@ class Coordinates:
             # a copy of its own: torch may crash on a complex view of memory that is not aligned for complex numbers
             part = vector[start : start + size].to(to[block.name].real.dtype, copy=True)
             if block.noise == "hermitian":
-                to[block.name] += torch.fft.fftn(part.view(block.shape), dim=block.fft_dims, norm="ortho")
+                to[block.name] += torch.fft.fftn(
+                    part.view(block.shape), dim=block.fft_dims, norm="ortho"
+                )
             elif self._two_parts(block):
                 to[block.name] += torch.view_as_complex(part.view(*block.shape, 2))
             else:
@@ -53,12 +55,19 @@ class Coordinates:
         """[size] numbers: coordinates that should get the same noise, by block and by part, have the same one."""
         numbers = []
         for i, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
-            numbers.append(2 * i + (np.arange(size) % 2 if self._two_parts(block) else np.zeros(size, dtype=int)))
+            numbers.append(
+                2 * i
+                + (np.arange(size) % 2 if self._two_parts(block) else np.zeros(size, dtype=int))
+            )
         return np.concatenate(numbers)
 
 
 def canary_supports(
-    mechanism: Mechanism, coordinates: Coordinates, canaries: int, width: int, rng: np.random.Generator
+    mechanism: Mechanism,
+    coordinates: Coordinates,
+    canaries: int,
+    width: int,
+    rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Worst-case contributions with no coordinate in common, hence orthogonal: indices and values, each [canaries, width].
 
@@ -70,7 +79,9 @@ def canary_supports(
         if mechanism.joint
         else [
             (start, size, block.bound)
-            for block, start, size in zip(coordinates.blocks, coordinates.starts, coordinates.sizes, strict=True)
+            for block, start, size in zip(
+                coordinates.blocks, coordinates.starts, coordinates.sizes, strict=True
+            )
             if size >= canaries
         ]
     )

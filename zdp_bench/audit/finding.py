@@ -29,7 +29,14 @@ class Finding:
 
     @staticmethod
     def of(
-        case: str, claim: str, claimed: float, bound: float, delta: float, confidence: float, expected: Expected, evidence: str
+        case: str,
+        claim: str,
+        claimed: float,
+        bound: float,
+        delta: float,
+        confidence: float,
+        expected: Expected,
+        evidence: str,
     ) -> Finding:
         """With the verdict that the bound gives."""
         verdict: Verdict = "flagged" if bound > claimed else "passes"

@@ -17,7 +17,9 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import add_noise
 
 
-def attack_recipe_release(subject: Subject, confidence: float, trials: int = 10_000) -> list[Finding]:
+def attack_recipe_release(
+    subject: Subject, confidence: float, trials: int = 10_000
+) -> list[Finding]:
     """One release of the recipe's own mechanism, in full size: noise drawn by the engine's own function. Two contributions:
 
     - the worst one: the adversary first watches pure noise, then chooses a vector of exactly the bound where it saw least of it;
@@ -35,19 +37,29 @@ def attack_recipe_release(subject: Subject, confidence: float, trials: int = 10_
     moved = _furthest_move(subject, coordinates)
     kinds = torch.from_numpy(coordinates.kinds())
     numbers, kind_of = torch.unique(kinds, return_inverse=True)
-    lengths = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, kind_of, moved.square()).sqrt()
-    along = (moved / lengths[kind_of].clamp(min=1e-300)).to(subject.device)  # a unit vector in each block and part
+    lengths = (
+        torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, kind_of, moved.square()).sqrt()
+    )
+    along = (moved / lengths[kind_of].clamp(min=1e-300)).to(
+        subject.device
+    )  # a unit vector in each block and part
     kind_of = kind_of.to(subject.device)
 
     pure = max(200, trials // 10)
     noise = torch.empty(pure + 2 * trials, len(kept) + len(numbers), dtype=torch.float64)
     for i in range(len(noise)):
         total = {
-            block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=subject.device)
+            block.name: torch.zeros(
+                block.shape, dtype=getattr(torch, block.dtype), device=subject.device
+            )
             for block in mechanism.blocks
         }
-        drawn = coordinates.of(add_noise(total, mechanism, subject.noise, 10**9 + i)).double()  # far from any run's steps
-        projected = torch.zeros(len(numbers), dtype=torch.float64, device=subject.device).index_add_(0, kind_of, along * drawn)
+        drawn = coordinates.of(
+            add_noise(total, mechanism, subject.noise, 10**9 + i)
+        ).double()  # far from any run's steps
+        projected = torch.zeros(
+            len(numbers), dtype=torch.float64, device=subject.device
+        ).index_add_(0, kind_of, along * drawn)
         noise[i] = torch.cat([drawn[kept], projected]).cpu()
 
     def attack(columns: slice, without: Tensor, with_it: Tensor) -> tuple[float, str]:
@@ -55,25 +67,52 @@ def attack_recipe_release(subject: Subject, confidence: float, trials: int = 10_
             start = pure + trials * there
             return noise[start : start + count, columns] + (with_it if there else without)
 
-        return attack_release(release, trials, RELEASE_DELTA, confidence, (with_it - without).numpy())
+        return attack_release(
+            release, trials, RELEASE_DELTA, confidence, (with_it - without).numpy()
+        )
 
-    worst = torch.from_numpy(_worst_contribution(mechanism, watched, noise[:pure, : len(kept)].numpy()))
-    absent = -worst if mechanism.sampling.shift == 2 else torch.zeros_like(worst)  # the opposite, where records are replaced
+    worst = torch.from_numpy(
+        _worst_contribution(mechanism, watched, noise[:pure, : len(kept)].numpy())
+    )
+    absent = (
+        -worst if mechanism.sampling.shift == 2 else torch.zeros_like(worst)
+    )  # the opposite, where records are replaced
     by_worst = attack(slice(len(kept)), absent, worst)
     by_record = attack(slice(len(kept), None), torch.zeros_like(lengths), lengths)
 
-    def against(case: str, z: float, claim: str, expected: Expected, found: tuple[float, str]) -> Finding:
+    def against(
+        case: str, z: float, claim: str, expected: Expected, found: tuple[float, str]
+    ) -> Finding:
         claimed = gdp_epsilon(1 / z, RELEASE_DELTA)
-        return Finding.of(f"{name}: {case}", claim, claimed, found[0], RELEASE_DELTA, confidence, expected, found[1])
+        return Finding.of(
+            f"{name}: {case}",
+            claim,
+            claimed,
+            found[0],
+            RELEASE_DELTA,
+            confidence,
+            expected,
+            found[1],
+        )
 
     name, z = subject.config.recipe, mechanism.z
     findings = [
-        against("release, worst contribution", z, f"its mechanism: z = {z:.4g}", "passes", by_worst),
+        against(
+            "release, worst contribution", z, f"its mechanism: z = {z:.4g}", "passes", by_worst
+        ),
         against("release, hostile records", z, f"its mechanism: z = {z:.4g}", "passes", by_record),
     ]
     sigma = float(subject.config.algorithm.options.get("noise_multiplier", 0.0))
     if z < 0.9 * sigma:
-        findings.append(against("release, as claimed", sigma, f"its noise multiplier: z = {sigma:g}", "either", by_worst))
+        findings.append(
+            against(
+                "release, as claimed",
+                sigma,
+                f"its noise multiplier: z = {sigma:g}",
+                "either",
+                by_worst,
+            )
+        )
     return findings
 
 
@@ -88,12 +127,17 @@ def _watched(coordinates: Coordinates, rng: np.random.Generator) -> list[np.ndar
     return watched
 
 
-def _worst_contribution(mechanism: Mechanism, watched: list[np.ndarray], noise: np.ndarray) -> np.ndarray:
+def _worst_contribution(
+    mechanism: Mechanism, watched: list[np.ndarray], noise: np.ndarray
+) -> np.ndarray:
     """The contribution within the bound that lies where the least noise was seen: over all watched coordinates, or per block."""
     ends = np.cumsum([len(chosen) for chosen in watched])
     parts = [(0, int(ends[-1]), mechanism.blocks[0].bound)]
     if not mechanism.joint:
-        parts = [(end - len(chosen), end, b.bound) for chosen, end, b in zip(watched, ends, mechanism.blocks, strict=True)]
+        parts = [
+            (end - len(chosen), end, b.bound)
+            for chosen, end, b in zip(watched, ends, mechanism.blocks, strict=True)
+        ]
     worst = np.zeros(noise.shape[1])
     for start, end, bound in parts:
         seen = noise[:, start:end]
@@ -120,7 +164,9 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 
     def summed(x: Tensor, y: Tensor) -> Tensor:
         total = {
-            block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=subject.device)
+            block.name: torch.zeros(
+                block.shape, dtype=getattr(torch, block.dtype), device=subject.device
+            )
             for block in mechanism.blocks
         }
         subject.algorithm.accumulate(total, (x, y))
@@ -128,14 +174,30 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 
     def moves() -> Iterator[Tensor]:
         rest = summed(inputs[:4], targets[:4])
-        scales = (1e-2, 1.0, 1e2, 1e4) if inputs.dtype.is_floating_point or inputs.dtype.is_complex else (1,)
+        scales = (
+            (1e-2, 1.0, 1e2, 1e4)
+            if inputs.dtype.is_floating_point or inputs.dtype.is_complex
+            else (1,)
+        )
         for scale in scales:
             for i in range(4, len(inputs)):
-                x, y = torch.cat([inputs[:4], inputs[i : i + 1] * scale]), torch.cat([targets[:4], wrong[i : i + 1]])
+                x, y = (
+                    torch.cat([inputs[:4], inputs[i : i + 1] * scale]),
+                    torch.cat([targets[:4], wrong[i : i + 1]]),
+                )
                 yield summed(x, y) - rest
-        for size in (1e4, 1e10, 1e20) if len(scales) > 1 else ():  # all positions alike, so that a layer's terms may cancel
-            alike = inputs[4:5].mean(dim=tuple(range(1, inputs.dim())), keepdim=True).expand_as(inputs[4:5])
-            yield summed(torch.cat([inputs[:4], alike * size]), torch.cat([targets[:4], wrong[4:5]])) - rest
+        for size in (
+            (1e4, 1e10, 1e20) if len(scales) > 1 else ()
+        ):  # all positions alike, so that a layer's terms may cancel
+            alike = (
+                inputs[4:5]
+                .mean(dim=tuple(range(1, inputs.dim())), keepdim=True)
+                .expand_as(inputs[4:5])
+            )
+            yield (
+                summed(torch.cat([inputs[:4], alike * size]), torch.cat([targets[:4], wrong[4:5]]))
+                - rest
+            )
 
     def furthest(of: Tensor) -> Tensor:
         best, length = torch.zeros(coordinates.size, dtype=torch.float64), 0.0

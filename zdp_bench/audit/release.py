@@ -44,7 +44,9 @@ def attack_release(
     return bound, f"{hits:,} hits and {alarms:,} false alarms in {tested:,} each"
 
 
-def _least_noisy_direction(without: np.ndarray, with_it: np.ndarray, shift: np.ndarray | None) -> np.ndarray:
+def _least_noisy_direction(
+    without: np.ndarray, with_it: np.ndarray, shift: np.ndarray | None
+) -> np.ndarray:
     """Σ⁻¹Δ: the best linear test for Gaussian noise of covariance Σ (Fisher). Where there is no noise it looks nowhere else."""
     if shift is None:
         shift = with_it.mean(axis=0) - without.mean(axis=0)
@@ -55,7 +57,9 @@ def _least_noisy_direction(without: np.ndarray, with_it: np.ndarray, shift: np.n
     return direction / (np.linalg.norm(direction) or 1.0)
 
 
-def _best_threshold(without: np.ndarray, with_it: np.ndarray, delta: float, confidence: float) -> tuple[float, int]:
+def _best_threshold(
+    without: np.ndarray, with_it: np.ndarray, delta: float, confidence: float
+) -> tuple[float, int]:
     """The threshold, and the side of it, whose counts refute most."""
     candidates = np.quantile(np.concatenate([without, with_it]), np.linspace(0.0005, 0.9995, 1000))
     candidates = np.append(candidates, (without.max() + with_it.min()) / 2)
@@ -64,4 +68,8 @@ def _best_threshold(without: np.ndarray, with_it: np.ndarray, delta: float, conf
     high = release_bound(above[1], above[0], n, delta, confidence)
     low = release_bound(n - above[0], n - above[1], n, delta, confidence)
     at_high, at_low = int(np.argmax(high)), int(np.argmax(low))
-    return (float(candidates[at_high]), 1) if high[at_high] >= low[at_low] else (float(candidates[at_low]), -1)
+    return (
+        (float(candidates[at_high]), 1)
+        if high[at_high] >= low[at_low]
+        else (float(candidates[at_low]), -1)
+    )

@@ -20,7 +20,13 @@ from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import foreign_code
-from zdp_bench.training.setup import Plan, build_algorithm, build_model, build_optimizer, check_model
+from zdp_bench.training.setup import (
+    Plan,
+    build_algorithm,
+    build_model,
+    build_optimizer,
+    check_model,
+)
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,39 @@ class Subject:
         if config.threads:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+        data: Splits = lookup("dataset", config.dataset.name)(
+            config.data_root, **config.dataset.options
+        )
         task: Task = lookup("task", config.task.name)(**config.task.options)
         model = build_model(config, data).to(device)
         plan = Plan.of(config, len(data.train))
-        problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+        problem = Problem(
+            model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
+        )
         config, algorithm = build_algorithm(config, problem, plan)
         if algorithm.mechanism().z == 0 or plan.sampling.scheme == "shuffled":
-            raise UserError(f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute.")
+            raise UserError(
+                f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute."
+            )
         check_model(model, algorithm, task, data, config, plan)
-        key = run_key(f"{run_digest(config, data.digest)}:audit", algorithm.mechanism(), foreign_code(config.plugins))
+        key = run_key(
+            f"{run_digest(config, data.digest)}:audit",
+            algorithm.mechanism(),
+            foreign_code(config.plugins),
+        )
         noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
-        return Subject(config, data, task, model, algorithm, build_optimizer(config, model), plan, key, noise, device)
+        return Subject(
+            config,
+            data,
+            task,
+            model,
+            algorithm,
+            build_optimizer(config, model),
+            plan,
+            key,
+            noise,
+            device,
+        )
 
     @property
     def mechanism(self) -> Mechanism:

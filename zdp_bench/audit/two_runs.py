@@ -54,7 +54,9 @@ def two_runs(seed: int, change: str, keyed: bool) -> Release:
                 parameter.add_(moved)
         sigma = float(config.algorithm.options["noise_multiplier"])
         make = lookup("algorithm", "zeta_dp_sgd")
-        problem = Problem(model, lambda o, t: 1e3 * nn.functional.cross_entropy(o, t, reduction="none"), _FULL)
+        problem = Problem(
+            model, lambda o, t: 1e3 * nn.functional.cross_entropy(o, t, reduction="none"), _FULL
+        )
         algorithm: Algorithm = make(problem, noise_multiplier=sigma, max_grad_norm=1.0)
         sums = sums_of(algorithm, one_less), sums_of(algorithm, (inputs, targets))
         runs.append((config, algorithm.mechanism(), *sums))
@@ -65,14 +67,21 @@ def two_runs(seed: int, change: str, keyed: bool) -> Release:
     def one(trial: int, there: bool) -> Tensor:
         parts = []
         for which, (config, mechanism, without, with_it) in enumerate(runs):
-            gone = change == "record" and which == 1  # the second run is on the rest, whatever the first was on
+            gone = (
+                change == "record" and which == 1
+            )  # the second run is on the rest, whatever the first was on
             data = "all but one" if gone else "with it" if there else "without"
             key: int | str = trial
             if keyed:
-                key = run_key(run_digest(dataclasses.replace(config, seed=trial), data), mechanism, code)
+                key = run_key(
+                    run_digest(dataclasses.replace(config, seed=trial), data), mechanism, code
+                )
             sums = with_it if there and not gone else without
             noise = (draw(block, SeededNoise(key), 0, CPU) for block in mechanism.blocks)
-            parts += [torch.view_as_real(sums[b.name] + xi).flatten() for b, xi in zip(mechanism.blocks, noise, strict=True)]
+            parts += [
+                torch.view_as_real(sums[b.name] + xi).flatten()
+                for b, xi in zip(mechanism.blocks, noise, strict=True)
+            ]
         return torch.cat(parts).double()
 
     return release
@@ -85,11 +94,15 @@ def _configured(*words: str) -> Run:
 
 def network(seed: int) -> tuple[nn.Module, Batch]:
     """A small complex network, and four records, the last of which comes or goes; each is taken for what it is not."""
-    generator = torch.Generator().manual_seed(int(stream(seed, "audit", "network").generate_state(1, np.uint64)[0]) % 2**63)
+    generator = torch.Generator().manual_seed(
+        int(stream(seed, "audit", "network").generate_state(1, np.uint64)[0]) % 2**63
+    )
     layer = nn.Linear(3, 2, dtype=torch.complex64)
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.complex64, generator=generator))
+            parameter.copy_(
+                torch.randn(parameter.shape, dtype=torch.complex64, generator=generator)
+            )
     model = nn.Sequential(layer, Magnitude())
     inputs = 3 * torch.randn(4, 3, dtype=torch.complex64, generator=generator)
     with torch.no_grad():
@@ -104,7 +117,10 @@ class Magnitude(nn.Module):
 
 
 def sums_of(algorithm: Algorithm, batch: Batch) -> dict[str, Tensor]:
-    total = {block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype)) for block in algorithm.mechanism().blocks}
+    total = {
+        block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype))
+        for block in algorithm.mechanism().blocks
+    }
     algorithm.accumulate(total, batch)
     return total
 
@@ -113,7 +129,9 @@ def sums_of(algorithm: Algorithm, batch: Batch) -> dict[str, Tensor]:
 
 RATE = 0.1
 SHARP = 0.05  # the noise multiplier of `sampled`
-BESIDE = 1.1 * RATE  # its δ: where a record is drawn at the rate, next to nothing can be told beyond it
+BESIDE = (
+    1.1 * RATE
+)  # its δ: where a record is drawn at the rate, next to nothing can be told beyond it
 
 
 def sampled(seed: int, too_many: float = 1.0) -> Release:
@@ -125,8 +143,18 @@ def sampled(seed: int, too_many: float = 1.0) -> Release:
     plan = Plan(Sampling("poisson", RATE * too_many, 4 * RATE * too_many, 4), 1, 1)
 
     def release(there: bool, count: int) -> Tensor:
-        noise = np.random.default_rng(stream(seed, "audit", "sampled", int(there))).standard_normal(count) * SHARP
-        drawn = np.array([there and 0 in plan.draw(f"{seed}:{int(there)}:{trial}", 0)[0] for trial in range(count)])
+        noise = (
+            np.random.default_rng(stream(seed, "audit", "sampled", int(there))).standard_normal(
+                count
+            )
+            * SHARP
+        )
+        drawn = np.array(
+            [
+                there and 0 in plan.draw(f"{seed}:{int(there)}:{trial}", 0)[0]
+                for trial in range(count)
+            ]
+        )
         return torch.from_numpy(drawn + noise).unsqueeze(1)
 
     return release
@@ -152,7 +180,9 @@ def cancelling(seed: int, guarded: bool = True) -> Release:
         return (outputs.flatten(1) * weights).sum(dim=1)
 
     def bare_sum(batch: Batch) -> Tensor:
-        norms = (batch[0].double().flatten(1) * batch[1].double()).sum(dim=1).abs()  # Σ_t w_t x_t, all digits
+        norms = (
+            (batch[0].double().flatten(1) * batch[1].double()).sum(dim=1).abs()
+        )  # Σ_t w_t x_t, all digits
         factors = (SAFETY / norms).clamp(max=1.0).float().view(-1, 1)
         return ((batch[1] * factors).view(1, -1) @ batch[0].view(-1, 1)).double()
 
@@ -177,4 +207,6 @@ def together(*z: float) -> float:
 
 def subsampled(z: float) -> Mechanism:
     """One Gaussian release of a Poisson batch at `RATE`."""
-    return Mechanism((Block("share", (1,), "float64", 1.0, z, "real"),), Sampling("poisson", RATE, 4 * RATE, 4))
+    return Mechanism(
+        (Block("share", (1,), "float64", 1.0, z, "real"),), Sampling("poisson", RATE, 4 * RATE, 4)
+    )

@@ -48,7 +48,9 @@ class Timing:
     high: float
 
 
-def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2) -> dict[str, float | None]:
+def require_agreement(
+    steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2
+) -> dict[str, float | None]:
     """Largest deviation of every side from the first side that computes the same, relative to its norm; None of that first side.
 
     Raises:
@@ -62,28 +64,41 @@ def require_agreement(steps: Mapping[str, Step], computes: Mapping[str, str], to
         first = firsts.setdefault(computes[name], answer)
         deviation = float((answer - first).norm() / first.norm())
         if not deviation <= tolerance:
-            raise UserError(f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing was timed.")
+            raise UserError(
+                f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing was timed."
+            )
         deviations[name] = None if answer is first else deviation
     return deviations
 
 
-def by_turns(runs: Mapping[str, Callable[[], object]], baseline: Callable[[str], bool], seconds: float) -> dict[str, Timing]:
+def by_turns(
+    runs: Mapping[str, Callable[[], object]], baseline: Callable[[str], bool], seconds: float
+) -> dict[str, Timing]:
     """Time every side by turns for about `seconds` in all, three rounds at least.
 
     Args:
         baseline: which sides may be the baseline; it is the fastest of them.
     """
-    from torch.utils.benchmark import Timer  # which looks for a CUDA toolkit, and tells the terminal where it finds none
+    from torch.utils.benchmark import (
+        Timer,
+    )  # which looks for a CUDA toolkit, and tells the terminal where it finds none
 
-    timers = {name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads()) for name, run in runs.items()}
+    timers = {
+        name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+        for name, run in runs.items()
+    }
     repeats = {}
     for name, timer in timers.items():
         first = timer.timeit(1).median  # builds what later calls reuse
-        repeats[name] = max(1, int(ROUND_SECONDS / (timer.timeit(1).median if first < 1 else first)))
+        repeats[name] = max(
+            1, int(ROUND_SECONDS / (timer.timeit(1).median if first < 1 else first))
+        )
     rounds: list[dict[str, float]] = []
     until = time.perf_counter() + seconds
     while len(rounds) < 3 or time.perf_counter() < until:
-        rounds.append({name: 1e3 * timer.timeit(repeats[name]).median for name, timer in timers.items()})
+        rounds.append(
+            {name: 1e3 * timer.timeit(repeats[name]).median for name, timer in timers.items()}
+        )
     best = {name: min(one[name] for one in rounds) for name in runs}
     base = min((name for name in runs if baseline(name)), key=best.__getitem__)
 
@@ -100,7 +115,10 @@ def hold_memory() -> bool:
     glibc hands blocks above 32 MiB back to the system at once, so that every step of every side would pay for fresh pages: seen,
     a real convolution's 4 ms becoming 19.
     """
-    no_mmap, no_trim = (-4, 0), (-1, -1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h; of which -1 is that there is none
+    no_mmap, no_trim = (
+        (-4, 0),
+        (-1, -1),
+    )  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h; of which -1 is that there is none
     return _of_glibc("mallopt", *no_mmap) and _of_glibc("mallopt", *no_trim)
 
 
@@ -141,9 +159,16 @@ def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | No
         return None
     _let_go()  # both processes must fit
     asked = json.dumps({"workload": workload, "side": side, "threads": threads})
-    child = subprocess.run([sys.executable, "-m", "zdp_bench.bench.measure", asked], capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        [sys.executable, "-m", "zdp_bench.bench.measure", asked],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if child.returncode:
-        said = child.stderr.strip().splitlines() or [f"it was ended with {child.returncode}, as where memory runs out"]
+        said = child.stderr.strip().splitlines() or [
+            f"it was ended with {child.returncode}, as where memory runs out"
+        ]
         raise UserError(f"bench: '{side}' failed while its memory was measured: {said[-1]}")
     return float(child.stdout.strip().splitlines()[-1])
 

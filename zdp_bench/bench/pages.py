@@ -63,7 +63,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def installed(name: str) -> str | None:
@@ -74,7 +77,16 @@ def installed(name: str) -> str | None:
         return None
 
 
-COLUMNS = ("side", "time", "× baseline", "quartiles", "peak MiB", "× its memory", "paper's ratio", "agrees to")
+COLUMNS = (
+    "side",
+    "time",
+    "× baseline",
+    "quartiles",
+    "peak MiB",
+    "× its memory",
+    "paper's ratio",
+    "agrees to",
+)
 
 
 def cells(row: Row) -> dict[str, str]:
@@ -87,13 +99,21 @@ def cells(row: Row) -> dict[str, str]:
         return dict(zip(COLUMNS, (row.side, row.note, *[""] * (len(COLUMNS) - 2)), strict=True))
     quartiles = f"{row.ratio_low:.2f} to {row.ratio_high:.2f}"
     numbers = (
-        f"{row.milliseconds:.3g} ms" if row.milliseconds < 1000 else f"{row.milliseconds / 1000:.3g} s",
+        f"{row.milliseconds:.3g} ms"
+        if row.milliseconds < 1000
+        else f"{row.milliseconds / 1000:.3g} s",
         f"{row.ratio:.2f}",
         quartiles,
         shown(row.memory, ".0f"),
         shown(row.memory_ratio, ".2f"),
     )
-    return dict(zip(COLUMNS, (row.side, *numbers, shown(row.paper_ratio, ".1f"), shown(row.deviation, ".0e")), strict=True))
+    return dict(
+        zip(
+            COLUMNS,
+            (row.side, *numbers, shown(row.paper_ratio, ".1f"), shown(row.deviation, ".0e")),
+            strict=True,
+        )
+    )
 
 
 def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, float]]:
@@ -111,7 +131,15 @@ def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, fl
         if len(points) > 2:
             batches, times = (np.array(values, dtype=float) for values in zip(*points, strict=True))
             slope, start = np.polyfit(batches, times, 1, w=1 / times)
-            fitted.append((model, side, float(start), float(slope), float((times / (start + slope * batches)).max())))
+            fitted.append(
+                (
+                    model,
+                    side,
+                    float(start),
+                    float(slope),
+                    float((times / (start + slope * batches)).max()),
+                )
+            )
     return fitted
 
 
@@ -130,22 +158,36 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
     for case in dict.fromkeys(row.case for row, _ in measured):
         lines += [f"## {case}", ""]
         for on in machines:
-            if own := [(row, facts) for row, facts in measured if row.case == case and machine(facts) == on]:
-                others = ", ".join(f"{key} {value}" for key, value in own[0][1].items() if key not in ("device", "threads"))
+            if own := [
+                (row, facts) for row, facts in measured if row.case == case and machine(facts) == on
+            ]:
+                others = ", ".join(
+                    f"{key} {value}"
+                    for key, value in own[0][1].items()
+                    if key not in ("device", "threads")
+                )
                 lines += [f"On {on[0]}, {on[1]} threads ({others}).", ""]
                 lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
                 lines += ["| " + " | ".join(cells(row).values()) + " |" for row, _ in own]
                 lines.append("")
     fitted = {
-        on: lines_in_the_batch([row for row, facts in measured if machine(facts) == on]) for on in machines if table == "scaling"
+        on: lines_in_the_batch([row for row, facts in measured if machine(facts) == on])
+        for on in machines
+        if table == "scaling"
     }
     if any(fitted.values()):
         lines += ["## Against the batch: the line a + b·B through the times", ""]
     for on, series in fitted.items():
         if series:
             lines += [f"On {on[0]}, {on[1]} threads.", ""]
-            lines += ["| model | side | a, ms | b, ms a record | largest time / line |", "| --- | --- | --- | --- | --- |"]
-            lines += [f"| {model} | {side} | {a:.2f} | {b:.3f} | {jump:.2f} |" for model, side, a, b, jump in series]
+            lines += [
+                "| model | side | a, ms | b, ms a record | largest time / line |",
+                "| --- | --- | --- | --- | --- |",
+            ]
+            lines += [
+                f"| {model} | {side} | {a:.2f} | {b:.3f} | {jump:.2f} |"
+                for model, side, a, b, jump in series
+            ]
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -153,11 +195,16 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
 def as_csv(measured: list[Measured]) -> str:
     """The numbers, and on every line what they were measured on."""
     out = io.StringIO()
-    facts_told = dict.fromkeys(key for _, facts in measured for key in facts)  # another version may have told more, or less
+    facts_told = dict.fromkeys(
+        key for _, facts in measured for key in facts
+    )  # another version may have told more, or less
     writer = csv.DictWriter(out, [*asdict(measured[0][0]), *facts_told], lineterminator="\n")
     writer.writeheader()
     for row, facts in measured:
-        plain = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in asdict(row).items()}
+        plain = {
+            key: float(f"{value:.6g}") if isinstance(value, float) else value
+            for key, value in asdict(row).items()
+        }
         writer.writerow({**plain, **facts})
     return out.getvalue()
 

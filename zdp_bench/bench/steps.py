@@ -54,7 +54,9 @@ class Workload:
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
-        model: nn.Module = lookup("model", self.model)(tuple(self.input_shape), self.outputs, **self.options)
+        model: nn.Module = lookup("model", self.model)(
+            tuple(self.input_shape), self.outputs, **self.options
+        )
         return model.to(device())
 
     def records(self, last: bool) -> Batch:
@@ -77,7 +79,9 @@ class Workload:
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch's own, so that no side has a faster one than another."""
-        return (torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD)(parameters, lr=RATE)
+        return (torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD)(
+            parameters, lr=RATE
+        )
 
 
 def device() -> torch.device:
@@ -88,7 +92,10 @@ def device() -> torch.device:
 def flat(tensors: dict[str, Tensor]) -> Tensor:
     """All tensors in one real vector."""
     return torch.cat(
-        [torch.view_as_real(t.resolve_conj()).flatten() if t.is_complex() else t.flatten() for t in tensors.values()]
+        [
+            torch.view_as_real(t.resolve_conj()).flatten() if t.is_complex() else t.flatten()
+            for t in tensors.values()
+        ]
     )
 
 
@@ -96,7 +103,11 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 def non_private(
-    workload: Workload, last: bool = True, micro_batch: int | None = None, native: bool = False, compiled: bool = False
+    workload: Workload,
+    last: bool = True,
+    micro_batch: int | None = None,
+    native: bool = False,
+    compiled: bool = False,
 ) -> Step:
     """Forward, backward, update. native: with torch's own complex convolutions; compiled: by `torch.compile`."""
     model = workload.build()
@@ -114,11 +125,19 @@ def non_private(
     def run() -> None:
         backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)  # as the others: a side that waits for its turn holds its weights and no more
+        optimizer.zero_grad(
+            set_to_none=True
+        )  # as the others: a side that waits for its turn holds its weights and no more
 
     def answer() -> Tensor:
         backward()
-        found = flat({name: p.grad * workload.batch for name, p in model.named_parameters() if p.grad is not None})
+        found = flat(
+            {
+                name: p.grad * workload.batch
+                for name, p in model.named_parameters()
+                if p.grad is not None
+            }
+        )
         optimizer.zero_grad(set_to_none=True)
         return found
 
@@ -127,12 +146,17 @@ def non_private(
 
 def as_native(module: nn.Module) -> None:
     """Put torch's own complex convolutions in the place of ours, weights and all."""
-    twins: dict[type[nn.Module], type[nn.Module]] = {ComplexConv2d: nn.Conv2d, ComplexConvTranspose2d: nn.ConvTranspose2d}
+    twins: dict[type[nn.Module], type[nn.Module]] = {
+        ComplexConv2d: nn.Conv2d,
+        ComplexConvTranspose2d: nn.ConvTranspose2d,
+    }
     for name, child in module.named_children():
         if type(child) in twins:
             bias = child.bias is not None
             made = (child.in_channels, child.out_channels, child.kernel_size, child.stride)
-            twin = twins[type(child)](*made, padding=child.padding, groups=child.groups, bias=bias, dtype=torch.complex64)
+            twin = twins[type(child)](
+                *made, padding=child.padding, groups=child.groups, bias=bias, dtype=torch.complex64
+            )
             twin.to(device()).load_state_dict(child.state_dict())
             setattr(module, name, twin)
         as_native(child)
@@ -155,7 +179,9 @@ class _NoLedger(Ledger):
         pass
 
 
-def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None) -> Step:
+def private(
+    workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None
+) -> Step:
     """Our engine, noise and all, with DP-SGD."""
     options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
     return _engine_step(workload, lambda problem: ZetaDPSGD(problem, **options), last, micro_batch)
@@ -163,11 +189,19 @@ def private(workload: Workload, engine: Engine, last: bool = True, micro_batch: 
 
 def of_algorithm(name: str, workload: Workload) -> Step:
     """Our engine with any of the algorithms, as its defaults have it."""
-    return _engine_step(workload, lambda problem: lookup("algorithm", name)(problem, noise_multiplier=1.0, max_grad_norm=BOUND))
+    return _engine_step(
+        workload,
+        lambda problem: lookup("algorithm", name)(
+            problem, noise_multiplier=1.0, max_grad_norm=BOUND
+        ),
+    )
 
 
 def _engine_step(
-    workload: Workload, build: Callable[[Problem], Algorithm], last: bool = True, micro_batch: int | None = None
+    workload: Workload,
+    build: Callable[[Problem], Algorithm],
+    last: bool = True,
+    micro_batch: int | None = None,
 ) -> Step:
     model = workload.build()
     inputs, targets = workload.records(last)
@@ -183,11 +217,15 @@ def _engine_step(
     steps = count()
 
     def run() -> None:
-        private_step(training, next(steps), batches(), workload.batch)  # fresh noise: the same again would march the weights off
+        private_step(
+            training, next(steps), batches(), workload.batch
+        )  # fresh noise: the same again would march the weights off
 
     def answer() -> Tensor:
         total = Total(algorithm.mechanism(), inputs.device)
-        for batch in batches():  # as `run` takes them: a side of one record at a time adds up one record at a time
+        for batch in (
+            batches()
+        ):  # as `run` takes them: a side of one record at a time adds up one record at a time
             algorithm.accumulate(total, batch)
         return flat(total)
 
@@ -204,7 +242,9 @@ def loop(workload: Workload) -> Step:
     def summed() -> dict[str, Tensor]:
         total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
         for x, y in zip(inputs.split(1), targets.split(1), strict=True):
-            gradients = torch.autograd.grad(workload.loss_of(model(x), y).sum(), list(parameters.values()))
+            gradients = torch.autograd.grad(
+                workload.loss_of(model(x), y).sum(), list(parameters.values())
+            )
             norm = flat(dict(zip(parameters, gradients, strict=True))).norm()
             for value, gradient in zip(total.values(), gradients, strict=True):
                 value += gradient * (BOUND / norm).clamp(max=1)
@@ -223,7 +263,9 @@ def loop(workload: Workload) -> Step:
 
 def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> Step:
     """Opacus's own step. Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too small)."""
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus's own hooks, on a first layer
+    warnings.filterwarnings(
+        "ignore", message="Full backward hook is firing"
+    )  # Opacus's own hooks, on a first layer
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -231,17 +273,27 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
     model = workload.build()
     inputs, targets = workload.records(last=False)
     plain = workload.optimizer_of(model.parameters())
-    common: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "expected_batch_size": workload.batch}
+    common: dict[str, Any] = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": BOUND,
+        "expected_batch_size": workload.batch,
+    }
     if mode != "ghost":
-        module: Any = GradSampleModule(model, loss_reduction="sum", force_functorch=mode == "functorch")
+        module: Any = GradSampleModule(
+            model, loss_reduction="sum", force_functorch=mode == "functorch"
+        )
         optimizer: Any = DPOptimizer(plain, **common, loss_reduction="sum")
 
         def backward() -> None:
             workload.loss_of(module(inputs), targets).sum().backward()
     else:
-        module = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=BOUND)
+        module = GradSampleModuleFastGradientClipping(
+            model, loss_reduction="sum", max_grad_norm=BOUND
+        )
         optimizer = DPOptimizerFastGradientClipping(plain, **common, loss_reduction="sum")
-        criterion = DPLossFastGradientClipping(module, optimizer, _Criterion(workload), loss_reduction="sum")
+        criterion = DPLossFastGradientClipping(
+            module, optimizer, _Criterion(workload), loss_reduction="sum"
+        )
 
         def backward() -> None:
             criterion(module(inputs), targets).backward()
@@ -257,7 +309,9 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
             optimizer.clip_and_accumulate()
             found = flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
         else:
-            found = flat({str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None})
+            found = flat(
+                {str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None}
+            )
         optimizer.zero_grad(set_to_none=True)
         return found
 
@@ -279,7 +333,9 @@ class _Criterion(nn.Module):
 
 def _warm(workload: Workload) -> Step:
     """Every kernel once, on the smallest batch, so that a library's own memory is not taken for a step's."""
-    tiny = Workload("complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]})
+    tiny = Workload(
+        "complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]}
+    )
     step = private(tiny, "fast")
     step.run()
     return step

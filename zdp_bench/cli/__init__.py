@@ -26,8 +26,13 @@ def main(said: Sequence[str] | None = None) -> NoReturn:
     with lasting_output() as output:
         code = _carry_out(list(sys.argv[1:] if said is None else said))
         output.flush()
-        if output.failed and output.failed.errno != errno.EPIPE:  # a reader that has gone has read enough
-            print(f"zdp-bench: standard output: {output.failed.strerror}; what was made is kept.", file=sys.stderr)
+        if (
+            output.failed and output.failed.errno != errno.EPIPE
+        ):  # a reader that has gone has read enough
+            print(
+                f"zdp-bench: standard output: {output.failed.strerror}; what was made is kept.",
+                file=sys.stderr,
+            )
             code = code or 2
         if "WORLD_SIZE" in os.environ:
             from zdp_bench.training.distributed import leave
@@ -51,7 +56,10 @@ def _carry_out(words: list[str]) -> int:
         print(f"zdp-bench: {stop}.", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
-        print("zdp-bench: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
+        print(
+            "zdp-bench: interrupted; the same command goes on from the last checkpoint.",
+            file=sys.stderr,
+        )
         return 130
     except OSError as error:
         if (told := refused(error)) is None:
@@ -68,11 +76,15 @@ def _refuse_launcher(options: argparse.Namespace) -> None:
     """
     if options.verb == "run":
         return
-    first = str(getattr(options, "table", ""))  # of `reproduce`, where an override may stand in a table's place
+    first = str(
+        getattr(options, "table", "")
+    )  # of `reproduce`, where an override may stand in a table's place
     for word in (first, *getattr(options, "overrides", [])):
         group = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
         if group in ("launcher", "hydra") and word != "launcher=local":
-            raise UserError(f"{word}: only `zdp-bench run` reads it; leave it out of `zdp-bench {options.verb}`.")
+            raise UserError(
+                f"{word}: only `zdp-bench run` reads it; leave it out of `zdp-bench {options.verb}`."
+            )
 
 
 def _try_results(options: argparse.Namespace) -> None:
@@ -84,13 +96,25 @@ def _try_results(options: argparse.Namespace) -> None:
     folder = getattr(options, "results", None)
     if folder is None:
         return
-    if options.verb in ("table", "figure", "report", "results") and folder != RESULTS and not folder.exists():
-        raise UserError(f"{folder}: there is no such folder, so there are no records. Name the results folder of your runs.")
+    if (
+        options.verb in ("table", "figure", "report", "results")
+        and folder != RESULTS
+        and not folder.exists()
+    ):
+        raise UserError(
+            f"{folder}: there is no such folder, so there are no records. Name the results folder of your runs."
+        )
     if options.verb == "results" and folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file and no folder, so there are no records. Name the results folder of your runs.")
-    own = options.verb == "epsilon" and (options.sigma is not None or options.target_epsilon is not None)
+        raise UserError(
+            f"{folder}: is a file and no folder, so there are no records. Name the results folder of your runs."
+        )
+    own = options.verb == "epsilon" and (
+        options.sigma is not None or options.target_epsilon is not None
+    )
     kept = options.verb == "audit" and options.cases == "all"
-    if kept or (options.verb in ("table", "figure", "report", "reproduce", "bench", "epsilon") and not own):
+    if kept or (
+        options.verb in ("table", "figure", "report", "reproduce", "bench", "epsilon") and not own
+    ):
         probe(folder)
     if output := getattr(options, "output", None):
         probe(output.parent)

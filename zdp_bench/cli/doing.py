@@ -17,13 +17,23 @@ def _run(options: argparse.Namespace) -> int:
     from zdp_bench.training import distributed
 
     if options.multirun and distributed.launched():
-        raise UserError("torchrun carries out one run: leave -m out, or sweep with launcher=joblib or launcher=slurm.")
-    launchers = [word for word in options.overrides if word.startswith("launcher=") and word != "launcher=local"]
+        raise UserError(
+            "torchrun carries out one run: leave -m out, or sweep with launcher=joblib or launcher=slurm."
+        )
+    launchers = [
+        word
+        for word in options.overrides
+        if word.startswith("launcher=") and word != "launcher=local"
+    ]
     if launchers and not options.multirun:
-        raise UserError(f"{launchers[-1]}: a launcher carries out a sweep; add -m, or leave it out.")
+        raise UserError(
+            f"{launchers[-1]}: a launcher carries out a sweep; add -m, or leave it out."
+        )
     with readable(options.overrides), hydra_session() as driver:
         if not options.multirun:
-            outcome = driver.run(config_name="config", task_function=Job(), overrides=options.overrides).return_value
+            outcome = driver.run(
+                config_name="config", task_function=Job(), overrides=options.overrides
+            ).return_value
             if isinstance(outcome, UserError):
                 raise outcome
             return 0
@@ -49,7 +59,11 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
 
     for error in dict.fromkeys(error for _, error in failed):
         console().print(f"skipped: {error}")
-    single = [word for word in overrides if "," not in word and not word.startswith(("algorithm", "seed", "privacy.target_"))]
+    single = [
+        word
+        for word in overrides
+        if "," not in word and not word.startswith(("algorithm", "seed", "privacy.target_"))
+    ]
     config = configured(single)
     found = faceoff.read(config.results)
     if not found:
@@ -58,7 +72,9 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
         console().print(faceoff.as_rich(one))
         for path in faceoff.write(one, config.results, faceoff_command(one)):
             print(f"written: {path}")
-    for path in figures.write(figures.draw("faceoff", config.results, config.data_root), "faceoff", config.results):
+    for path in figures.write(
+        figures.draw("faceoff", config.results, config.data_root), "faceoff", config.results
+    ):
         print(f"written: {path}")
     return 0
 
@@ -85,7 +101,9 @@ def _reproduce(options: argparse.Namespace) -> int:
     if "=" in options.table:
         options.table, options.overrides = "", [options.table, *options.overrides]
     if bool(options.table) == bool(options.profile):
-        raise UserError("zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, and not both.")
+        raise UserError(
+            "zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, and not both."
+        )
     require_unchanged(options.overrides)
     if options.profile:
         return _reproduce_all(options)
@@ -94,7 +112,9 @@ def _reproduce(options: argparse.Namespace) -> int:
         job = [f"recipe={filling.recipe}", *filling.overrides]
         for seed in range(1, options.seeds + 1):
             try:
-                run_one([*job, f"seed={seed}", f"paths.results={options.results}", *options.overrides])
+                run_one(
+                    [*job, f"seed={seed}", f"paths.results={options.results}", *options.overrides]
+                )
             except UserError as error:
                 failed.append(f"{' '.join(job)} seed={seed}: {error}")
                 print(f"zdp-bench: {failed[-1]}", file=sys.stderr)
@@ -115,12 +135,18 @@ def _reproduce_all(options: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(line, flush=True)
 
-    closing = reproduce.carry_out(options.profile, options.seeds, options.results, options.overrides, say)
-    shown = Table("table", "row", "metric", "verdict", "why", title="Every cell", title_justify="left")
+    closing = reproduce.carry_out(
+        options.profile, options.seeds, options.results, options.overrides, say
+    )
+    shown = Table(
+        "table", "row", "metric", "verdict", "why", title="Every cell", title_justify="left"
+    )
     for verdict in closing.verdicts:
         shown.add_row(verdict.table, verdict.row, verdict.metric, verdict.verdict, verdict.why)
     console().print(shown)
-    counted = ", ".join(f"{count} {kind}" for kind, count in verdicts.counts(closing.verdicts).items())
+    counted = ", ".join(
+        f"{count} {kind}" for kind, count in verdicts.counts(closing.verdicts).items()
+    )
     print(f"{len(closing.verdicts)} cells: {counted}. {verdicts.RULE}")
     print("\n".join(f"written: {path}" for path in closing.pages))
     for job, reason in closing.failed:
@@ -139,7 +165,9 @@ def _audit(options: argparse.Namespace) -> int:
     config = configured(options.overrides)
     findings, title = [], f"Audit of recipe {config.recipe}, seed {config.seed}"
     with console().status("attacking ..."):
-        for finding in audit(config, options.cases, options.confidence, options.canaries, options.steps):
+        for finding in audit(
+            config, options.cases, options.confidence, options.canaries, options.steps
+        ):
             findings.append(dataclasses.asdict(finding))
     if options.format == "rich":
         console().print(table.as_rich(findings, title))
@@ -182,7 +210,9 @@ def _find_lr(options: argparse.Namespace) -> int:
     from zdp_bench.training.progress import console
 
     with console().status("trying learning rates ..."):
-        found = range_test(configured(options.overrides), options.lowest, options.highest, options.steps)
+        found = range_test(
+            configured(options.overrides), options.lowest, options.highest, options.steps
+        )
     if options.format == "json":
         print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
@@ -201,9 +231,13 @@ def _bench(options: argparse.Namespace) -> int:
     for name in options.tables:
         if name not in tables.available():
             raise unknown("table", name, tables.available())
-    tables.require_case(options.tables or tables.available(), options.quick, options.threads, options.case)
+    tables.require_case(
+        options.tables or tables.available(), options.quick, options.threads, options.case
+    )
     for name in options.tables or tables.available():
-        rows, paths = tables.run(name, options.quick, options.threads, options.results, options.case)
+        rows, paths = tables.run(
+            name, options.quick, options.threads, options.results, options.case
+        )
         for case in dict.fromkeys(row.case for row in rows):
             shown = Table(*pages.COLUMNS, title=case, title_justify="left")
             for row in rows:

@@ -34,7 +34,9 @@ def _figure(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
 
     for name in options.figures:
-        for path in figures.write(figures.draw(name, options.results, _root(options)), name, options.results):
+        for path in figures.write(
+            figures.draw(name, options.results, _root(options)), name, options.results
+        ):
             print(f"written: {path}")
     return 0
 
@@ -45,9 +47,13 @@ def _report(options: argparse.Namespace) -> int:
 
     made = []
     for name in tables.available():
-        if tables.recipes_of(name) and not curves.is_figure(name):  # the page shows a figure's table as `table` wrote it
+        if tables.recipes_of(name) and not curves.is_figure(
+            name
+        ):  # the page shows a figure's table as `table` wrote it
             made.append(tables.build(name, options.results, fillings(name, options.results)))
-    print(f"written: {page.write(made, options.results, options.output or options.results / 'report.html')}")
+    print(
+        f"written: {page.write(made, options.results, options.output or options.results / 'report.html')}"
+    )
     return 0
 
 
@@ -55,7 +61,9 @@ def _results(options: argparse.Namespace) -> int:
     from zdp_bench.report import results
     from zdp_bench.training.progress import console
 
-    frame = results.select(options.results, options.filters, options.columns, options.sort, options.by)
+    frame = results.select(
+        options.results, options.filters, options.columns, options.sort, options.by
+    )
     if options.format == "rich":
         console().print(results.as_rich(frame))
     else:
@@ -81,14 +89,20 @@ def _epsilon(options: argparse.Namespace) -> int:
     if options.sigma is None and options.target_epsilon is None:
         for name in numbers:
             if getattr(options, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} alone says too little: add --sigma or --target-epsilon.")
+                raise UserError(
+                    f"--{name.replace('_', '-')} alone says too little: add --sigma or --target-epsilon."
+                )
         table = epsilon.rows()
         paths = epsilon.write(table, options.results)
         if options.format == "rich":
             console().print(epsilon.as_rich(table))
             print("\n".join(f"written: {path}" for path in paths))
         else:
-            print(epsilon.as_markdown(table) if options.format == "md" else formats.as_text(epsilon.plain(table), options.format))
+            print(
+                epsilon.as_markdown(table)
+                if options.format == "md"
+                else formats.as_text(epsilon.plain(table), options.format)
+            )
         return 0
     if options.sigma is not None and options.target_epsilon is not None:
         raise UserError("say either --sigma or --target-epsilon, not both.")
@@ -138,11 +152,16 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
     if kind == "tables":
         from zdp_bench.report import tables
 
-        return [(name, ", ".join(tables.recipes_of(name)) or "no recipe yet") for name in tables.available()]
+        return [
+            (name, ", ".join(tables.recipes_of(name)) or "no recipe yet")
+            for name in tables.available()
+        ]
     if kind == "figures":
         from zdp_bench.registry import lookup, names
 
-        return [(name, str(lookup("figure", name).__doc__).splitlines()[0]) for name in names("figure")]
+        return [
+            (name, str(lookup("figure", name).__doc__).splitlines()[0]) for name in names("figure")
+        ]
     if kind == "keys":
         from zdp_bench.config.plugins import every_key
 
@@ -168,8 +187,16 @@ def _data(options: argparse.Namespace) -> int:
         return 0
     if options.action == "fetch":
         if not options.dataset:
-            raise UserError("zdp-bench data fetch needs a data set: one of " + ", ".join(card.name for card in chosen) + ".")
-        done = [path for card in _with_sources(chosen) for path in files.fetch(root, card, options.mirror)]
+            raise UserError(
+                "zdp-bench data fetch needs a data set: one of "
+                + ", ".join(card.name for card in chosen)
+                + "."
+            )
+        done = [
+            path
+            for card in _with_sources(chosen)
+            for path in files.fetch(root, card, options.mirror)
+        ]
         print("\n".join(f"fetched: {path}" for path in done) or "nothing is missing")
         return 0
     wrong = 0
@@ -178,7 +205,10 @@ def _data(options: argparse.Namespace) -> int:
             print(f"{card.name}: {state(root, card)}; it needs no files")
         for path, problem in files.inspected(root, card):
             wrong += bool(problem)
-            print(f"zdp-bench: {problem}" if problem else f"ok: {path}", file=sys.stderr if problem else sys.stdout)
+            print(
+                f"zdp-bench: {problem}" if problem else f"ok: {path}",
+                file=sys.stderr if problem else sys.stdout,
+            )
     return 2 if wrong else 0
 
 
@@ -196,7 +226,9 @@ def _root(options: argparse.Namespace) -> Path:
     named: Path | None = options.root
     root = (named or Path(os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench")).expanduser()
     if root.is_file():
-        raise UserError(f"{root}: is a file and no folder, so it holds no data; name the data root by --root, or by ZDP_DATA.")
+        raise UserError(
+            f"{root}: is a file and no folder, so it holds no data; name the data root by --root, or by ZDP_DATA."
+        )
     return root
 
 

@@ -64,7 +64,9 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     with readable([]):
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(resolved, dict)
-    plain: dict[str, Any] = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
+    plain: dict[str, Any] = {
+        str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")
+    }
 
     sections = {
         "trainer": Trainer,
@@ -74,8 +76,12 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
         "federated": Federated,
         "paths": Paths,
     }
-    scalars = {key: value for key, value in plain.items() if key not in sections and key not in GROUPS}
-    checked: dict[str, Any] = {name: typed(schema, plain.get(name) or {}, name) for name, schema in sections.items()}
+    scalars = {
+        key: value for key, value in plain.items() if key not in sections and key not in GROUPS
+    }
+    checked: dict[str, Any] = {
+        name: typed(schema, plain.get(name) or {}, name) for name, schema in sections.items()
+    }
     top = typed(Scalars, scalars, "")
 
     from zdp_bench.privacy.accounting import ACCOUNTANTS
@@ -86,17 +92,31 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     said = typed_keys(overrides)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
-            raise UserError(f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys.")
+            raise UserError(
+                f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys."
+            )
     for kind in PLUGINS:
         plain[kind] = without_strangers(str(plain.get("recipe")), kind, plain.get(kind) or {}, said)
-    found: dict[str, Any] = {kind: plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])}
+    found: dict[str, Any] = {
+        kind: plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])
+    }
     found.setdefault("scheduler", None)
     # Keys of every model and of every optimiser, beside the plug-in's own options
     found["replace_batchnorm"] = plain["model"].get("replace_batchnorm")
-    found["complex_second_moment"] = plain["optimizer"].get("complex_second_moment") or "per_component"
-    if found["complex_second_moment"] == "per_component":  # one experiment, one digest, however it is said
-        plain["optimizer"] = {key: value for key, value in plain["optimizer"].items() if key != "complex_second_moment"}
-    plain = {key: value for key, value in plain.items() if key != "federated"} | _of_the_result(checked["federated"])
+    found["complex_second_moment"] = (
+        plain["optimizer"].get("complex_second_moment") or "per_component"
+    )
+    if (
+        found["complex_second_moment"] == "per_component"
+    ):  # one experiment, one digest, however it is said
+        plain["optimizer"] = {
+            key: value
+            for key, value in plain["optimizer"].items()
+            if key != "complex_second_moment"
+        }
+    plain = {key: value for key, value in plain.items() if key != "federated"} | _of_the_result(
+        checked["federated"]
+    )
     run = Run(**vars(top), **checked, **found, accountant=accountant, resolved=plain)
     check_values(run)
     check_typed(run, said)
@@ -108,9 +128,19 @@ def _of_the_result(federated: Federated) -> dict[str, Any]:
     if federated.nodes is None:
         return {}
     said = {key: getattr(federated, key) for key in FEDERATED_RESULT}
-    return {"federated": {key: value for key, value in said.items() if key != "local_lr" or federated.local_steps > 1}}
+    return {
+        "federated": {
+            key: value
+            for key, value in said.items()
+            if key != "local_lr" or federated.local_steps > 1
+        }
+    }
 
 
 def _off(kind: str, node: dict[str, Any]) -> bool:
     """A run may do without a scheduler, and without nothing else."""
-    return kind == "scheduler" and node.get("name") is None and not any(value is not None for value in node.values())
+    return (
+        kind == "scheduler"
+        and node.get("name") is None
+        and not any(value is not None for value in node.values())
+    )

@@ -48,7 +48,9 @@ def register_yaml() -> None:
                 _store(kind, name, builder, {"name": name} | defaults(builder), kind)
 
 
-_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made of: Hydra takes 10 ms to store what it has already
+_STORED: dict[
+    tuple[str, str], Any
+] = {}  # (group, name) -> what it was made of: Hydra takes 10 ms to store what it has already
 
 
 def _store(group: str, name: str, source: Any, node: dict[str, Any], package: str) -> None:
@@ -59,7 +61,11 @@ def _store(group: str, name: str, source: Any, node: dict[str, Any], package: st
 
 def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
     """The YAML that a plug-in of another package would have: its options, with their defaults."""
-    options = (p for p in inspect.signature(builder).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    options = (
+        p
+        for p in inspect.signature(builder).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    )
     return {p.name: MISSING if p.default is inspect.Parameter.empty else p.default for p in options}
 
 
@@ -80,7 +86,9 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 def group_options(group: str) -> list[str]:
     """The names of a config group: its files', and those of other packages' plug-ins."""
-    others = names(group) if group in PLUGIN_KINDS and entry_points(group="zdp_bench.plugins") else []
+    others = (
+        names(group) if group in PLUGIN_KINDS and entry_points(group="zdp_bench.plugins") else []
+    )
     return sorted({*files(group), *others})
 
 
@@ -92,8 +100,13 @@ def files(group: str) -> dict[str, Path]:
 
 def chosen(overrides: list[str], group: str) -> list[str]:
     """The name that a group has with these overrides; all of them, where they sweep over several."""
-    said = next((o.partition("=")[2].split(",") for o in reversed(overrides) if o.startswith(f"{group}=")), [])
-    return [name for name in said if name in group_options(group)] or [str(_with_groups(overrides)[group].name)]
+    said = next(
+        (o.partition("=")[2].split(",") for o in reversed(overrides) if o.startswith(f"{group}=")),
+        [],
+    )
+    return [name for name in said if name in group_options(group)] or [
+        str(_with_groups(overrides)[group].name)
+    ]
 
 
 def _with_groups(overrides: list[str]) -> DictConfig:
@@ -101,9 +114,18 @@ def _with_groups(overrides: list[str]) -> DictConfig:
     from hydra import compose as hydra_compose
 
     words = dict(override.split("=", 1) for override in overrides if "=" in override)
-    choices = {group: words[group] for group in ("recipe", *GROUPS) if words.get(group) in group_options(group)}
+    choices = {
+        group: words[group]
+        for group in ("recipe", *GROUPS)
+        if words.get(group) in group_options(group)
+    }
     with hydra_session():
-        return hydra_compose("config", overrides=[f"{key}={name}" for key, name in ({"recipe": "quickstart"} | choices).items()])
+        return hydra_compose(
+            "config",
+            overrides=[
+                f"{key}={name}" for key, name in ({"recipe": "quickstart"} | choices).items()
+            ],
+        )
 
 
 def known_keys(overrides: list[str]) -> list[str]:

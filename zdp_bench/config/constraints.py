@@ -26,7 +26,12 @@ def check_values(run: Run) -> None:
         raise unknown("trainer.sampling", trainer.sampling, schemes)
     if trainer.sampling == "poisson":
         one = trainer.sample_rate is not None or trainer.batch_size is not None
-        require(one, "trainer.sample_rate", None, "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size")
+        require(
+            one,
+            "trainer.sample_rate",
+            None,
+            "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size",
+        )
     one = (trainer.batch_size is None) != (trainer.sample_rate is None)
     rule = f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both"
     require(one, "trainer.batch_size", trainer.batch_size, rule)
@@ -38,7 +43,9 @@ def check_values(run: Run) -> None:
     require(rate is None or trainer.epochs / rate <= MOST, "trainer.sample_rate", rate, most)
     micro_batch = trainer.micro_batch
     if isinstance(micro_batch, str) and micro_batch != "auto":
-        raise UserError(f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null.")
+        raise UserError(
+            f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null."
+        )
     require_count("trainer.micro_batch", micro_batch if isinstance(micro_batch, int) else None)
     require_count("trainer.checkpoint_epochs", trainer.checkpoint_epochs)
     require_count("privacy.range_test_steps", run.privacy.range_test_steps, least=0)
@@ -52,10 +59,16 @@ def check_values(run: Run) -> None:
     if replacement not in (None, *REPLACEMENTS):
         raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
     if run.complex_second_moment not in ("per_component", "magnitude"):
-        raise unknown("optimizer.complex_second_moment", str(run.complex_second_moment), ["per_component", "magnitude"])
+        raise unknown(
+            "optimizer.complex_second_moment",
+            str(run.complex_second_moment),
+            ["per_component", "magnitude"],
+        )
     if run.complex_second_moment == "magnitude" and run.optimizer.name not in HAS_SECOND_MOMENT:
         which = ", ".join(HAS_SECOND_MOMENT)
-        raise UserError(f"optimizer.complex_second_moment=magnitude: is for {which}, and not for {run.optimizer.name}.")
+        raise UserError(
+            f"optimizer.complex_second_moment=magnitude: is for {which}, and not for {run.optimizer.name}."
+        )
     require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
     require_threads("threads", run.threads)
     private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
@@ -85,10 +98,22 @@ def check_typed(run: Run, said: Collection[str]) -> None:
         UserError: names the first such key.
     """
     for key in sorted(said):
-        if run.federated.nodes is None and key.startswith("federated.") and key != "federated.nodes":
-            raise UserError(f"{key}: a central run does not read it; add federated.nodes=N, or leave it out.")
-        if run.claims.table is None and key in ("claims.row", "claims.variant") and getattr(run.claims, key[7:]) is not None:
-            raise UserError(f"{key}={getattr(run.claims, key[7:])}: of no table; add claims.table=PAPER/N, or leave it out.")
+        if (
+            run.federated.nodes is None
+            and key.startswith("federated.")
+            and key != "federated.nodes"
+        ):
+            raise UserError(
+                f"{key}: a central run does not read it; add federated.nodes=N, or leave it out."
+            )
+        if (
+            run.claims.table is None
+            and key in ("claims.row", "claims.variant")
+            and getattr(run.claims, key[7:]) is not None
+        ):
+            raise UserError(
+                f"{key}={getattr(run.claims, key[7:])}: of no table; add claims.table=PAPER/N, or leave it out."
+            )
     for key in ("target_epsilon", "claimed_epsilon"):
         target = getattr(run.privacy, key)
         if target is not None and "algorithm.noise_multiplier" in said:
@@ -100,7 +125,11 @@ def check_typed(run: Run, said: Collection[str]) -> None:
 
 def _check_calibration(run: Run) -> None:
     """A noise multiplier is calibrated to one ε at most, and only where there is one."""
-    asked = [key for key in ("target_epsilon", "claimed_epsilon") if getattr(run.privacy, key) is not None]
+    asked = [
+        key
+        for key in ("target_epsilon", "claimed_epsilon")
+        if getattr(run.privacy, key) is not None
+    ]
     if len(asked) > 1:
         raise UserError(
             "privacy.target_epsilon and privacy.claimed_epsilon each set algorithm.noise_multiplier: give one of them."
@@ -118,7 +147,9 @@ def _check_calibration(run: Run) -> None:
             f"privacy.max_epsilon={budget:g} with privacy.target_epsilon={target:g}: the budget would end the run before it has "
             "the ε that its noise is for. Raise the budget, lower the target, or leave one of them out."
         )
-    without = run.privacy.claimed_epsilon == math.inf or (not asked and not run.algorithm.options.get("noise_multiplier"))
+    without = run.privacy.claimed_epsilon == math.inf or (
+        not asked and not run.algorithm.options.get("noise_multiplier")
+    )
     if without:
         raise UserError(
             f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name} and no noise: ε is ∞ at the first step, so "
@@ -132,10 +163,25 @@ def _check_federated(run: Run) -> None:
         return
     nodes, least = federated.nodes, federated.min_nodes
     require_count("federated.nodes", nodes)
-    require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, f"must lie between 1 and the {nodes} nodes")
+    require(
+        least is None or 1 <= least <= nodes,
+        "federated.min_nodes",
+        least,
+        f"must lie between 1 and the {nodes} nodes",
+    )
     require_count("federated.local_steps", federated.local_steps)
-    require(0 < federated.local_lr < math.inf, "federated.local_lr", federated.local_lr, "must be positive and finite")
-    require(federated.patience > 0, "federated.patience", federated.patience, "must be positive: it is in seconds")
+    require(
+        0 < federated.local_lr < math.inf,
+        "federated.local_lr",
+        federated.local_lr,
+        "must be positive and finite",
+    )
+    require(
+        federated.patience > 0,
+        "federated.patience",
+        federated.patience,
+        "must be positive: it is in seconds",
+    )
     for key, value, allowed in (
         ("patients", federated.patients, ("split", "own")),
         ("backend", federated.backend, ("serial", "ray")),
@@ -143,8 +189,15 @@ def _check_federated(run: Run) -> None:
         if value not in allowed:
             raise unknown(f"federated.{key}", value, allowed)
     which = f"must lie between 0 and {nodes - 1}"
-    require(federated.node is None or 0 <= federated.node < nodes, "federated.node", federated.node, which)
-    shuffled = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
+    require(
+        federated.node is None or 0 <= federated.node < nodes,
+        "federated.node",
+        federated.node,
+        which,
+    )
+    shuffled = (
+        "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
+    )
     require(run.trainer.sampling != "shuffled", "trainer.sampling", run.trainer.sampling, shuffled)
 
 

@@ -18,11 +18,21 @@ def experiment_digest(run: Run) -> str:
     def said(node: Any) -> Any:
         if not isinstance(node, dict):
             return node
-        inside = {key: said(value) for key, value in node.items() if value is not None and value is not False}
+        inside = {
+            key: said(value)
+            for key, value in node.items()
+            if value is not None and value is not False
+        }
         return {key: value for key, value in inside.items() if value != {}}
 
-    content = {key: value for key, value in run.resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")}
-    content["trainer"] = {key: value for key, value in content["trainer"].items() if key != "micro_batch"}
+    content = {
+        key: value
+        for key, value in run.resolved.items()
+        if key not in (*OPERATIONAL, "seed", "recipe")
+    }
+    content["trainer"] = {
+        key: value for key, value in content["trainer"].items() if key != "micro_batch"
+    }
     content = said(content)
     if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # what is calibrated is no choice
         content["algorithm"].pop("noise_multiplier", None)

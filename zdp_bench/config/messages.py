@@ -28,12 +28,16 @@ def readable(overrides: list[str]) -> Iterator[None]:
         raise UserError(sentence(error, overrides)) from None
     except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-        if not {"hydra", "omegaconf"} & set(Path(raised_in).parts):  # a bug of ours, and shown as one
+        if not {"hydra", "omegaconf"} & set(
+            Path(raised_in).parts
+        ):  # a bug of ours, and shown as one
             raise
         if told := no_name(overrides):
             raise UserError(told) from None
         said = " ".join(overrides)
-        raise UserError(f"'{said}' cannot be composed: {first_line(error)} Give groups a name and keys a value.") from None
+        raise UserError(
+            f"'{said}' cannot be composed: {first_line(error)} Give groups a name and keys a value."
+        ) from None
 
 
 def no_override(word: str) -> str:
@@ -74,7 +78,9 @@ def typed_keys(overrides: Sequence[str]) -> frozenset[str]:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         if override.key_or_group in CHOICES and isinstance(override.value(), list):
-            raise UserError(f"{override.input_line}: a run has one {override.key_or_group}; name one, or sweep with -m.")
+            raise UserError(
+                f"{override.input_line}: a run has one {override.key_or_group}; name one, or sweep with -m."
+            )
     return frozenset(str(override.key_or_group) for override in parsed)
 
 
@@ -90,7 +96,9 @@ def sentence(error: Exception, overrides: list[str]) -> str:
         return f"{where}: ${{{match[1]}}} names no key of the run.{suggestion(match[1], known_keys(overrides))}"
     if "Could not override ''" in text and (told := no_name(overrides)):
         return told
-    if match := re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: ([^']+)'", text):
+    if match := re.search(
+        r"Multiple values for (\S+)\. To override a value use 'override \S+: ([^']+)'", text
+    ):
         return f"+{match[1]}={match[2]}: a run has one {match[1]} already; leave the + out: {match[1]}={match[2]}."
     if match := re.search(r"Could not delete from config\. '([^']+)' does not exist", text):
         return f"~{match[1]}: there is no such key to take out.{suggestion(match[1], known_keys(overrides))}"
@@ -102,7 +110,9 @@ def sentence(error: Exception, overrides: list[str]) -> str:
         return f"{match[1]}: names several values; add -m, as in `zdp-bench run -m {match[1]}`, or give one."
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
         return f"+{match[1]}: is there already; leave the + out: {match[1]}=VALUE."
-    if match := re.search(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float)", text):
+    if match := re.search(
+        r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float)", text
+    ):
         kind = {"Integer": "a whole number", "Float": "a number"}[match[2]]
         return f"{getattr(error, 'full_key', None) or 'a key'}={match[1]}: must be {kind}."
     if match := re.search(r"Could not (?:find|load) '([^/']+)/+([^']+)'", text):

@@ -48,7 +48,11 @@ def own_keys(kind: str, name: str) -> list[str]:
     if kind in TORCHS_OWN:
         own = [parameter.name for parameter in parameters if parameter.name not in NOT_OURS]
     else:
-        own = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        own = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
     return [*own, *OF_EVERY.get(kind, ())]
 
 
@@ -66,9 +70,13 @@ def every_key() -> list[tuple[str, str]]:
         having: dict[str, list[str]] = {}
         for name in group_options(kind):
             own = assets.read_yaml(files(kind)[name]) if name in files(kind) else {}
-            keys = list(own) if kind == "trainer" else [] if name == "none" else own_keys(kind, name)
+            keys = (
+                list(own) if kind == "trainer" else [] if name == "none" else own_keys(kind, name)
+            )
             for key in keys:
-                having.setdefault(key, []).append(f"{name} {_shown(own[key])}" if key in own else name)
+                having.setdefault(key, []).append(
+                    f"{name} {_shown(own[key])}" if key in own else name
+                )
         found += [(f"{kind}.{key}", ", ".join(names)) for key, names in sorted(having.items())]
     return found
 
@@ -84,35 +92,51 @@ def no_such_key(kind: str, name: str, key: str) -> str:
     return f"key '{kind}.{key}' is not known.{near} {kind}={name} has {', '.join(sorted(has)) or 'no keys'}."
 
 
-def without_strangers(recipe: str, kind: str, node: dict[str, Any], said: Collection[str] = ()) -> dict[str, Any]:
+def without_strangers(
+    recipe: str, kind: str, node: dict[str, Any], said: Collection[str] = ()
+) -> dict[str, Any]:
     """A plug-in's options without those that the recipe meant for another one.
 
     `recipe=phasemnist algorithm=sgd` puts sgd in the place of ζ-DP-SGD, but the recipe's `algorithm: {noise: circular}` is
     still merged on top. What the chosen plug-in's own YAML does not have, and the recipe has, was never meant for it. What the
     user typed (`said`) was, and stays, so that it is refused by name.
     """
-    own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(str(node.get("name")))
+    own_file = assets.group(assets.DATASETS if kind == "dataset" else assets.CONF / kind).get(
+        str(node.get("name"))
+    )
     recipe_file = assets.group(assets.RECIPES).get(recipe)
-    known = own_file is not None or node.get("name") in (names(kind) if kind in PLUGIN_KINDS else ())
+    known = own_file is not None or node.get("name") in (
+        names(kind) if kind in PLUGIN_KINDS else ()
+    )
     if not known or recipe_file is None:
         return node
     body = assets.read_yaml(recipe_file)
     choices: dict[str, str] = {}
-    for entry in (*assets.read_yaml(assets.CONF / "config.yaml")["defaults"], *body.get("defaults", [])):
+    for entry in (
+        *assets.read_yaml(assets.CONF / "config.yaml")["defaults"],
+        *body.get("defaults", []),
+    ):
         if isinstance(entry, dict):
             choices |= {key.removeprefix("override /"): name for key, name in entry.items()}
     if choices[kind] == node["name"]:
         return node
     own = assets.read_yaml(own_file) if own_file else defaults(lookup(kind, str(node["name"])))
-    strangers = {key for key in body.get(kind) or {} if key not in own and f"{kind}.{key}" not in said}
+    strangers = {
+        key for key in body.get(kind) or {} if key not in own and f"{kind}.{key}" not in said
+    }
     return {key: value for key, value in node.items() if key not in strangers}
 
 
-def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+def check_options(
+    kind: str, builder: Callable[..., Any], options: dict[str, Any]
+) -> dict[str, Any]:
     """The options with their declared types: unknown, missing and mistyped ones are refused by key."""
     if kind in TORCHS_OWN:  # their parameters are positional, and have no types
         check_ranges(kind, options)
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        return {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in options.items()
+        }
 
     hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
     fields: list[Any] = []
@@ -130,9 +154,13 @@ def check_options(kind: str, builder: Callable[..., Any], options: dict[str, Any
     checked = vars(typed(make_dataclass("Options", fields), options, kind))
     for key, allowed_values in choices.items():
         if checked[key] not in allowed_values:
-            raise unknown(f"{kind}.{key}", str(checked[key]), [str(value) for value in allowed_values])
+            raise unknown(
+                f"{kind}.{key}", str(checked[key]), [str(value) for value in allowed_values]
+            )
     for key, value in checked.items():
-        if key.rpartition("_")[2] == "seed" and value is not None:  # of a split or a pairing; no library takes more bits
+        if (
+            key.rpartition("_")[2] == "seed" and value is not None
+        ):  # of a split or a pairing; no library takes more bits
             require(0 <= value < 2**32, f"{kind}.{key}", value, "must be 0 or more, and below 2³²")
     if kind == "algorithm":
         check_privacy_options(checked)
@@ -160,13 +188,21 @@ def typed(schema: type, values: dict[str, Any], prefix: str) -> Any:
             raise UserError(f"{dot}{key}={value}: {said}.") from None
     lacking = OmegaConf.missing_keys(merged)
     if lacking:
-        raise UserError(f"{dot}{sorted(lacking)[0]} has no value: set it in the recipe or on the command line.")
+        raise UserError(
+            f"{dot}{sorted(lacking)[0]} has no value: set it in the recipe or on the command line."
+        )
     return OmegaConf.to_object(merged)
 
 
 def rule_of(hint: Any) -> str:
     """What a value of this type must be, in words; empty where the type is none of the simple ones."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+    }
     of = [one for one in (get_args(hint) or (hint,)) if one is not Ellipsis]
     named = [words[one] for one in of if one in words]
     if not named or len(named) < len(of):
@@ -176,8 +212,20 @@ def rule_of(hint: Any) -> str:
     return f"must be {' or '.join(named)}"
 
 
-OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
-HAS_SECOND_MOMENT = ("adam", "adamw", "nadam", "rmsprop")  # that `zdp_bench.nn.optimizers` can take of |g|²
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "nadam": "NAdam",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+}
+HAS_SECOND_MOMENT = (
+    "adam",
+    "adamw",
+    "nadam",
+    "rmsprop",
+)  # that `zdp_bench.nn.optimizers` can take of |g|²
 
 
 def optimizer_class(name: str) -> Callable[..., Any]:
@@ -208,4 +256,7 @@ def scheduler_class(name: str) -> Callable[..., Any]:
     return getattr(torch.optim.lr_scheduler, SCHEDULERS[name])
 
 
-TORCHS_OWN: dict[str, Callable[[str], Callable[..., Any]]] = {"optimizer": optimizer_class, "scheduler": scheduler_class}
+TORCHS_OWN: dict[str, Callable[[str], Callable[..., Any]]] = {
+    "optimizer": optimizer_class,
+    "scheduler": scheduler_class,
+}

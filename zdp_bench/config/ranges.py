@@ -24,7 +24,10 @@ class Range:
 
 
 NOISE_RULE = f"must be 0, or lie in {LEAST_NOISE:g} to {MOST_NOISE:g}"
-LEAST_NORM, MOST_NORM = 1e-12, 1e12  # a bound, beyond which norms of single precision have no digits left
+LEAST_NORM, MOST_NORM = (
+    1e-12,
+    1e12,
+)  # a bound, beyond which norms of single precision have no digits left
 MOST_PREFETCHED = 1024
 
 
@@ -40,7 +43,12 @@ def require_threads(key: str, threads: int | None) -> None:
         UserError: it is not between 1 and `most_threads()`.
     """
     require(threads is None or threads > 0, key, threads, "must be at least 1")
-    require(threads is None or threads <= most_threads(), key, threads, f"must be at most {most_threads()} on this machine")
+    require(
+        threads is None or threads <= most_threads(),
+        key,
+        threads,
+        f"must be at most {most_threads()} on this machine",
+    )
 
 
 def require_count(key: str, count: int | None, least: int = 1) -> None:
@@ -49,7 +57,12 @@ def require_count(key: str, count: int | None, least: int = 1) -> None:
     Raises:
         UserError: it is not between `least` and `MOST`.
     """
-    require(count is None or count >= least, key, count, "must be at least 1" if least else "must be 0 or more")
+    require(
+        count is None or count >= least,
+        key,
+        count,
+        "must be at least 1" if least else "must be 0 or more",
+    )
     require(count is None or count <= MOST, key, count, f"must be at most {MOST:,}")
 
 
@@ -61,7 +74,12 @@ def check_privacy_options(options: dict[str, Any]) -> None:
     """
     noise, bound = options.get("noise_multiplier"), options.get("max_grad_norm")
     if isinstance(noise, float):
-        require(noise == 0 or LEAST_NOISE <= noise <= MOST_NOISE, "algorithm.noise_multiplier", noise, NOISE_RULE)
+        require(
+            noise == 0 or LEAST_NOISE <= noise <= MOST_NOISE,
+            "algorithm.noise_multiplier",
+            noise,
+            NOISE_RULE,
+        )
     if isinstance(bound, float):
         rule = f"must lie in {LEAST_NORM:g} to {MOST_NORM:g}"
         require(LEAST_NORM <= bound <= MOST_NORM, "algorithm.max_grad_norm", bound, rule)
@@ -73,12 +91,22 @@ def _number(value: Any) -> bool:
 
 def _whole(least: int) -> Range:
     rule = f"must be a whole number, {least} or more"
-    return Range(lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31, rule)
+    return Range(
+        lambda value: (
+            isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
+        ),
+        rule,
+    )
 
 
 def _one_of(*allowed: Any) -> Range:
     shown = ["null" if value is None else str(value).lower() for value in allowed]
-    return Range(lambda value: any(value is one or (isinstance(one, str) and value == one) for one in allowed), _among(shown))
+    return Range(
+        lambda value: any(
+            value is one or (isinstance(one, str) and value == one) for one in allowed
+        ),
+        _among(shown),
+    )
 
 
 def _among(shown: list[str]) -> str:
@@ -87,13 +115,20 @@ def _among(shown: list[str]) -> str:
 
 def _list_of(each: Range, rule: str, length: int | None = None) -> Range:
     def holds(value: Any) -> bool:
-        return isinstance(value, list) and len(value) > 0 and length in (None, len(value)) and all(map(each.holds, value))
+        return (
+            isinstance(value, list)
+            and len(value) > 0
+            and length in (None, len(value))
+            and all(map(each.holds, value))
+        )
 
     return Range(holds, rule)
 
 
 POSITIVE = Range(lambda value: _number(value) and value > 0, "must be a number above 0, and finite")
-NOT_NEGATIVE = Range(lambda value: _number(value) and value >= 0, "must be a number, 0 or more, and finite")
+NOT_NEGATIVE = Range(
+    lambda value: _number(value) and value >= 0, "must be a number, 0 or more, and finite"
+)
 SHARE = Range(lambda value: _number(value) and 0 <= value <= 1, "must be a number in [0, 1]")
 BELOW_ONE = Range(lambda value: _number(value) and 0 <= value < 1, "must be a number in [0, 1)")
 YES_OR_NO = _one_of(True, False)
@@ -121,15 +156,21 @@ RANGES: dict[str, dict[str, Range]] = {
     },
     "scheduler": {
         "step_size": _whole(1),
-        "milestones": _list_of(_whole(1), "must be a list of epochs, whole numbers from 1, such as [10,20]"),
+        "milestones": _list_of(
+            _whole(1), "must be a list of epochs, whole numbers from 1, such as [10,20]"
+        ),
         "gamma": POSITIVE,
         "T_max": _whole(1),
         "eta_min": NOT_NEGATIVE,
-        "start_factor": Range(lambda value: _number(value) and 0 < value <= 1, "must be a number in (0, 1]"),
+        "start_factor": Range(
+            lambda value: _number(value) and 0 < value <= 1, "must be a number in (0, 1]"
+        ),
         "end_factor": SHARE,
         "total_iters": _whole(1),
         "mode": _one_of("min", "max"),
-        "factor": Range(lambda value: _number(value) and 0 < value < 1, "must be a number in (0, 1)"),
+        "factor": Range(
+            lambda value: _number(value) and 0 < value < 1, "must be a number in (0, 1)"
+        ),
         "patience": _whole(0),
         "threshold": NOT_NEGATIVE,
         "threshold_mode": _one_of("rel", "abs"),
@@ -152,8 +193,15 @@ def check_ranges(kind: str, options: dict[str, Any]) -> None:
         wanted = RANGES[kind].get(key)
         if wanted is None or wanted.holds(value):
             continue
-        if isinstance(value, str) and "e" in value.lower() and "." not in value and _parsed(value) is not None:
-            raise UserError(f"{kind}.{key}={value}: is text to YAML, which wants a point in it: {_parsed(value)!r}.")
+        if (
+            isinstance(value, str)
+            and "e" in value.lower()
+            and "." not in value
+            and _parsed(value) is not None
+        ):
+            raise UserError(
+                f"{kind}.{key}={value}: is text to YAML, which wants a point in it: {_parsed(value)!r}."
+            )
         require(False, f"{kind}.{key}", value, wanted.rule)
 
 

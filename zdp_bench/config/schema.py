@@ -158,7 +158,9 @@ class Run:
     dataset: Plugin
     model: Plugin
     task: Plugin
-    replace_batchnorm: Literal["group", "instance", "frozen"] | None  # model.replace_batchnorm, for any model
+    replace_batchnorm: (
+        Literal["group", "instance", "frozen"] | None
+    )  # model.replace_batchnorm, for any model
     algorithm: Plugin
     optimizer: Plugin
     complex_second_moment: Literal["per_component", "magnitude"]  # optimizer.complex_second_moment
@@ -189,7 +191,17 @@ class Run:
 PLUGINS = ("dataset", "model", "task", "algorithm", "optimizer", "scheduler")
 PLUGIN_KINDS = ("dataset", "model", "task", "algorithm")  # those that other packages may add to
 GROUPS = (*PLUGINS, "accountant", "trainer")
-REPLACEMENTS = ("group", "instance", "frozen")  # of BatchNorm, for private training; see `batchnorm.py`
+REPLACEMENTS = (
+    "group",
+    "instance",
+    "frozen",
+)  # of BatchNorm, for private training; see `batchnorm.py`
 # Keys that say where and how a run is executed, not what it computes: they change no result and enter no digest.
 OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
-FEDERATED_RESULT = ("nodes", "patients", "local_steps", "local_lr", "min_nodes")  # the keys that change what is computed
+FEDERATED_RESULT = (
+    "nodes",
+    "patients",
+    "local_steps",
+    "local_lr",
+    "min_nodes",
+)  # the keys that change what is computed

@@ -38,14 +38,19 @@ class Affine:
 
     def __post_init__(self) -> None:
         require(0 <= self.scale < 1, "dataset.augment", self, "the scale must lie in [0, 1)")
-        require(0 <= self.translate < 1, "dataset.augment", self, "the translation must lie in [0, 1)")
+        require(
+            0 <= self.translate < 1, "dataset.augment", self, "the translation must lie in [0, 1)"
+        )
 
     def images(self, images: Tensor, chance: Tensor) -> Tensor:
         """Images [B, C, H, W] and chance [B, 8] -> changed images [B, C, H, W], bilinear."""
         moved = self._moved(images, chance, nearest=False)
         if not self.noise:
             return moved
-        noise = [torch.randn(image.shape, generator=_generator(row)) for image, row in zip(moved, chance, strict=True)]
+        noise = [
+            torch.randn(image.shape, generator=_generator(row))
+            for image, row in zip(moved, chance, strict=True)
+        ]
         return moved + self.noise * torch.stack(noise).to(moved) if noise else moved
 
     def masks(self, masks: Tensor, chance: Tensor) -> Tensor:
@@ -57,14 +62,21 @@ class Affine:
         from torchvision.transforms.v2 import functional as v2
 
         height, width = x.shape[-2:]
-        fill, mode = (0.0, InterpolationMode.NEAREST) if nearest else (self.fill, InterpolationMode.BILINEAR)
-        x = x - fill if fill else x  # zeros come in then: torchvision's own `fill` leaves a seam round bilinear images
+        fill, mode = (
+            (0.0, InterpolationMode.NEAREST) if nearest else (self.fill, InterpolationMode.BILINEAR)
+        )
+        x = (
+            x - fill if fill else x
+        )  # zeros come in then: torchvision's own `fill` leaves a seam round bilinear images
         out = torch.empty_like(x)
         for index, row in enumerate((2 * chance - 1).tolist()):  # each in [-1, 1)
             out[index] = v2.affine(
                 v2.horizontal_flip(x[index]) if self.flip and row[6] < 0 else x[index],
                 angle=self.degrees * row[0],
-                translate=[round(self.translate * width * row[1]), round(self.translate * height * row[2])],
+                translate=[
+                    round(self.translate * width * row[1]),
+                    round(self.translate * height * row[2]),
+                ],
                 scale=1 + self.scale * row[3],
                 shear=[self.shear * row[4], self.shear * row[5]],
                 interpolation=mode,

@@ -16,7 +16,9 @@ import numpy as np
 log = logging.getLogger(__name__)
 
 
-def kept(kind: str, digest: str, shape: tuple[int, ...], dtype: type, fill: Callable[[np.ndarray], None]) -> np.ndarray:
+def kept(
+    kind: str, digest: str, shape: tuple[int, ...], dtype: type, fill: Callable[[np.ndarray], None]
+) -> np.ndarray:
     """The array of this digest, mapped from the cache folder; made with `fill` where it is not there, or damaged.
 
     Args:
@@ -24,7 +26,12 @@ def kept(kind: str, digest: str, shape: tuple[int, ...], dtype: type, fill: Call
         digest: of everything the array follows from: the files and how they are turned into numbers.
         fill: writes every entry of the empty array it is given.
     """
-    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "zdp-bench" / kind / f"{digest[:32]}.npy"
+    path = (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        / "zdp-bench"
+        / kind
+        / f"{digest[:32]}.npy"
+    )
     if path.is_file():
         if (found := _mapped(path, shape, dtype)) is not None:
             return found

@@ -58,7 +58,9 @@ def patient(path: Path) -> str:
         UserError: the name does not tell.
     """
     if not (match := PATIENT.match(path.name)):
-        raise UserError(f"{path}: its name does not tell the patient; person12_bacteria_45.jpeg or IM-0115-0001.jpeg would.")
+        raise UserError(
+            f"{path}: its name does not tell the patient; person12_bacteria_45.jpeg or IM-0115-0001.jpeg would."
+        )
     return match[1] or match[2]
 
 
@@ -78,7 +80,9 @@ def films(folder: Path) -> list[Film]:
         for label, name in enumerate(CLASSES):
             here = folder / part / name
             if not here.is_dir():
-                raise UserError(f"{here}: is missing; chest_xray has train/ and test/, each with NORMAL/ and PNEUMONIA/.")
+                raise UserError(
+                    f"{here}: is missing; chest_xray has train/ and test/, each with NORMAL/ and PNEUMONIA/."
+                )
             paths = sorted(path for path in here.iterdir() if not path.name.startswith("."))
             if not paths:
                 raise UserError(f"{here}: holds no film.")
@@ -86,7 +90,9 @@ def films(folder: Path) -> list[Film]:
                 if path.suffix.lower() not in SUFFIXES or not path.is_file():
                     raise UserError(f"{path}: is not a JPEG file; only films were expected here.")
                 if not path.resolve().is_relative_to(folder.resolve()):
-                    raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+                    raise UserError(
+                        f"{path}: is a link that leads out of {folder}; put the file itself there."
+                    )
                 found.append(Film(path, part, label, patient(path)))
     return found
 
@@ -102,11 +108,19 @@ def read_film(path: Path, size: int) -> np.ndarray:
     try:
         with Image.open(path, formats=["JPEG"]) as image:
             if max(image.size) > LARGEST or min(image.size) < 8:
-                raise UserError(f"{path}: has {image.size[0]}×{image.size[1]} pixels; no film of this set has.")
+                raise UserError(
+                    f"{path}: has {image.size[0]}×{image.size[1]} pixels; no film of this set has."
+                )
             grey = image.convert("L")
-            return np.asarray(grey if grey.size == (size, size) else grey.resize((size, size), Image.Resampling.BILINEAR))
+            return np.asarray(
+                grey
+                if grey.size == (size, size)
+                else grey.resize((size, size), Image.Resampling.BILINEAR)
+            )
     except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path}: is no readable JPEG ({type(error).__name__}); it is damaged or something else.") from None
+        raise UserError(
+            f"{path}: is no readable JPEG ({type(error).__name__}); it is damaged or something else."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -127,7 +141,13 @@ class Cut:
         return max(Counter(film.patient for film in self.train).values())
 
 
-def cut(found: list[Film], digests: list[str] | None, validation_share: float, seed: int, max_per_patient: int | None) -> Cut:
+def cut(
+    found: list[Film],
+    digests: list[str] | None,
+    validation_share: float,
+    seed: int,
+    max_per_patient: int | None,
+) -> Cut:
     """Split by patient: the release's test part as it is, the rest cut into training and validation.
 
     Args:
@@ -136,11 +156,23 @@ def cut(found: list[Film], digests: list[str] | None, validation_share: float, s
     Raises:
         UserError: a share or a bound leaves a part empty.
     """
-    require(0 <= validation_share < 1, "dataset.validation_share", validation_share, "must lie in [0, 1)")
-    require(max_per_patient is None or max_per_patient > 0, "dataset.max_per_patient", max_per_patient, "must be at least 1")
+    require(
+        0 <= validation_share < 1,
+        "dataset.validation_share",
+        validation_share,
+        "must lie in [0, 1)",
+    )
+    require(
+        max_per_patient is None or max_per_patient > 0,
+        "dataset.max_per_patient",
+        max_per_patient,
+        "must be at least 1",
+    )
     test = [film for film in found if film.part == "test"]
     tested = {film.patient for film in test}
-    seen = {digest for film, digest in zip(found, digests or [], strict=False) if film.part == "test"}
+    seen = {
+        digest for film, digest in zip(found, digests or [], strict=False) if film.part == "test"
+    }
     rest, copies, crossing = [], 0, []
     for index, film in enumerate(found):
         if film.part == "test":
@@ -201,7 +233,9 @@ def load(
     found = films(folder)
     digests = [sha256(film.path) for film in found]
     made = cut(found, digests, validation_share, split_seed, max_per_patient)
-    names = "".join(f"{f.path.relative_to(folder)}:{digest}" for f, digest in zip(found, digests, strict=True))
+    names = "".join(
+        f"{f.path.relative_to(folder)}:{digest}" for f, digest in zip(found, digests, strict=True)
+    )
     files = hashlib.sha256(f"{size}:{names}".encode()).hexdigest()
 
     def fill(whole: np.ndarray) -> None:
@@ -210,7 +244,9 @@ def load(
 
     pixels = torch.from_numpy(kept("films", files, (len(found), 1, size, size), np.uint8, fill))
     at = {film.path: index for index, film in enumerate(found)}
-    patients = {name: number for number, name in enumerate(sorted({film.patient for film in found}))}
+    patients = {
+        name: number for number, name in enumerate(sorted({film.patient for film in found}))
+    }
 
     def records(chosen: list[Film]) -> Records:
         rows = torch.tensor([at[film.path] for film in chosen], dtype=torch.long)
@@ -253,7 +289,9 @@ def _notes(made: Cut, found: list[Film], size: int) -> str:
 
 def provenance_of(folder: Path) -> Provenance:
     """The release has no checksum a folder could be held to; with other counts than its own it is 'derived'."""
-    counts = {part: sum(1 for s in SUFFIXES for _ in (folder / part).glob(f"*/*{s}")) for part in PARTS}
+    counts = {
+        part: sum(1 for s in SUFFIXES for _ in (folder / part).glob(f"*/*{s}")) for part in PARTS
+    }
     return "official" if counts == OFFICIAL else "derived"
 
 
@@ -286,7 +324,10 @@ def _told_apart(paths: list[Path]) -> list[str]:
     """What is the same for files of the same bytes only, and quicker than their digests: most sizes occur once."""
     sizes = [path.stat().st_size for path in paths]
     often = Counter(sizes)
-    return [sha256(path) if often[size] > 1 else str(size) for path, size in zip(paths, sizes, strict=True)]
+    return [
+        sha256(path) if often[size] > 1 else str(size)
+        for path, size in zip(paths, sizes, strict=True)
+    ]
 
 
 @register("check", "chest_xray")
@@ -302,15 +343,31 @@ def check(root: Path) -> Iterator[tuple[Path, str]]:
 
 @register("outline", "chest_xray")
 def outline(
-    root: Path, *, size: int, validation_share: float, split_seed: int, max_per_patient: int | None, **_: object
+    root: Path,
+    *,
+    size: int,
+    validation_share: float,
+    split_seed: int,
+    max_per_patient: int | None,
+    **_: object,
 ) -> Outline:
     """From names, sizes, and the bytes of films of one size: others are no copies. Without films, the release's own numbers."""
     check_size(size)
     shape = (1, size, size)
     if not holds_any(root / FOLDER):
         train = round((1 - validation_share) * OFFICIAL["train"])
-        return Outline(train, OFFICIAL["test"], shape, 1, found=False, validation=OFFICIAL["train"] - train)
+        return Outline(
+            train, OFFICIAL["test"], shape, 1, found=False, validation=OFFICIAL["train"] - train
+        )
     found = films(root / FOLDER)
-    made = cut(found, _told_apart([film.path for film in found]), validation_share, split_seed, max_per_patient)
+    made = cut(
+        found,
+        _told_apart([film.path for film in found]),
+        validation_share,
+        split_seed,
+        max_per_patient,
+    )
     each, validate = made.most_of_one, len(made.validation)
-    return Outline(len(made.train), len(made.test), shape, 1, records_per_patient=each, validation=validate)
+    return Outline(
+        len(made.train), len(made.test), shape, 1, records_per_patient=each, validation=validate
+    )

@@ -35,8 +35,17 @@ MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 Layout = Literal["auto", "binary", "python"]
 FOLDERS = {"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"}
-BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-NOTES = {"jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another order"}
+BATCHES = (
+    "data_batch_1",
+    "data_batch_2",
+    "data_batch_3",
+    "data_batch_4",
+    "data_batch_5",
+    "test_batch",
+)
+NOTES = {
+    "jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another order"
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ def layout_of(root: Path, layout: Layout) -> Literal["binary", "python"]:
     Raises:
         UserError: its folder is not under the data root.
     """
-    wanted: tuple[Literal["binary", "python"], ...] = ("binary", "python") if layout == "auto" else (layout,)
+    wanted: tuple[Literal["binary", "python"], ...] = (
+        ("binary", "python") if layout == "auto" else (layout,)
+    )
     for name in wanted:
         if (root / FOLDERS[name]).is_dir():
             return name
@@ -66,7 +77,9 @@ def layout_of(root: Path, layout: Layout) -> Literal["binary", "python"]:
 
 def _paths(root: Path, form: Literal["binary", "python"]) -> list[Path]:
     """The six files of a layout, those to train on first."""
-    return [root / FOLDERS[form] / (name + (".bin" if form == "binary" else "")) for name in BATCHES]
+    return [
+        root / FOLDERS[form] / (name + (".bin" if form == "binary" else "")) for name in BATCHES
+    ]
 
 
 def release_of(paths: list[Path], of: Card) -> str | None:
@@ -99,7 +112,9 @@ def read_binary(path: Path) -> Images:
     """
     raw = path.read_bytes()
     if not raw or len(raw) % RECORD:
-        raise UserError(f"{path}: holds {len(raw):,} bytes, which is no whole number of {RECORD}-byte records. Unpack it anew.")
+        raise UserError(
+            f"{path}: holds {len(raw):,} bytes, which is no whole number of {RECORD}-byte records. Unpack it anew."
+        )
     records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
     return Images(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64))
 
@@ -134,12 +149,24 @@ def read_pickle(path: Path) -> Images:
             content = ArraysOnly(file, encoding="bytes").load()
         pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, *SHAPE)
         labels = np.asarray(content[b"labels"], np.int64)
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UserError(f"{path}: is no pickle of CIFAR-10's images and labels ({error}). Unpack it anew.") from None
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+    ) as error:
+        raise UserError(
+            f"{path}: is no pickle of CIFAR-10's images and labels ({error}). Unpack it anew."
+        ) from None
     return Images(pixels, labels)
 
 
-def read(root: Path, of: Card, layout: Layout, check: bool) -> tuple[list[Images], str, Provenance, str]:
+def read(
+    root: Path, of: Card, layout: Layout, check: bool
+) -> tuple[list[Images], str, Provenance, str]:
     """The six files, a digest of them, their provenance, and what differs from the release.
 
     Raises:
@@ -159,10 +186,14 @@ def read(root: Path, of: Card, layout: Layout, check: bool) -> tuple[list[Images
     files = [(read_binary if form == "binary" else read_pickle)(path) for path in paths]
     for path, part in zip(paths, files, strict=True):
         if len(part.images) != len(part.labels):
-            raise UserError(f"{path}: holds {len(part.images):,} images, but {len(part.labels):,} labels.")
+            raise UserError(
+                f"{path}: holds {len(part.images):,} images, but {len(part.labels):,} labels."
+            )
         if part.labels.max() >= CLASSES or part.labels.min() < 0:
             wrong = part.labels[(part.labels >= CLASSES) | (part.labels < 0)][0]
-            raise UserError(f"{path}: holds label {wrong}, but there are only {CLASSES} classes (0 to {CLASSES - 1}).")
+            raise UserError(
+                f"{path}: holds label {wrong}, but there are only {CLASSES} classes (0 to {CLASSES - 1})."
+            )
     if check and release is None:
         raise UserError(
             f"{paths[0]}: its checksum is that of no known release. Unpack the official archive, or set dataset.check=false to "
@@ -170,12 +201,19 @@ def read(root: Path, of: Card, layout: Layout, check: bool) -> tuple[list[Images
         )
     digest = hashlib.sha256("".join(sha256(path) for path in paths).encode()).hexdigest()
     official = release in ("binary", "python")
-    notes = "" if official else NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
+    notes = (
+        ""
+        if official
+        else NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
+    )
     return files, digest, "official" if official else "derived", notes
 
 
 def _records(files: list[Images], mean: Tensor, deviation: Tensor) -> Records:
-    images, labels = np.concatenate([f.images for f in files]), np.concatenate([f.labels for f in files])
+    images, labels = (
+        np.concatenate([f.images for f in files]),
+        np.concatenate([f.labels for f in files]),
+    )
     pixels = torch.from_numpy(images).float().div_(255).sub_(mean).div_(deviation)
     return Records(pixels, torch.from_numpy(labels))
 
@@ -196,7 +234,15 @@ def cifar10(
         mean, deviation = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
     train, test = _records(files[:5], mean, deviation), _records(files[5:], mean, deviation)
     return Splits(
-        train, test, SHAPE, CLASSES, provenance, digest, notes, augment=augmentation(augment, -mean / deviation), unit="image"
+        train,
+        test,
+        SHAPE,
+        CLASSES,
+        provenance,
+        digest,
+        notes,
+        augment=augmentation(augment, -mean / deviation),
+        unit="image",
     )
 
 

@@ -73,7 +73,9 @@ def diagnosis(word: str) -> str | None:
     word = word.strip()
     if word.isdigit() and 1 <= int(word) <= len(DIAGNOSES):
         return list(DIAGNOSES)[int(word) - 1]
-    return _BY_CODE.get(word) or next((name for name in DIAGNOSES if name.lower() == word.lower()), None)
+    return _BY_CODE.get(word) or next(
+        (name for name in DIAGNOSES if name.lower() == word.lower()), None
+    )
 
 
 def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
@@ -94,23 +96,33 @@ def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
     if described.fs != RATE:
         raise BadRecord(f"its rate is {described.fs} Hz where {RATE} Hz was expected")
     if (described.n_sig or 0) < LEADS:
-        raise BadRecord(f"its header names {described.n_sig or 0} leads where {LEADS} were expected")
+        raise BadRecord(
+            f"its header names {described.n_sig or 0} leads where {LEADS} were expected"
+        )
     if not 0 < (described.sig_len or 0) <= LONGEST:
         raise BadRecord(f"its header announces {described.sig_len or 0:,} samples")
     signals = header.with_suffix(".mat")
     if others := set(described.file_name or []) - {signals.name}:
-        raise BadRecord(f"its header points to '{sorted(others)[0]}' where {signals.name} was expected")
+        raise BadRecord(
+            f"its header points to '{sorted(others)[0]}' where {signals.name} was expected"
+        )
     if others := set(described.fmt or []) - {"16"}:
-        raise BadRecord(f"its samples are stored in WFDB's format {sorted(others)[0]} where 16 was expected")
+        raise BadRecord(
+            f"its samples are stored in WFDB's format {sorted(others)[0]} where 16 was expected"
+        )
     expected = 24 + 2 * described.n_sig * described.sig_len  # MATLAB 4 header, then 16-bit samples
     if not signals.is_file():
         raise BadRecord(f"its signal file {signals.name} is missing")
     if signals.stat().st_size != expected:
-        raise BadRecord(f"{signals.name} has {signals.stat().st_size:,} bytes where its header announces {expected:,}")
+        raise BadRecord(
+            f"{signals.name} has {signals.stat().st_size:,} bytes where its header announces {expected:,}"
+        )
     samples = np.empty(0)
     if signal:
         try:
-            samples = wfdb.rdrecord(str(header.with_suffix("")), channels=[channel - 1]).p_signal[:, 0]
+            samples = wfdb.rdrecord(str(header.with_suffix("")), channels=[channel - 1]).p_signal[
+                :, 0
+            ]
         except Exception as error:
             raise BadRecord(f"the signal cannot be read ({type(error).__name__})") from None
     lines = [line.removeprefix("Dx:") for line in described.comments if line.startswith("Dx:")]
@@ -129,7 +141,9 @@ def read_matlab(path: Path, channel: int, diagnoses: frozenset[str]) -> Recordin
     try:
         signals = np.asarray(loadmat(path)["ECG"]["data"][0, 0])
     except Exception as error:  # scipy raises many kinds over what is no MATLAB file
-        raise BadRecord(f"is not a struct 'ECG' with a field 'data' ({type(error).__name__})") from None
+        raise BadRecord(
+            f"is not a struct 'ECG' with a field 'data' ({type(error).__name__})"
+        ) from None
     if signals.ndim != 2 or signals.shape[0] != LEADS:
         raise BadRecord(f"its data has shape {signals.shape} where ({LEADS}, samples) was expected")
     if not np.issubdtype(signals.dtype, np.number) or np.iscomplexobj(signals):
@@ -158,9 +172,13 @@ def read_reference(path: Path) -> dict[str, frozenset[str]]:
                 continue
             names = [diagnosis(word) for word in row[1:] if word.strip()]
             if not names or None in names:
-                raise UserError(f"{path}, line {number}: labels {row[1:]}; each must be a number from 1 to {len(DIAGNOSES)}.")
+                raise UserError(
+                    f"{path}, line {number}: labels {row[1:]}; each must be a number from 1 to {len(DIAGNOSES)}."
+                )
             if row[0] in labels:
-                raise UserError(f"{path}, line {number}: recording {row[0]} stands here a second time.")
+                raise UserError(
+                    f"{path}, line {number}: recording {row[0]} stands here a second time."
+                )
             labels[row[0]] = frozenset(name for name in names if name)
     return labels
 
@@ -168,11 +186,17 @@ def read_reference(path: Path) -> dict[str, frozenset[str]]:
 def _listed(folder: Path) -> tuple[Path | None, list[Path]]:
     """REFERENCE.csv where there is one, and the recordings: `original_mat/*.mat` beside it, or else `cinc2020_wfdb/*.hea`."""
     matlab, wfdb_form = folder / "original_mat", folder / "cinc2020_wfdb"
-    reference = next((p for p in (matlab / "REFERENCE.csv", folder / "REFERENCE.csv") if p.is_file()), None)
-    return reference, sorted(matlab.rglob("*.mat")) if reference else sorted(wfdb_form.rglob("*.hea"))
+    reference = next(
+        (p for p in (matlab / "REFERENCE.csv", folder / "REFERENCE.csv") if p.is_file()), None
+    )
+    return reference, sorted(matlab.rglob("*.mat")) if reference else sorted(
+        wfdb_form.rglob("*.hea")
+    )
 
 
-def recordings(folder: Path, channel: int, signals: bool = True) -> Iterator[tuple[Path, Recording | BadRecord]]:
+def recordings(
+    folder: Path, channel: int, signals: bool = True
+) -> Iterator[tuple[Path, Recording | BadRecord]]:
     """Every recording under `original_mat/` (where REFERENCE.csv is) or else `cinc2020_wfdb/`, with what is wrong with it.
 
     Args:
@@ -190,14 +214,20 @@ def recordings(folder: Path, channel: int, signals: bool = True) -> Iterator[tup
         )
     if not reference:  # a signal whose header is gone would be passed over without a word
         headers = {path.stem for path in paths}
-        paths += sorted(path for path in (folder / "cinc2020_wfdb").rglob("*.mat") if path.stem not in headers)
+        paths += sorted(
+            path for path in (folder / "cinc2020_wfdb").rglob("*.mat") if path.stem not in headers
+        )
     seen: set[str] = set()
     for path in paths:
         if path.stem in seen:
-            raise UserError(f"{path}: a recording named {path.stem} is already there; each may stand once.")
+            raise UserError(
+                f"{path}: a recording named {path.stem} is already there; each may stand once."
+            )
         seen.add(path.stem)
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+            raise UserError(
+                f"{path}: is a link that leads out of {folder}; put the file itself there."
+            )
         try:
             if not reference and path.suffix == ".mat":
                 raise BadRecord(f"its header {path.stem}.hea is missing")
@@ -234,10 +264,25 @@ def _check(positive: str, negative: str, channel: int, length: int, fft_length: 
     for key, word in (("positive", positive), ("negative", negative)):
         if word not in DIAGNOSES:
             raise unknown(f"dataset.{key}", word, DIAGNOSES)
-    require(positive != negative, "dataset.negative", negative, "must be another diagnosis than dataset.positive")
+    require(
+        positive != negative,
+        "dataset.negative",
+        negative,
+        "must be another diagnosis than dataset.positive",
+    )
     require(1 <= channel <= LEADS, "dataset.channel", channel, f"must lie between 1 and {LEADS}")
-    require(1 <= length <= LONGEST, "dataset.length", length, f"must lie between 1 and {LONGEST:,} samples")
-    require(1 <= fft_length <= LONGEST, "dataset.fft_length", fft_length, f"must lie between 1 and {LONGEST:,} samples")
+    require(
+        1 <= length <= LONGEST,
+        "dataset.length",
+        length,
+        f"must lie between 1 and {LONGEST:,} samples",
+    )
+    require(
+        1 <= fft_length <= LONGEST,
+        "dataset.fft_length",
+        fft_length,
+        f"must lie between 1 and {LONGEST:,} samples",
+    )
 
 
 def _label(one: Recording, positive: str, negative: str) -> int | None:
@@ -257,7 +302,9 @@ def _forgive(path: Path, why: BadRecord, bad_records: str) -> None:
     log.warning("%s: %s; skipped", path, why)
 
 
-def parts(folder: Path, positive: str, negative: str, counts: list[int], test_share: float) -> tuple[int, int]:
+def parts(
+    folder: Path, positive: str, negative: str, counts: list[int], test_share: float
+) -> tuple[int, int]:
     """How many of the recordings (of `negative` and of `positive`) are to train and to test on: as scikit-learn rounds.
 
     Raises:
@@ -267,9 +314,19 @@ def parts(folder: Path, positive: str, negative: str, counts: list[int], test_sh
         raise UserError(
             f"{folder}: holds {counts[0]} recordings of {negative} and {counts[1]} of {positive}; a split needs at least two."
         )
-    require(0 < test_share < 1, "dataset.test_share", test_share, "must lie between 0 and 1, and be neither")
+    require(
+        0 < test_share < 1,
+        "dataset.test_share",
+        test_share,
+        "must lie between 0 and 1, and be neither",
+    )
     held = math.ceil(test_share * both)
-    require(held < both, "dataset.test_share", test_share, f"leaves none of {both} recordings to train on")
+    require(
+        held < both,
+        "dataset.test_share",
+        test_share,
+        f"leaves none of {both} recordings to train on",
+    )
     return both - held, held
 
 
@@ -301,9 +358,17 @@ def load(
             _forgive(path, one, bad_records)
     counts = [targets.count(0), targets.count(1)]
     left, _ = parts(folder, positive, negative, counts, test_share)
-    digest.update(repr((positive, negative, channel, length, fft_length, fft_norm, test_share, split_seed)).encode())
-    stratify = targets if min(counts) >= 2 and round(test_share * len(targets)) >= 2 <= left else None
-    train, test = train_test_split(np.arange(len(targets)), test_size=test_share, random_state=split_seed, stratify=stratify)
+    digest.update(
+        repr(
+            (positive, negative, channel, length, fft_length, fft_norm, test_share, split_seed)
+        ).encode()
+    )
+    stratify = (
+        targets if min(counts) >= 2 and round(test_share * len(targets)) >= 2 <= left else None
+    )
+    train, test = train_test_split(
+        np.arange(len(targets)), test_size=test_share, random_state=split_seed, stratify=stratify
+    )
     x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
     return Splits(
         Records(x[train], y[train]),
@@ -312,7 +377,8 @@ def load(
         outputs=1,
         provenance=provenance,
         digest=digest.hexdigest(),
-        notes=f"{notes}{counts[0]} {negative}, {counts[1]} {positive}" + (f", {skipped} unusable skipped" if skipped else ""),
+        notes=f"{notes}{counts[0]} {negative}, {counts[1]} {positive}"
+        + (f", {skipped} unusable skipped" if skipped else ""),
         unit="recording",
     )
 

@@ -29,7 +29,13 @@ from torch import Tensor
 
 from zdp_bench.data import Outline, Provenance, Splits
 from zdp_bench.data.files import holds_any
-from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, random_mask, undersampled
+from zdp_bench.data.formats.kspace import (
+    Undersampling,
+    centre_crop,
+    fixed_mask,
+    random_mask,
+    undersampled,
+)
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -72,26 +78,40 @@ def inspect(path: Path, root: Path) -> Volume:
         with h5py.File(path, "r") as file:
             for name in ("kspace", "reconstruction_esc", "ismrmrd_header"):
                 if not isinstance(file.get(name), h5py.Dataset):
-                    raise UserError(f"{path}: has no data set '{name}'; fastMRI's single-coil files of train and val have it.")
-            kspace, image, header = file["kspace"], file["reconstruction_esc"], file["ismrmrd_header"]
+                    raise UserError(
+                        f"{path}: has no data set '{name}'; fastMRI's single-coil files of train and val have it."
+                    )
+            kspace, image, header = (
+                file["kspace"],
+                file["reconstruction_esc"],
+                file["ismrmrd_header"],
+            )
             if kspace.dtype.kind != "c":
-                raise UserError(f"{path}: its kspace is {kspace.dtype} where complex numbers were expected.")
+                raise UserError(
+                    f"{path}: its kspace is {kspace.dtype} where complex numbers were expected."
+                )
             if image.dtype.kind != "f":
-                raise UserError(f"{path}: its reconstruction_esc is {image.dtype} where real numbers were expected.")
+                raise UserError(
+                    f"{path}: its reconstruction_esc is {image.dtype} where real numbers were expected."
+                )
             if kspace.ndim != 3 or image.ndim != 3 or len(kspace) != len(image):
                 raise UserError(
                     f"{path}: its kspace {kspace.shape} and reconstruction_esc {image.shape} are not [slices, rows, columns] of "
                     "the same slices; multi-coil files are not read."
                 )
             if 0 in (*kspace.shape, *image.shape):
-                raise UserError(f"{path}: its kspace {kspace.shape} or reconstruction_esc {image.shape} is empty.")
+                raise UserError(
+                    f"{path}: its kspace {kspace.shape} or reconstruction_esc {image.shape} is empty."
+                )
             if max(*kspace.shape, *image.shape) > LARGEST:
                 raise UserError(
                     f"{path}: announces kspace {kspace.shape} and reconstruction_esc {image.shape}; no side may exceed "
                     f"{LARGEST:,}."
                 )
             if image.shape[1] > kspace.shape[1] or image.shape[2] > kspace.shape[2]:
-                raise UserError(f"{path}: its reconstruction {image.shape[1:]} is larger than its k-space {kspace.shape[1:]}.")
+                raise UserError(
+                    f"{path}: its reconstruction {image.shape[1:]} is larger than its k-space {kspace.shape[1:]}."
+                )
             if header.shape != () or header.dtype.kind not in "SO":
                 raise UserError(f"{path}: its ismrmrd_header is no single piece of text.")
             patient = str(file.attrs.get("patient_id", path.stem))
@@ -99,13 +119,19 @@ def inspect(path: Path, root: Path) -> Volume:
             stamp = f"{path.parent.name}/{path.name}:{path.stat().st_size}:{kspace.shape}:{image.shape}:{patient}:{said}"
             return Volume(path, kspace.shape, image.shape[1:], patient, stamp)
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: is no whole HDF5 file; it is cut off, damaged or something else ({_why(error)}).") from None
+        raise UserError(
+            f"{path}: is no whole HDF5 file; it is cut off, damaged or something else ({_why(error)})."
+        ) from None
 
 
 def _why(error: Exception) -> str:
     """HDF5's own words, without its addresses."""
     inside = re.search(r"\((.*)\)", str(error).replace("\n", " "))
-    return re.sub(r",? ?(base_addr|stored_eof|eof|sblock->)[^,)]*", "", inside[1] if inside else type(error).__name__)
+    return re.sub(
+        r",? ?(base_addr|stored_eof|eof|sblock->)[^,)]*",
+        "",
+        inside[1] if inside else type(error).__name__,
+    )
 
 
 def paths_of(root: Path, folder: str) -> list[Path]:
@@ -120,9 +146,15 @@ def paths_of(root: Path, folder: str) -> list[Path]:
             f"{here} is missing. fastMRI is free but not to be passed on: sign up for it (see datasets/fastmri.yaml) and unpack "
             f"{', '.join(FOLDERS)} under {root}, or use dataset=kspace_from_volumes or dataset=kspace_phantom."
         )
-    others = sorted(path.name for path in here.iterdir() if path.suffix != ".h5" and not path.name.startswith("."))
+    others = sorted(
+        path.name
+        for path in here.iterdir()
+        if path.suffix != ".h5" and not path.name.startswith(".")
+    )
     if others:
-        raise UserError(f"{here / others[0]}: is no .h5 file; only fastMRI's HDF5 files belong here.")
+        raise UserError(
+            f"{here / others[0]}: is no .h5 file; only fastMRI's HDF5 files belong here."
+        )
     paths = sorted(path for path in here.glob("*.h5") if not path.name.startswith("."))
     if not paths:
         raise UserError(f"{here}: holds no .h5 file.")
@@ -185,7 +217,9 @@ class KSpaceRecords:
             UserError: a file has gone, is damaged, or holds what is no number.
         """
         count = self.slices or 1
-        inputs = torch.zeros(len(indices), count, 1, self.how.height, self.how.width, dtype=torch.complex64)
+        inputs = torch.zeros(
+            len(indices), count, 1, self.how.height, self.how.width, dtype=torch.complex64
+        )
         targets = torch.zeros(len(indices), count, 2, self.how.height, self.how.width)
         for row, (which, first) in enumerate(self.starts[indices].tolist()):
             volume = self.volumes[which]
@@ -199,7 +233,9 @@ class KSpaceRecords:
             for number in range(count):
                 image, zero_filled = undersampled(kspace[number], mask, self.how)
                 inputs[row, number, 0] = torch.from_numpy(image)
-                targets[row, number, 0] = torch.from_numpy(centre_crop(reference[number], self.how.height, self.how.width).copy())
+                targets[row, number, 0] = torch.from_numpy(
+                    centre_crop(reference[number], self.how.height, self.how.width).copy()
+                )
                 targets[row, number, 1] = torch.from_numpy(zero_filled)
         return (inputs, targets) if self.slices else (inputs[:, 0], targets[:, 0])
 
@@ -215,7 +251,9 @@ def read(volume: Volume, first: int, count: int) -> tuple[np.ndarray, np.ndarray
     try:
         with h5py.File(volume.path, "r") as file:
             kspace = np.asarray(file["kspace"][first : first + count], dtype=np.complex64)
-            reference = np.asarray(file["reconstruction_esc"][first : first + count], dtype=np.float32)
+            reference = np.asarray(
+                file["reconstruction_esc"][first : first + count], dtype=np.float32
+            )
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise UserError(f"{volume.path}: slice {first} cannot be read ({_why(error)}).") from None
     if not (np.isfinite(kspace).all() and np.isfinite(reference).all()):
@@ -234,20 +272,42 @@ def scan(root: Path) -> Sides:
     """
     train, test = (volumes(root, folder) for folder in FOLDERS)
     if twice := {volume.path.name for volume in train} & {volume.path.name for volume in test}:
-        raise UserError(f"{root}: {sorted(twice)[0]} stands in both {FOLDERS[0]} and {FOLDERS[1]}; a test volume must be unseen.")
+        raise UserError(
+            f"{root}: {sorted(twice)[0]} stands in both {FOLDERS[0]} and {FOLDERS[1]}; a test volume must be unseen."
+        )
     return train, test
 
 
-def as_splits(sides: Sides, provenance: Provenance, notes: str, *, how: Undersampling, unit: Unit, slices: int | None) -> Splits:
+def as_splits(
+    sides: Sides,
+    provenance: Provenance,
+    notes: str,
+    *,
+    how: Undersampling,
+    unit: Unit,
+    slices: int | None,
+) -> Splits:
     """Train and test records of the volumes that are large enough; the notes count those that are not.
 
     Raises:
         UserError: an option means nothing, or a side has no volume that is large enough.
     """
-    require(slices is None or slices > 0, "dataset.slices", slices, "must be at least 1, or null for all")
+    require(
+        slices is None or slices > 0,
+        "dataset.slices",
+        slices,
+        "must be at least 1, or null for all",
+    )
     together = slices if unit == "volume" else None
-    require(unit == "slice" or together is not None, "dataset.slices", slices, "unit=volume needs a number, one for all records")
-    train, test = ([volume for volume in side if _fits(volume, how, together or 1)] for side in sides)
+    require(
+        unit == "slice" or together is not None,
+        "dataset.slices",
+        slices,
+        "unit=volume needs a number, one for all records",
+    )
+    train, test = (
+        [volume for volume in side if _fits(volume, how, together or 1)] for side in sides
+    )
     left_out = sum(map(len, sides)) - len(train) - len(test)
     asked = f"{how.height} by {how.width}" + (f" with {together} slices" if together else "")
     if not train or not test:
@@ -282,7 +342,13 @@ def as_splits(sides: Sides, provenance: Provenance, notes: str, *, how: Undersam
 def outlined(splits: Splits, found: bool = True) -> Outline:
     """What volumes that are known, but not read, are as records."""
     *slices, _channel, height, width = splits.input_shape
-    sizes = (tuple(splits.input_shape), 1, torch.complex64, (*slices, 2, height, width), torch.float32)
+    sizes = (
+        tuple(splits.input_shape),
+        1,
+        torch.complex64,
+        (*slices, 2, height, width),
+        torch.float32,
+    )
     return Outline(len(splits.train), len(splits.test), *sizes, splits.records_per_patient, found)
 
 
@@ -292,19 +358,35 @@ def announced(name: str, shape: tuple[int, int, int]) -> Volume:
 
 
 def _fits(volume: Volume, how: Undersampling, slices: int) -> bool:
-    return volume.shape[0] >= slices and volume.image[0] >= how.height and volume.image[1] >= how.width
+    return (
+        volume.shape[0] >= slices and volume.image[0] >= how.height and volume.image[1] >= how.width
+    )
 
 
-def _records(found: list[Volume], how: Undersampling, unit: Unit, slices: int | None, by_chance: bool) -> KSpaceRecords:
+def _records(
+    found: list[Volume], how: Undersampling, unit: Unit, slices: int | None, by_chance: bool
+) -> KSpaceRecords:
     """The middle `slices` slices (None: all) of some volumes, a record each or one record a volume."""
     starts = []
     for which, volume in enumerate(found):
         used = min(slices or LARGEST, volume.shape[0])
         first = (volume.shape[0] - used) // 2
         starts += [(which, first + number) for number in range(used if unit == "slice" else 1)]
-    patients = {patient: number for number, patient in enumerate(dict.fromkeys(volume.patient for volume in found))}
-    groups = torch.tensor([patients[found[which].patient] if by_chance else which for which, _ in starts])
-    return KSpaceRecords(tuple(found), torch.tensor(starts), how, slices if unit == "volume" else None, by_chance, groups)
+    patients = {
+        patient: number
+        for number, patient in enumerate(dict.fromkeys(volume.patient for volume in found))
+    }
+    groups = torch.tensor(
+        [patients[found[which].patient] if by_chance else which for which, _ in starts]
+    )
+    return KSpaceRecords(
+        tuple(found),
+        torch.tensor(starts),
+        how,
+        slices if unit == "volume" else None,
+        by_chance,
+        groups,
+    )
 
 
 @register("dataset", "fastmri")
@@ -335,7 +417,14 @@ def fastmri(
 
 @register("outline", "fastmri")
 def outline(
-    root: Path, *, acceleration: float, center_fraction: float, height: int, width: int, slices: int | None, unit: Unit
+    root: Path,
+    *,
+    acceleration: float,
+    center_fraction: float,
+    height: int,
+    width: int,
+    slices: int | None,
+    unit: Unit,
 ) -> Outline:
     """From the files' headers. Without files, the release: 973 and 199 volumes, 34,742 and 7,135 slices, at most 50 of one."""
     how = Undersampling(acceleration, center_fraction, height, width)
@@ -344,7 +433,10 @@ def outline(
         sides = scan(root / "fastMRI")
     else:
         sizes = [(count, (slices or 36, height, width)) for count in VOLUMES]
-        train, test = ([announced(f"{side}{n}", size) for n in range(count)] for side, (count, size) in enumerate(sizes))
+        train, test = (
+            [announced(f"{side}{n}", size) for n in range(count)]
+            for side, (count, size) in enumerate(sizes)
+        )
         sides = train, test
     said = outlined(as_splits(sides, "official", "", how=how, unit=unit, slices=slices), found)
     if found or unit == "volume" or slices:
@@ -362,7 +454,9 @@ HEADER = """<?xml version="1.0"?>
 """
 
 
-def write(path: Path, kspace: np.ndarray, reconstruction: np.ndarray, patient: str, acquisition: str) -> None:
+def write(
+    path: Path, kspace: np.ndarray, reconstruction: np.ndarray, patient: str, acquisition: str
+) -> None:
     """One volume in fastMRI's layout, for sets that are made here."""
     import h5py
 
@@ -370,6 +464,11 @@ def write(path: Path, kspace: np.ndarray, reconstruction: np.ndarray, patient: s
     with h5py.File(path, "w") as file:
         file["kspace"] = kspace.astype(np.complex64)
         file["reconstruction_esc"] = reconstruction.astype(np.float32)
-        file["ismrmrd_header"] = HEADER.format(rows=rows, columns=columns, height=height, width=width)
+        file["ismrmrd_header"] = HEADER.format(
+            rows=rows, columns=columns, height=height, width=width
+        )
         said = {"acquisition": acquisition, "patient_id": patient}
-        file.attrs.update(said | {"max": float(reconstruction.max()), "norm": float(np.linalg.norm(reconstruction))})
+        file.attrs.update(
+            said
+            | {"max": float(reconstruction.max()), "norm": float(np.linalg.norm(reconstruction))}
+        )

@@ -47,8 +47,12 @@ class Card:
     stand_in: str = ""  # overrides that put generated data in its place, small, for `zdp-bench reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = field(default_factory=tuple)
-    releases: dict[str, dict[str, str]] = field(default_factory=dict)  # release -> file name -> "md5:...", "sha1:..."
-    windows: dict[str, list[float]] = field(default_factory=dict)  # task -> intensities that are shown as black and white
+    releases: dict[str, dict[str, str]] = field(
+        default_factory=dict
+    )  # release -> file name -> "md5:...", "sha1:..."
+    windows: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # task -> intensities that are shown as black and white
 
 
 def card(name: str) -> Card:
@@ -92,12 +96,16 @@ def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
     Raises:
         UserError: size or checksum differ; the sentence names the file and what to do.
     """
-    advice = f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
+    advice = (
+        f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
+    )
     size = path.stat().st_size
     if size != expected.bytes:
         raise UserError(f"{path}: {size:,} bytes where {expected.bytes:,} were expected. {advice}")
     if (found := md5(path)) != expected.md5:
-        raise UserError(f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released file. {advice}")
+        raise UserError(
+            f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released file. {advice}"
+        )
 
 
 def missing(root: Path, of: Card) -> list[RemoteFile]:
@@ -112,7 +120,12 @@ def within(root: Path, folder: str) -> Path:
         UserError: the name leads out of the root.
     """
     inside = Path(os.path.normpath(root / folder)).is_relative_to(os.path.normpath(root))
-    require(inside, "dataset.folder", folder, f"must be a folder under the data root {root}; paths.data names another root")
+    require(
+        inside,
+        "dataset.folder",
+        folder,
+        f"must be a folder under the data root {root}; paths.data names another root",
+    )
     return root / folder
 
 
@@ -171,9 +184,15 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
     wanted = missing(root, of)
     mirrors = (mirror,) if mirror else of.mirrors
     if not mirrors and not there(root, of):
-        raise UserError(f"dataset '{of.name}' is not under {root}, and has no download of its own. {origin(of)}")
+        raise UserError(
+            f"dataset '{of.name}' is not under {root}, and has no download of its own. {origin(of)}"
+        )
     for address in mirrors:
-        if urlsplit(address).scheme != "https" and urlsplit(address).hostname not in ("127.0.0.1", "localhost", "::1"):
+        if urlsplit(address).scheme != "https" and urlsplit(address).hostname not in (
+            "127.0.0.1",
+            "localhost",
+            "::1",
+        ):
             raise UserError(f"mirror '{address}' is not HTTPS; data is fetched over HTTPS only.")
     done = []
     reason = ""
@@ -221,7 +240,9 @@ def _make(folder: Path) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
     why = error.strerror or type(error).__name__
-    return UserError(f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you may write.")
+    return UserError(
+        f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you may write."
+    )
 
 
 @contextmanager

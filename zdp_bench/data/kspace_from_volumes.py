@@ -43,8 +43,16 @@ def write_set(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -
             name = name_of(path)
             image = np.moveaxis(read(path).data, axis, 0)  # [slices, rows, columns]
             random = np.random.default_rng([ord(letter) for letter in name])
-            kspace = to_kspace(image * np.exp(1j * smooth_phase(image.shape[1], image.shape[2], random)))
-            fastmri.write(partial / fastmri.FOLDERS[int(held)] / f"{name}.h5", kspace, np.abs(image), name, "derived")
+            kspace = to_kspace(
+                image * np.exp(1j * smooth_phase(image.shape[1], image.shape[2], random))
+            )
+            fastmri.write(
+                partial / fastmri.FOLDERS[int(held)] / f"{name}.h5",
+                kspace,
+                np.abs(image),
+                name,
+                "derived",
+            )
 
 
 def held_out(count: int, test_share: float, seed: int) -> np.ndarray:
@@ -55,7 +63,12 @@ def held_out(count: int, test_share: float, seed: int) -> np.ndarray:
     """
     held = round(test_share * count)
     left = count - held
-    require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")
+    require(
+        held > 0 < left,
+        "dataset.test_share",
+        test_share,
+        f"leaves {left} volumes to train on, {held} to test on",
+    )
     testing = np.zeros(count, dtype=bool)
     testing[np.random.default_rng(seed).choice(count, held, replace=False)] = True
     return testing
@@ -81,12 +94,21 @@ def kspace_from_volumes(
     how = Undersampling(acceleration, center_fraction, height, width)
     paths = list(volumes(within(root, folder), "kspace_from_volumes"))
     testing = held_out(len(paths), test_share, split_seed)
-    files = [(path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)]
-    made = root / "derived" / f"kspace-{READING}-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
+    files = [
+        (path.name, sha256(path), bool(test)) for path, test in zip(paths, testing, strict=True)
+    ]
+    made = (
+        root
+        / "derived"
+        / f"kspace-{READING}-{hashlib.sha256(repr((files, axis)).encode()).hexdigest()[:16]}"
+    )
     if not made.is_dir():
         write_set(made, paths, axis, testing)
     notes = f"k-space of the volumes in {folder} with a smooth phase added, no noise"
-    return replace(fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices), unit="volume")
+    return replace(
+        fastmri.as_splits(fastmri.scan(made), "derived", notes, how=how, unit=unit, slices=slices),
+        unit="volume",
+    )
 
 
 @register("outline", "kspace_from_volumes")
@@ -114,9 +136,14 @@ def outline(
             rest = [size for number, size in enumerate(header.shape) if number != axis]
             known.append(fastmri.announced(name_of(path), (header.shape[axis], rest[0], rest[1])))
     else:
-        known = [fastmri.announced(str(number), (slices or 36, height, width)) for number in range(260)]
+        known = [
+            fastmri.announced(str(number), (slices or 36, height, width)) for number in range(260)
+        ]
     testing = held_out(len(known), test_share, split_seed)
-    train, test = ([one for one, held in zip(known, testing, strict=True) if held == side] for side in (False, True))
+    train, test = (
+        [one for one, held in zip(known, testing, strict=True) if held == side]
+        for side in (False, True)
+    )
     splits = fastmri.as_splits((train, test), "derived", "", how=how, unit=unit, slices=slices)
     return replace(fastmri.outlined(splits, found), unit="volume")
 

@@ -29,7 +29,9 @@ class Digits:
     labels: np.ndarray
 
 
-def read(root: Path, of: Card, *, check: bool, mirror: str | None) -> tuple[Digits, Digits, str, Provenance]:
+def read(
+    root: Path, of: Card, *, check: bool, mirror: str | None
+) -> tuple[Digits, Digits, str, Provenance]:
     """Train and test split, a digest of the files, and their provenance.
 
     Missing files are fetched. With `check`, a file that is not the released one is refused; without, it is read as it is and
@@ -39,15 +41,21 @@ def read(root: Path, of: Card, *, check: bool, mirror: str | None) -> tuple[Digi
         UserError: a file is missing and cannot be fetched, is damaged, or disagrees with its partner.
     """
     fetch(root, of, mirror)
-    paths = [root / file.path for file in of.files]  # train images, train labels, test images, test labels
+    paths = [
+        root / file.path for file in of.files
+    ]  # train images, train labels, test images, test labels
     arrays = [read_idx(path, dims=3 if "images" in path.name else 1) for path in paths]
     if check:
         for path, file in zip(paths, of.files, strict=True):
             verify(path, file, of.name)
     splits = []
-    for images, labels, image_path, label_path in zip(arrays[::2], arrays[1::2], paths[::2], paths[1::2], strict=True):
+    for images, labels, image_path, label_path in zip(
+        arrays[::2], arrays[1::2], paths[::2], paths[1::2], strict=True
+    ):
         if len(images) != len(labels):
-            raise UserError(f"{image_path} holds {len(images):,} images, but {label_path} holds {len(labels):,} labels.")
+            raise UserError(
+                f"{image_path} holds {len(images):,} images, but {label_path} holds {len(labels):,} labels."
+            )
         if len(labels) == 0:
             raise UserError(f"{label_path}: holds no records.")
         if labels.max() >= CLASSES:
@@ -72,23 +80,49 @@ def to_float(images: np.ndarray, name: str, normalise: Normalise) -> torch.Tenso
     return (pixels - mean) / std
 
 
-def _splits(name: str, root: Path, normalise: Normalise, check: bool, mirror: str | None, augment: str | None = None) -> Splits:
+def _splits(
+    name: str,
+    root: Path,
+    normalise: Normalise,
+    check: bool,
+    mirror: str | None,
+    augment: str | None = None,
+) -> Splits:
     train, test, digest, provenance = read(root, card(name), check=check, mirror=mirror)
-    records = [Records(to_float(split.images, name, normalise), torch.from_numpy(split.labels)) for split in (train, test)]
+    records = [
+        Records(to_float(split.images, name, normalise), torch.from_numpy(split.labels))
+        for split in (train, test)
+    ]
     black = float(to_float(np.zeros(1, np.uint8), name, normalise))
     shape = tuple(train.images.shape[1:])
-    return Splits(records[0], records[1], shape, CLASSES, provenance, digest, augment=augmentation(augment, black), unit="image")
+    return Splits(
+        records[0],
+        records[1],
+        shape,
+        CLASSES,
+        provenance,
+        digest,
+        augment=augmentation(augment, black),
+        unit="image",
+    )
 
 
 @register("dataset", "mnist")
-def mnist(root: Path, *, normalise: Normalise = "standard", check: bool = True, mirror: str | None = None) -> Splits:
+def mnist(
+    root: Path, *, normalise: Normalise = "standard", check: bool = True, mirror: str | None = None
+) -> Splits:
     """MNIST: 60,000 / 10,000 digits as float32 [28, 28]."""
     return _splits("mnist", root, normalise, check, mirror)
 
 
 @register("dataset", "fashion_mnist")
 def fashion_mnist(
-    root: Path, *, normalise: Normalise = "standard", augment: str | None = None, check: bool = True, mirror: str | None = None
+    root: Path,
+    *,
+    normalise: Normalise = "standard",
+    augment: str | None = None,
+    check: bool = True,
+    mirror: str | None = None,
 ) -> Splits:
     """Fashion-MNIST: 60,000 / 10,000 pieces of clothing as float32 [28, 28]."""
     return _splits("fashion_mnist", root, normalise, check, mirror, augment)
@@ -98,7 +132,9 @@ def outlined(root: Path, of: Card, dtype: torch.dtype = torch.float32) -> Outlin
     """What `read` will make of the card's files, from their headers; the release's counts where they are not there."""
     if missing(root, of):
         return Outline(60_000, 10_000, (28, 28), CLASSES, dtype, found=False, unit="image")
-    (train, *shape), (test, *_) = (announced(root / of.files[index].path, dims=3) for index in (0, 2))
+    (train, *shape), (test, *_) = (
+        announced(root / of.files[index].path, dims=3) for index in (0, 2)
+    )
     return Outline(train, test, tuple(shape), CLASSES, dtype, unit="image")
 
 

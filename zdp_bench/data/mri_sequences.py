@@ -71,8 +71,12 @@ def patients(found: dict[Path, nifti.Header], slices: int) -> list[Patient]:
 
 def records_of(volume: np.ndarray, size: int) -> np.ndarray:
     """Slices [X, Y, n, 4] of one patient as whitened k-space: complex64 [4·n, 1, size, size], one sequence after the other."""
-    pictures = torch.from_numpy(np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32))  # [4, n, Y, X]
-    resized = F.interpolate(pictures, (size, size), mode="bilinear", antialias=True).double().numpy()
+    pictures = torch.from_numpy(
+        np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
+    )  # [4, n, Y, X]
+    resized = (
+        F.interpolate(pictures, (size, size), mode="bilinear", antialias=True).double().numpy()
+    )
     return whitened(to_kspace(resized)).astype(np.complex64).reshape(-1, 1, size, size)
 
 
@@ -83,18 +87,34 @@ def whitened(kspace: np.ndarray) -> np.ndarray:
     real one. So whitening is a shift and two divisions. A part that is 0 but for rounding stays next to 0.
     """
     centred = kspace - kspace.mean(axis=(-2, -1), keepdims=True)
-    floor = FLAT * np.sqrt((np.abs(kspace) ** 2).mean(axis=(-2, -1), keepdims=True)) + np.finfo(np.float64).tiny
-    real, imag = (part / np.maximum(part.std(axis=(-2, -1), keepdims=True), floor) for part in (centred.real, centred.imag))
+    floor = (
+        FLAT * np.sqrt((np.abs(kspace) ** 2).mean(axis=(-2, -1), keepdims=True))
+        + np.finfo(np.float64).tiny
+    )
+    real, imag = (
+        part / np.maximum(part.std(axis=(-2, -1), keepdims=True), floor)
+        for part in (centred.real, centred.imag)
+    )
     return real + 1j * imag
 
 
 def drawn(found: list[Patient], count: int, seed: int) -> tuple[list[Patient], list[Patient]]:
     """(`count` patients drawn by the seed, the others), each in the order of the names."""
     chosen = set(np.random.default_rng(seed).permutation(len(found))[:count].tolist())
-    return [p for i, p in enumerate(found) if i in chosen], [p for i, p in enumerate(found) if i not in chosen]
+    return [p for i, p in enumerate(found) if i in chosen], [
+        p for i, p in enumerate(found) if i not in chosen
+    ]
 
 
-def load(parts: dict[str, list[Patient]], read: Read, origin: str, provenance: Provenance, notes: str, *, size: int) -> Splits:
+def load(
+    parts: dict[str, list[Patient]],
+    read: Read,
+    origin: str,
+    provenance: Provenance,
+    notes: str,
+    *,
+    size: int,
+) -> Splits:
     """k-space complex64 [1, size, size] and the number of its sequence; `groups` number the patients.
 
     Args:
@@ -103,7 +123,11 @@ def load(parts: dict[str, list[Patient]], read: Read, origin: str, provenance: P
         origin: how that is done, in words that change when it does: part of what the cache and the digest go by.
     """
     everyone = [patient for members in parts.values() for patient in members]
-    told = [(part, p.path.name, sha256(p.path), p.slices) for part, members in parts.items() for p in members]
+    told = [
+        (part, p.path.name, sha256(p.path), p.slices)
+        for part, members in parts.items()
+        for p in members
+    ]
     made = hashlib.sha256(repr((origin, size, told)).encode()).hexdigest()
     ends = list(accumulate(patient.records for patient in everyone))
 
@@ -112,11 +136,20 @@ def load(parts: dict[str, list[Patient]], read: Read, origin: str, provenance: P
             volume = read(patient.path)
             whole[end - patient.records : end] = records_of(volume[:, :, patient.slices], size)
 
-    whole = torch.from_numpy(kept(f"sequences-{nifti.READING}", made, (ends[-1], 1, size, size), np.complex64, fill))
-    groups = torch.repeat_interleave(torch.arange(len(everyone)), torch.tensor([p.records for p in everyone]))
-    labels = torch.cat([torch.arange(4).repeat_interleave(p.records // len(SEQUENCES)) for p in everyone])
+    whole = torch.from_numpy(
+        kept(f"sequences-{nifti.READING}", made, (ends[-1], 1, size, size), np.complex64, fill)
+    )
+    groups = torch.repeat_interleave(
+        torch.arange(len(everyone)), torch.tensor([p.records for p in everyone])
+    )
+    labels = torch.cat(
+        [torch.arange(4).repeat_interleave(p.records // len(SEQUENCES)) for p in everyone]
+    )
     split, first = {}, 0
-    for part, members in parts.items():  # each part is one stretch of the mapped file, so nothing is copied
+    for (
+        part,
+        members,
+    ) in parts.items():  # each part is one stretch of the mapped file, so nothing is copied
         rows = slice(first, first + sum(p.records for p in members))
         split[part] = Records(whole[rows], labels[rows], groups[rows])
         first = rows.stop
@@ -166,7 +199,9 @@ def read_contrasts(path: Path) -> np.ndarray:
     return nifti.read(path).data
 
 
-def parts_of(folder: Path, slices: int, validation_patients: int, split_seed: int) -> dict[str, list[Patient]]:
+def parts_of(
+    folder: Path, slices: int, validation_patients: int, split_seed: int
+) -> dict[str, list[Patient]]:
     """The patients to train, to validate and to test on; those that validate are drawn from the test volumes, as the paper's.
 
     Raises:
@@ -179,10 +214,14 @@ def parts_of(folder: Path, slices: int, validation_patients: int, split_seed: in
                 f"{FOLDER}.tar there (see datasets/mri_sequences.yaml), or use dataset=mri_sequences_from_volumes or "
                 "dataset=mri_sequences_synthetic."
             )
-    train, held = (nifti.volumes(folder / name, "mri_sequences", len(SEQUENCES)) for name in RELEASED)
+    train, held = (
+        nifti.volumes(folder / name, "mri_sequences", len(SEQUENCES)) for name in RELEASED
+    )
     names = {nifti.name_of(path) for path in train}
     if both := [path for path in held if nifti.name_of(path) in names]:
-        raise UserError(f"{both[0]}: the same patient is in imagesTr; each may be in one part only.")
+        raise UserError(
+            f"{both[0]}: the same patient is in imagesTr; each may be in one part only."
+        )
     left = len(held) - validation_patients
     require(
         0 <= validation_patients < len(held),
@@ -195,17 +234,35 @@ def parts_of(folder: Path, slices: int, validation_patients: int, split_seed: in
 
 
 @register("dataset", "mri_sequences")
-def mri_sequences(root: Path, *, size: int = 32, slices: int = 20, validation_patients: int = 110, split_seed: int = 0) -> Splits:
+def mri_sequences(
+    root: Path,
+    *,
+    size: int = 32,
+    slices: int = 20,
+    validation_patients: int = 110,
+    split_seed: int = 0,
+) -> Splits:
     """Task01 of the decathlon under the data root: complex64 [1, size, size] of four classes."""
     check_options(size, slices)
     folder = root / FOLDER
     parts = parts_of(folder, slices, validation_patients, split_seed)
-    whole = (folder / "dataset.json").is_file() and all(len(nifti.paths_of(folder / n)) == c for n, c in RELEASED.items())
-    return load(parts, read_contrasts, "channels", "official" if whole else "derived", "four sequences", size=size)
+    whole = (folder / "dataset.json").is_file() and all(
+        len(nifti.paths_of(folder / n)) == c for n, c in RELEASED.items()
+    )
+    return load(
+        parts,
+        read_contrasts,
+        "channels",
+        "official" if whole else "derived",
+        "four sequences",
+        size=size,
+    )
 
 
 @register("outline", "mri_sequences")
-def outline(root: Path, *, size: int, slices: int, validation_patients: int, split_seed: int) -> Outline:
+def outline(
+    root: Path, *, size: int, slices: int, validation_patients: int, split_seed: int
+) -> Outline:
     """From headers alone; without volumes, as many as the release has."""
     check_options(size, slices)
     if holds_any(root / FOLDER):
@@ -215,7 +272,14 @@ def outline(root: Path, *, size: int, slices: int, validation_patients: int, spl
     shape = (1, size, size)
     validate = validation_patients * each
     return Outline(
-        train, test, shape, len(SEQUENCES), torch.complex64, records_per_patient=each, found=False, validation=validate
+        train,
+        test,
+        shape,
+        len(SEQUENCES),
+        torch.complex64,
+        records_per_patient=each,
+        found=False,
+        validation=validate,
     )
 
 

@@ -27,7 +27,15 @@ import torch
 from zdp_bench.data import Outline, Splits
 from zdp_bench.data.files import holds_any, within
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.mri_sequences import SEQUENCES, Patient, check_options, drawn, load, outlined, patients
+from zdp_bench.data.mri_sequences import (
+    SEQUENCES,
+    Patient,
+    check_options,
+    drawn,
+    load,
+    outlined,
+    patients,
+)
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -50,23 +58,37 @@ def contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndarray:
         "T1gd": tissue ** gamma[2] + 2 * border,
         "T2w": (1 - tissue) ** gamma[3],
     }
-    return np.stack([scanned(curves[name], random) for name in SEQUENCES], axis=-1).astype(np.float32)
+    return np.stack([scanned(curves[name], random) for name in SEQUENCES], axis=-1).astype(
+        np.float32
+    )
 
 
 def scanned(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """What a scanner adds to [X, Y, Z]: its coil's sensitivity and the noise of a magnitude image."""
-    x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in picture.shape), indexing="ij", sparse=True)
-    field = sum(c * term for c, term in zip(random.uniform(-FIELD, FIELD, 6), (x, y, z, x * y, y * z, x * z), strict=True))
+    x, y, z = np.meshgrid(
+        *(np.linspace(-1, 1, n) for n in picture.shape), indexing="ij", sparse=True
+    )
+    field = sum(
+        c * term
+        for c, term in zip(
+            random.uniform(-FIELD, FIELD, 6), (x, y, z, x * y, y * z, x * z), strict=True
+        )
+    )
     noise = random.normal(0, NOISE, (2, *picture.shape))
     return np.hypot(picture * np.exp(field) + noise[0], noise[1])
 
 
 def simulated(path: Path) -> np.ndarray:
     """The four contrasts of a file, by its name: [X, Y, Z, 4]."""
-    return contrasts(nifti.read(path).data, np.random.default_rng([ord(letter) for letter in nifti.name_of(path)]))
+    return contrasts(
+        nifti.read(path).data,
+        np.random.default_rng([ord(letter) for letter in nifti.name_of(path)]),
+    )
 
 
-def parts_of(folder: Path, slices: int, test_share: float, split_seed: int) -> dict[str, list[Patient]]:
+def parts_of(
+    folder: Path, slices: int, test_share: float, split_seed: int
+) -> dict[str, list[Patient]]:
     """The patients to train and to test on.
 
     Raises:
@@ -75,7 +97,12 @@ def parts_of(folder: Path, slices: int, test_share: float, split_seed: int) -> d
     found = patients(nifti.volumes(folder, "mri_sequences_from_volumes"), slices)
     held = round(test_share * len(found))
     left = len(found) - held
-    require(held > 0 < left, "dataset.test_share", test_share, f"leaves {left} volumes to train on, {held} to test on")
+    require(
+        held > 0 < left,
+        "dataset.test_share",
+        test_share,
+        f"leaves {left} volumes to train on, {held} to test on",
+    )
     test, train = drawn(found, held, split_seed)
     return {"train": train, "test": test}
 
@@ -98,11 +125,15 @@ def mri_sequences_from_volumes(
 
 
 @register("outline", "mri_sequences_from_volumes")
-def outline(root: Path, *, folder: str, size: int, slices: int, test_share: float, split_seed: int) -> Outline:
+def outline(
+    root: Path, *, folder: str, size: int, slices: int, test_share: float, split_seed: int
+) -> Outline:
     """From headers alone; without volumes, as many as the default folder of the release has."""
     check_options(size, slices)
     if holds_any(within(root, folder)):
-        return replace(outlined(parts_of(root / folder, slices, test_share, split_seed), size), unit="volume")
+        return replace(
+            outlined(parts_of(root / folder, slices, test_share, split_seed), size), unit="volume"
+        )
     each, test = len(SEQUENCES) * slices, round(test_share * 260)
     sizes = ((260 - test) * each, test * each, (1, size, size), len(SEQUENCES), torch.complex64)
     return Outline(*sizes, records_per_patient=each, found=False, unit="volume")

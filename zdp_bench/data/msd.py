@@ -50,8 +50,19 @@ TASKS: dict[str, tuple[str, int]] = {
 }
 Fit = Literal["resize", "pad"]
 SLICES = 64  # of one volume in the paper's counts: 5,184 = 81 · 64, 640 = 10 · 64, 2,560 = 40 · 64
-PIXELS = (0.5, 0.25)  # mean and deviation of a pixel in [0, 1]: round numbers of ours, so nothing of the volumes is in them
-AUGMENT = Affine(degrees=10, translate=0.05, scale=0.1, shear=0, flip=True, noise=0.05, fill=(0 - PIXELS[0]) / PIXELS[1])
+PIXELS = (
+    0.5,
+    0.25,
+)  # mean and deviation of a pixel in [0, 1]: round numbers of ours, so nothing of the volumes is in them
+AUGMENT = Affine(
+    degrees=10,
+    translate=0.05,
+    scale=0.1,
+    shear=0,
+    flip=True,
+    noise=0.05,
+    fill=(0 - PIXELS[0]) / PIXELS[1],
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,10 @@ def slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
         image = image[..., geometry.channel]
     if label.ndim == 4:
         label = label[..., 0]
-    turned = [torch.from_numpy(np.ascontiguousarray(v[:, ::-1, indices].transpose(2, 1, 0))) for v in (image, label > 0)]
+    turned = [
+        torch.from_numpy(np.ascontiguousarray(v[:, ::-1, indices].transpose(2, 1, 0)))
+        for v in (image, label > 0)
+    ]
     pixels, mask = _bytes(turned[0], geometry.window), turned[1].float()  # each [n, Y, X]
     if (target := shape_on_grid(case.header, geometry)) != tuple(pixels.shape[1:]):
         pixels, mask = _resampled(pixels, target), _nearest(mask, target)
@@ -112,7 +126,9 @@ def _bytes(image: Tensor, window: tuple[float, float] | None) -> Tensor:
     if window:
         low, high = torch.tensor(window[0]), torch.tensor(window[1])
     else:
-        low, high = torch.quantile(image.flatten(1), torch.tensor([0.01, 0.99]), dim=1)[:, :, None, None]
+        low, high = torch.quantile(image.flatten(1), torch.tensor([0.01, 0.99]), dim=1)[
+            :, :, None, None
+        ]
     return ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
 
 
@@ -138,7 +154,9 @@ def _padded(image: Tensor, size: int, path: Path) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- splits
 
 
-def parts(found: list[Case], validation_share: float, test_share: float, seed: int) -> dict[str, list[Case]]:
+def parts(
+    found: list[Case], validation_share: float, test_share: float, seed: int
+) -> dict[str, list[Case]]:
     """Volumes to train, validate and test: disjoint, seeded.
 
     Raises:
@@ -156,10 +174,17 @@ def sizes(count: int, validation_share: float, test_share: float) -> tuple[int, 
         UserError: the shares leave a part empty.
     """
     validate, test = round(validation_share * count), round(test_share * count)
-    require(0 <= validation_share < 1, "dataset.validation_share", validation_share, "must lie in [0, 1)")
+    require(
+        0 <= validation_share < 1,
+        "dataset.validation_share",
+        validation_share,
+        "must lie in [0, 1)",
+    )
     require(test >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to test")
     train = count - validate - test
-    require(train >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to train")
+    require(
+        train >= 1, "dataset.test_share", test_share, f"leaves none of {count} volumes to train"
+    )
     return train, test
 
 
@@ -180,8 +205,12 @@ def load(
     found = with_channel(cases(folder), geometry.channel)
     split = parts(found, validation_share, test_share, split_seed)
     most = {"train": max_per_patient, "validation": max_per_patient, "test": test_per_patient}
-    chosen = [(case, case.slices(most[part])) for part, members in split.items() for case in members]
-    files = hashlib.sha256("".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in found).encode()).hexdigest()
+    chosen = [
+        (case, case.slices(most[part])) for part, members in split.items() for case in members
+    ]
+    files = hashlib.sha256(
+        "".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in found).encode()
+    ).hexdigest()
     settings = repr((geometry, most, validation_share, test_share, split_seed))
     made = hashlib.sha256(f"{files}:{settings}".encode()).hexdigest()
     counts = [len(indices) for _, indices in chosen]
@@ -193,10 +222,15 @@ def load(
             whole[start : start + len(indices)] = slices(case, indices, geometry)
             start += len(indices)
 
-    whole = torch.from_numpy(kept(f"slices-{nifti.READING}", made, (sum(counts), 2, size, size), np.uint8, fill))
+    whole = torch.from_numpy(
+        kept(f"slices-{nifti.READING}", made, (sum(counts), 2, size, size), np.uint8, fill)
+    )
     groups = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor(counts))
     records, first = {}, 0
-    for part, members in split.items():  # each part is one stretch of the mapped file, so nothing is copied
+    for (
+        part,
+        members,
+    ) in split.items():  # each part is one stretch of the mapped file, so nothing is copied
         rows = slice(first, first + sum(len(case.slices(most[part])) for case in members))
         records[part] = Records(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
         first = rows.stop
@@ -218,16 +252,41 @@ def load(
     )
 
 
-def check_options(geometry: Geometry, max_per_patient: int | None, test_per_patient: int | None) -> None:
+def check_options(
+    geometry: Geometry, max_per_patient: int | None, test_per_patient: int | None
+) -> None:
     """Refuse options that mean nothing, before anything is read or drawn."""
-    require(8 <= geometry.size <= 1024, "dataset.size", geometry.size, "must lie between 8 and 1024 pixels")
-    require(geometry.spacing is None or geometry.spacing > 0, "dataset.spacing", geometry.spacing, "must be positive, in mm")
+    require(
+        8 <= geometry.size <= 1024,
+        "dataset.size",
+        geometry.size,
+        "must lie between 8 and 1024 pixels",
+    )
+    require(
+        geometry.spacing is None or geometry.spacing > 0,
+        "dataset.spacing",
+        geometry.spacing,
+        "must be positive, in mm",
+    )
     unused = "would change nothing: a slice is stretched to the square; set dataset.fit=pad"
-    require(geometry.spacing is None or geometry.fit == "pad", "dataset.spacing", geometry.spacing, unused)
+    require(
+        geometry.spacing is None or geometry.fit == "pad",
+        "dataset.spacing",
+        geometry.spacing,
+        unused,
+    )
     require(geometry.channel >= 0, "dataset.channel", geometry.channel, "must be 0 or more")
     if geometry.window:
-        require(geometry.window[0] < geometry.window[1], "dataset.window", geometry.window, "must be [low, high] with low < high")
-    for key, value in (("max_per_patient", max_per_patient), ("test_per_patient", test_per_patient)):
+        require(
+            geometry.window[0] < geometry.window[1],
+            "dataset.window",
+            geometry.window,
+            "must be [low, high] with low < high",
+        )
+    for key, value in (
+        ("max_per_patient", max_per_patient),
+        ("test_per_patient", test_per_patient),
+    ):
         require(value is None or value > 0, f"dataset.{key}", value, "must be at least 1")
 
 
@@ -236,7 +295,9 @@ def _of_task(root: Path, task: str) -> tuple[Path, Provenance]:
     if task not in TASKS:
         raise unknown("dataset.task", task, TASKS)
     name, volumes = TASKS[task]
-    whole = (root / name / "dataset.json").is_file() and len(nifti.paths_of(root / name / "labelsTr")) == volumes
+    whole = (root / name / "dataset.json").is_file() and len(
+        nifti.paths_of(root / name / "labelsTr")
+    ) == volumes
     return root / name, "official" if whole else "derived"
 
 
@@ -302,7 +363,11 @@ def outline(
 ) -> Outline:
     """From headers alone; without volumes, as many as the release has, with the paper's 64 slices each."""
     folder, _provenance = _of_task(root, task)
-    check_options(Geometry(size, fit, spacing, _window(task, window), channel), max_per_patient, test_per_patient)
+    check_options(
+        Geometry(size, fit, spacing, _window(task, window), channel),
+        max_per_patient,
+        test_per_patient,
+    )
     map_of = {
         "input_shape": (1, size, size),
         "outputs": 1,

@@ -58,12 +58,16 @@ def couple_images(labels: np.ndarray, seed: int) -> Pairing:
     rng = np.random.default_rng([seed, 0])
     partner = np.full(len(labels), -1)
     for label in range(CLASSES // 2):
-        here, there = (rng.permutation(np.flatnonzero(labels == one)) for one in (label, CLASSES - 1 - label))
+        here, there = (
+            rng.permutation(np.flatnonzero(labels == one)) for one in (label, CLASSES - 1 - label)
+        )
         count = min(len(here), len(there))
         partner[here[:count]], partner[there[:count]] = there[:count], here[:count]
     real = np.flatnonzero(partner >= 0)
     if not len(real):
-        raise UserError(f"no training image of a label L has a partner of label {CLASSES - 1} - L; PhaseMNIST needs both.")
+        raise UserError(
+            f"no training image of a label L has a partner of label {CLASSES - 1} - L; PhaseMNIST needs both."
+        )
     return Pairing(real, partner[real], np.minimum(real, partner[real]), len(labels) - len(real))
 
 
@@ -81,7 +85,9 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
         here = np.flatnonzero(labels == label)
         pool = np.flatnonzero(labels == CLASSES - 1 - label)
         if len(here) and not len(pool):
-            raise UserError(f"no test image of label {CLASSES - 1 - label} is there to pair with those of label {label}.")
+            raise UserError(
+                f"no test image of label {CLASSES - 1 - label} is there to pair with those of label {label}."
+            )
         if len(here):
             chosen[here] = rng.choice(pool, size=len(here), replace=True)
     return chosen
@@ -94,7 +100,11 @@ def pair(train: Images, test: Images, seed: int) -> tuple[Records, Records, Pair
     examples = torch.complex(pixels[made.real], pixels[made.partner])
     training = Records(examples, torch.from_numpy(labels[made.real]), torch.from_numpy(made.couple))
     partners = torch.from_numpy(draw_partners(test_labels, seed))
-    return training, Records(torch.complex(test_pixels, test_pixels[partners]), torch.from_numpy(test_labels)), made
+    return (
+        training,
+        Records(torch.complex(test_pixels, test_pixels[partners]), torch.from_numpy(test_labels)),
+        made,
+    )
 
 
 def _describe(source: str, seed: int, made: Pairing) -> str:
@@ -112,14 +122,21 @@ def _digest(files: str, seed: int) -> str:
 
 @register("dataset", "phasemnist")
 def phasemnist(
-    root: Path, *, pairing_seed: int = 9, normalise: Normalise = "standard", check: bool = True, mirror: str | None = None
+    root: Path,
+    *,
+    pairing_seed: int = 9,
+    normalise: Normalise = "standard",
+    check: bool = True,
+    mirror: str | None = None,
 ) -> Splits:
     """PhaseMNIST from MNIST's idx files: 58,142 / 10,000 complex64 [28, 28].
 
     The authors' own pairing was never published, so ours is drawn anew from `pairing_seed`: provenance 'derived'.
     """
     train, test, files, _ = read(root, card("mnist"), check=check, mirror=mirror)
-    images, test_images = ((to_float(split.images, "mnist", normalise), split.labels) for split in (train, test))
+    images, test_images = (
+        (to_float(split.images, "mnist", normalise), split.labels) for split in (train, test)
+    )
     training, testing, made = pair(images, test_images, pairing_seed)
     return Splits(
         training,
@@ -141,7 +158,9 @@ def phase_digits(root: Path, *, pairing_seed: int = 9, test_share: float = 0.2) 
     pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # [1797, 8, 8] in [0, 1]
     labels = bunch.target.astype(np.int64)
     train, test = _split(labels, test_share, pairing_seed)
-    training, testing, made = pair((pixels[train], labels[train]), (pixels[test], labels[test]), pairing_seed)
+    training, testing, made = pair(
+        (pixels[train], labels[train]), (pixels[test], labels[test]), pairing_seed
+    )
     files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
     return Splits(
         training,
@@ -166,7 +185,9 @@ def _split(labels: np.ndarray, test_share: float, seed: int) -> tuple[np.ndarray
     held = math.ceil(test_share * count) if 0 < test_share < 1 else 0
     rule = f"must leave {CLASSES} digits or more to train and to test on; {held} of {count:,} are to test on"
     require(CLASSES <= held <= count - CLASSES, "dataset.test_share", test_share, rule)
-    train, test = train_test_split(np.arange(count), test_size=test_share, stratify=labels, random_state=seed)
+    train, test = train_test_split(
+        np.arange(count), test_size=test_share, stratify=labels, random_state=seed
+    )
     return train, test
 
 

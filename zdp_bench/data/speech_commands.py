@@ -56,7 +56,9 @@ def stft(waves: Tensor, step: int = STEP) -> Tensor:
     """
     waves = torch.nn.functional.pad(waves, (0, FFT - FRAME))
     window = torch.nn.functional.pad(torch.hann_window(FRAME, periodic=True), (0, FFT - FRAME))
-    return torch.stft(waves, FFT, step, FFT, window, center=False, return_complex=True).transpose(1, 2)
+    return torch.stft(waves, FFT, step, FFT, window, center=False, return_complex=True).transpose(
+        1, 2
+    )
 
 
 def speaker(clip: Path) -> str:
@@ -74,12 +76,19 @@ def read_clip(path: Path) -> np.ndarray:
     """
     try:
         with wave.open(str(path)) as file:
-            rate, channels, width, announced = file.getframerate(), file.getnchannels(), file.getsampwidth(), file.getnframes()
+            rate, channels, width, announced = (
+                file.getframerate(),
+                file.getnchannels(),
+                file.getsampwidth(),
+                file.getnframes(),
+            )
             if (rate, channels, width) != (RATE, 1, 2):
                 has = f"has {channels} channels of {8 * width}-bit samples at {rate} Hz"
                 raise UserError(f"{path}: {has}; one channel of 16 bits at {RATE} Hz was expected.")
             if not 0 < announced <= LARGEST:
-                raise UserError(f"{path}: announces {announced:,} samples where about {CLIP:,} were expected.")
+                raise UserError(
+                    f"{path}: announces {announced:,} samples where about {CLIP:,} were expected."
+                )
             samples = np.frombuffer(file.readframes(announced), dtype="<i2")
     except (wave.Error, EOFError, ValueError) as error:  # of the file's header, or half a sample
         raise UserError(
@@ -101,9 +110,13 @@ def word_clips(folder: Path, word: str) -> list[Path]:
     found: dict[str, Path] = {}
     for path in sorted(path for path in (folder / word).iterdir() if not path.name.startswith(".")):
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+            raise UserError(
+                f"{path}: is a link that leads out of {folder}; put the file itself there."
+            )
         if path.suffix != ".wav":
-            raise UserError(f"{path}: is no .wav file; nothing but clips belongs into a word's folder.")
+            raise UserError(
+                f"{path}: is no .wav file; nothing but clips belongs into a word's folder."
+            )
         if not path.is_file():
             raise UserError(f"{path}: is not a file; a wav file was expected.")
         name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
@@ -127,7 +140,9 @@ def check(root: Path) -> Iterator[tuple[Path, str]]:
                 yield path, str(error)
 
 
-def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> list[tuple[Path, int]]:
+def clips(
+    folder: Path, words: list[str], per_word: int | None, seed: int
+) -> list[tuple[Path, int]]:
     """(file, label) of every clip that is used, in the order of words and names; `per_word` of each at most, seeded.
 
     Raises:
@@ -138,7 +153,12 @@ def clips(folder: Path, words: list[str], per_word: int | None, seed: int) -> li
             f"dataset 'speech_commands' expects {folder}, one folder a word. Unpack speech_commands_v0.02.tar.gz there (see "
             "datasets/speech_commands.yaml), or use dataset=speech_commands_synthetic."
         )
-    require(per_word is None or per_word > 0, "dataset.clips_per_word", per_word, "must be at least 1, or null for all")
+    require(
+        per_word is None or per_word > 0,
+        "dataset.clips_per_word",
+        per_word,
+        "must be at least 1, or null for all",
+    )
     here = sorted(path.name for path in folder.iterdir() if path.is_dir())
     chosen = []
     if len(set(words)) != len(words) or len(words) < 2:
@@ -176,10 +196,14 @@ def spectrograms(paths: list[Path], digest: str, step: int, bins: int) -> Tensor
     def fill(whole: np.ndarray) -> None:
         for start in range(0, len(paths), 256):
             part = np.stack([read_clip(path) for path in paths[start : start + 256]])  # [b, 16000]
-            whole[start : start + len(part)] = stft(torch.from_numpy(part), step)[..., :bins].numpy()
+            whole[start : start + len(part)] = stft(torch.from_numpy(part), step)[
+                ..., :bins
+            ].numpy()
 
     name = f"{step}-{bins}-{digest}"
-    return torch.from_numpy(kept("spectrograms", name, (len(paths), frames(step), bins), np.complex64, fill))
+    return torch.from_numpy(
+        kept("spectrograms", name, (len(paths), frames(step), bins), np.complex64, fill)
+    )
 
 
 def scaled(z: Tensor, scale: Scale) -> Tensor:
@@ -195,14 +219,20 @@ def centred(z: Tensor) -> Tensor:
     count = z.shape[1]
     weight = z.abs().mean(dim=2).square()  # [n, frames]
     centre = (weight * torch.arange(count)).sum(dim=1) / weight.sum(dim=1).clamp(min=1e-30)
-    frame = (torch.arange(count) - (count // 2 - centre).round().long().unsqueeze(1)) % count  # [n, frames]
+    frame = (
+        torch.arange(count) - (count // 2 - centre).round().long().unsqueeze(1)
+    ) % count  # [n, frames]
     return z.gather(1, frame.unsqueeze(2).expand_as(z))
 
 
 def over_grid(z: Tensor, grid: list[int]) -> Tensor:
     """Means of z [n, frames, bins] over a grid: [n, *grid]."""
     parts = torch.view_as_real(z).movedim(-1, 1)  # [n, 2, frames, bins]
-    return torch.view_as_complex(torch.nn.functional.adaptive_avg_pool2d(parts, (grid[0], grid[1])).movedim(1, -1).contiguous())
+    return torch.view_as_complex(
+        torch.nn.functional.adaptive_avg_pool2d(parts, (grid[0], grid[1]))
+        .movedim(1, -1)
+        .contiguous()
+    )
 
 
 def held_out(speakers: list[str], split: str, test_share: float, seed: int) -> np.ndarray:
@@ -217,15 +247,24 @@ def held_out(speakers: list[str], split: str, test_share: float, seed: int) -> n
         testing = split_by_speaker(speakers, test_share, seed)
     else:
         testing = np.zeros(count, dtype=bool)
-        testing[np.random.default_rng(seed).choice(count, round(test_share * count), replace=False)] = True
+        testing[
+            np.random.default_rng(seed).choice(count, round(test_share * count), replace=False)
+        ] = True
     held = int(testing.sum())
-    require(0 < held < count, "dataset.test_share", test_share, f"leaves {count - held} clips to train and {held} to test")
+    require(
+        0 < held < count,
+        "dataset.test_share",
+        test_share,
+        f"leaves {count - held} clips to train and {held} to test",
+    )
     return testing
 
 
 def most_of_one(speakers: list[str], testing: np.ndarray) -> int:
     """The most training clips of any one speaker."""
-    return max(Counter(person for person, held in zip(speakers, testing, strict=True) if not held).values())
+    return max(
+        Counter(person for person, held in zip(speakers, testing, strict=True) if not held).values()
+    )
 
 
 def shape_of(frame_step: int, bins: int, grid: list[int] | None) -> list[int]:
@@ -234,11 +273,21 @@ def shape_of(frame_step: int, bins: int, grid: list[int] | None) -> list[int]:
     Raises:
         UserError: an option means nothing.
     """
-    require(0 < frame_step <= CLIP - FRAME, "dataset.frame_step", frame_step, f"must lie between 1 and {CLIP - FRAME}")
+    require(
+        0 < frame_step <= CLIP - FRAME,
+        "dataset.frame_step",
+        frame_step,
+        f"must lie between 1 and {CLIP - FRAME}",
+    )
     require(0 < bins <= BINS, "dataset.bins", bins, f"must lie between 1 and {BINS}")
     shape = grid or [frames(frame_step), bins]
     fits = len(shape) == 2 and 0 < shape[0] <= frames(frame_step) and 0 < shape[1] <= bins
-    require(fits, "dataset.grid", grid, f"must be two numbers, at most {frames(frame_step)} frames and {bins} bins")
+    require(
+        fits,
+        "dataset.grid",
+        grid,
+        f"must be two numbers, at most {frames(frame_step)} frames and {bins} bins",
+    )
     return shape
 
 
@@ -246,7 +295,15 @@ def outlined(speakers: list[str], testing: np.ndarray, words: int, shape: list[i
     """What `load` will make of clips by these speakers."""
     held = int(testing.sum())
     own = most_of_one(speakers, testing)
-    return Outline(len(speakers) - held, held, (1, *shape), words, torch.complex64, records_per_patient=own, unit="speaker")
+    return Outline(
+        len(speakers) - held,
+        held,
+        (1, *shape),
+        words,
+        torch.complex64,
+        records_per_patient=own,
+        unit="speaker",
+    )
 
 
 def load(
@@ -268,14 +325,18 @@ def load(
     shape = shape_of(frame_step, bins, grid)
     chosen = clips(folder, words, clips_per_word, split_seed)
     paths, labels = [path for path, _ in chosen], torch.tensor([label for _, label in chosen])
-    files = hashlib.sha256("".join(f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths).encode()).hexdigest()
+    files = hashlib.sha256(
+        "".join(f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths).encode()
+    ).hexdigest()
     speakers = [speaker(path) for path in paths]
     testing = held_out(speakers, split, test_share, split_seed)
     inputs = scaled(spectrograms(paths, files, frame_step, bins), scale)  # [n, frames, bins]
     inputs = centred(inputs) if align else inputs
     inputs = (over_grid(inputs, shape) if grid else inputs).unsqueeze(1)  # [n, 1, *shape]
     train, test = torch.from_numpy(~testing), torch.from_numpy(testing)
-    settings = repr((words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale, align, grid))
+    settings = repr(
+        (words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale, align, grid)
+    )
     return Splits(
         Records(inputs[train], labels[train]),
         Records(inputs[test], labels[test]),
@@ -343,11 +404,26 @@ def outline(
     """From the clips' names; without clips, the release's 3,500 or so of a word, and 20 or so of a speaker."""
     shape = shape_of(frame_step, bins, grid)
     if holds_any(root / FOLDER):
-        speakers = [speaker(path) for path, _label in clips(root / FOLDER, words, clips_per_word, split_seed)]
-        return outlined(speakers, held_out(speakers, split, test_share, split_seed), len(words), shape)
-    require(clips_per_word is None or clips_per_word > 0, "dataset.clips_per_word", clips_per_word, "must be at least 1")
+        speakers = [
+            speaker(path)
+            for path, _label in clips(root / FOLDER, words, clips_per_word, split_seed)
+        ]
+        return outlined(
+            speakers, held_out(speakers, split, test_share, split_seed), len(words), shape
+        )
+    require(
+        clips_per_word is None or clips_per_word > 0,
+        "dataset.clips_per_word",
+        clips_per_word,
+        "must be at least 1",
+    )
     count = min(clips_per_word or 3500, 3500) * len(words)
     held = round(test_share * count)
-    require(0 < held < count, "dataset.test_share", test_share, f"leaves {count - held} clips to train and {held} to test")
+    require(
+        0 < held < count,
+        "dataset.test_share",
+        test_share,
+        f"leaves {count - held} clips to train and {held} to test",
+    )
     sizes = (count - held, held, (1, *shape), len(words), torch.complex64)
     return Outline(*sizes, records_per_patient=20, found=False, unit="speaker")

@@ -20,7 +20,15 @@ from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import peak_memory
-from zdp_bench.training.setup import MICRO_BATCH, Plan, build_algorithm, build_model, build_optimizer, check_fit, micro_batches
+from zdp_bench.training.setup import (
+    MICRO_BATCH,
+    Plan,
+    build_algorithm,
+    build_model,
+    build_optimizer,
+    check_fit,
+    micro_batches,
+)
 from zdp_bench.training.step import descend, summed
 
 SECONDS = 3.0  # no trial step is begun that would pass this
@@ -50,26 +58,43 @@ def measured(config: Run, timed: int = 3) -> Cost:
         UserError: the data, the device or the model is not usable.
     """
     device = pick_device(config.device)
-    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    data: Splits = lookup("dataset", config.dataset.name)(
+        config.data_root, **config.dataset.options
+    )
     task: Task = lookup("task", config.task.name)(**config.task.options)
     model = build_model(config, data)
     check_fit(config, model, task, data)
     model, plan = model.to(device), Plan.of(config, len(data.train))
-    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+    problem = Problem(
+        model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
+    )
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
     clocks = [time.perf_counter()]
     for step in range(timed):
         indices, divisor = plan.draw(config.seed, step)
-        batches = micro_batches(data.train, indices, config, device, config.seed, step, data.augment, data.augment_targets)
-        release = add_noise(summed(algorithm, mechanism, batches, device), mechanism, SeededNoise(config.seed), step)
+        batches = micro_batches(
+            data.train,
+            indices,
+            config,
+            device,
+            config.seed,
+            step,
+            data.augment,
+            data.augment_targets,
+        )
+        release = add_noise(
+            summed(algorithm, mechanism, batches, device), mechanism, SeededNoise(config.seed), step
+        )
         descend(dict(model.named_parameters()), optimizer, algorithm.postprocess(release, divisor))
         clocks.append(time.perf_counter())
     a_step = min(b - a for a, b in itertools.pairwise(clocks))
     return Cost(a_step * plan.steps, peak_memory(device), str(device))
 
 
-def predicted(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int) -> Cost:
+def predicted(
+    config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int
+) -> Cost:
     """Without a record, on the CPU: from a forward pass and steps on random records, one at first, then more, for seconds in all.
 
     The bytes are those of weights, gradients, moments, and the activations of one micro-batch; noise is counted, and not drawn.
@@ -79,7 +104,9 @@ def predicted(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, d
     expected = max(1, round(plan.sampling.expected_batch_size))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
-    trust(model)  # its check is made once a run, and takes as long as several steps of a large model
+    trust(
+        model
+    )  # its check is made once a run, and takes as long as several steps of a large model
     activations, spent = _forward(model, data)
     per_batch, per_record, trial = 0.0, FORWARDS * spent, ", from a forward pass alone"
     before: tuple[int, float] | None = None
@@ -89,9 +116,13 @@ def predicted(config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, d
         began = time.perf_counter()
         summed(algorithm, algorithm.mechanism(), [_random_batch(data, size)], torch.device("cpu"))
         took = time.perf_counter() - began
-        longer = (took - before[1]) / (size - before[0]) if before and size > before[0] else per_record
+        longer = (
+            (took - before[1]) / (size - before[0]) if before and size > before[0] else per_record
+        )
         per_record = min(max(0.0, longer), took / size)
-        per_batch = took - per_record * size  # Spectral-DP's inverse transforms cost one record what they cost a hundred
+        per_batch = (
+            took - per_record * size
+        )  # Spectral-DP's inverse transforms cost one record what they cost a hundred
         before, spent, trial = (size, took), spent + took, ""
     noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
     held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
@@ -114,9 +145,13 @@ def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(size, *data.input_shape, dtype=data.dtype, generator=generator)
     if data.target_dtype.is_floating_point:
-        return inputs, torch.rand(size, *data.target_shape, dtype=data.target_dtype, generator=generator)
+        return inputs, torch.rand(
+            size, *data.target_shape, dtype=data.target_dtype, generator=generator
+        )
     below = data.outputs if data.target_dtype == torch.int64 and data.outputs > 1 else 2
-    return inputs, torch.randint(0, below, (size, *data.target_shape), generator=generator).to(data.target_dtype)
+    return inputs, torch.randint(0, below, (size, *data.target_shape), generator=generator).to(
+        data.target_dtype
+    )
 
 
 def _forward(model: nn.Module, data: Outline) -> tuple[int, float]:

@@ -33,7 +33,15 @@ from zdp_bench.registry import lookup
 from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.evaluation import evaluate
-from zdp_bench.training.setup import Plan, build_algorithm, build_model, build_optimizer, check_model, micro_batches, seed_layers
+from zdp_bench.training.setup import (
+    Plan,
+    build_algorithm,
+    build_model,
+    build_optimizer,
+    check_model,
+    micro_batches,
+    seed_layers,
+)
 from zdp_bench.training.step import Training, private_step
 
 FEWEST = 3  # steps that have a slope
@@ -66,7 +74,9 @@ class RangeTest:
     budget: float | None = None
 
 
-def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: int = 50) -> RangeTest:
+def range_test(
+    config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: int = 50
+) -> RangeTest:
     """Try rates from `lowest` to `highest` in so many private steps.
 
     Formal guarantees:
@@ -81,12 +91,19 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
             not pay for three steps.
     """
     require_central(config, "find-lr")
-    require(0 < lowest < highest < math.inf, "--lowest", lowest, f"must be positive and below --highest={highest:g}")
+    require(
+        0 < lowest < highest < math.inf,
+        "--lowest",
+        lowest,
+        f"must be positive and below --highest={highest:g}",
+    )
     require(steps >= FEWEST, "--steps", steps, f"must be at least {FEWEST}")
     if config.threads:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
-    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    data: Splits = lookup("dataset", config.dataset.name)(
+        config.data_root, **config.dataset.options
+    )
     if data.validation is None:
         raise UserError(
             f"a range test watches public validation records, and dataset={config.dataset.name} has none; the loss of training "
@@ -103,7 +120,9 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
             "the tests before it had. Make one test, or give algorithm.noise_multiplier in place of the target."
         )
     plan = replace(plan, before=steps) if calibrated else plan
-    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+    problem = Problem(
+        model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
+    )
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
     check_model(model, algorithm, task, data, config, plan)
@@ -123,7 +142,9 @@ def range_test(config: Run, lowest: float = 1e-5, highest: float = 1.0, steps: i
                 group["lr"] = rate
             indices, divisor = plan.draw(key, step, config.privacy.secure)
             seed_layers(key, step, 0, config.privacy.secure)
-            batch = micro_batches(data.train, indices, config, device, key, step, data.augment, data.augment_targets)
+            batch = micro_batches(
+                data.train, indices, config, device, key, step, data.augment, data.augment_targets
+            )
             try:
                 private_step(training, step, batch, divisor)
             except BudgetExceeded:
@@ -155,7 +176,9 @@ def _affordable(config: Run, mechanism: Mechanism, plan: Plan, steps: int) -> in
     if budget is None:
         return None
     before = config.privacy.range_test_steps or 0
-    limit = max(0, affordable_steps(mechanism, config.privacy.delta, budget, before + steps) - before)
+    limit = max(
+        0, affordable_steps(mechanism, config.privacy.delta, budget, before + steps) - before
+    )
     said = f"the budget pays for {limit} steps of this range test, and {FEWEST} are needed; raise it, or add noise"
     require(limit >= FEWEST, "privacy.max_epsilon", f"{budget:g}", said)
     return limit

@@ -56,7 +56,9 @@ class Job:
     config: Run
 
     def __str__(self) -> str:
-        return " ".join([f"recipe={self.filling.recipe}", *self.filling.overrides, f"seed={self.seed}"])
+        return " ".join(
+            [f"recipe={self.filling.recipe}", *self.filling.overrides, f"seed={self.seed}"]
+        )
 
 
 Key = tuple[str, tuple[str, ...]]  # (recipe, overrides): what a row is filled by
@@ -105,7 +107,9 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
     made = [_build(name, plan, folder, notes) for name in named if not curves.is_figure(name)]
     for table in made:
         tables.write(table, folder)
-    drawn = [curves.build(name, folder, plan.stands[name]) for name in named if curves.is_figure(name)]
+    drawn = [
+        curves.build(name, folder, plan.stands[name]) for name in named if curves.is_figure(name)
+    ]
     for figure in drawn:
         curves.write(dataclasses.replace(figure, notes=[*notes, *figure.notes]), folder)
     for name in [name for name in measured.available() if name not in named]:
@@ -132,9 +136,17 @@ def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: lis
         for claim in claims:
             filling, why = claim.filling, ""
             key = filling.recipe, filling.overrides
-            words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}", *extra]
+            words = [
+                f"recipe={filling.recipe}",
+                *filling.overrides,
+                f"paths.results={folder}",
+                *extra,
+            ]
             reduced = smoke(claim.config) if profile == "smoke" else []
-            configs = [configured([*words, *(reduced or []), f"seed={seed}"]) for seed in range(1, seeds + 1)]
+            configs = [
+                configured([*words, *(reduced or []), f"seed={seed}"])
+                for seed in range(1, seeds + 1)
+            ]
             if reduced is None:
                 why = f"no stand-in for data set '{claim.config.dataset.name}'"
             elif profile == "smoke":
@@ -145,7 +157,10 @@ def plan_of(named: list[str], profile: str, seeds: int, folder: Path, extra: lis
             if why:
                 plan.missing[key] = why
             elif key not in known:
-                plan.jobs.extend(Job(table, filling, seed, config) for seed, config in enumerate(configs, start=1))
+                plan.jobs.extend(
+                    Job(table, filling, seed, config)
+                    for seed, config in enumerate(configs, start=1)
+                )
             known.add(key)
     return plan
 
@@ -163,7 +178,9 @@ def telling_jobs(recipe: str) -> list[tuple[str, ...]]:
 
 def _as_smoked(filling: Filling, reduced: Run) -> Filling:
     """What the reduced runs of a row fill: marked as on other data, so that nothing is compared with the paper."""
-    return dataclasses.replace(filling, on=f"{reduced.dataset.name}, smoke", digest=experiment_digest(reduced))
+    return dataclasses.replace(
+        filling, on=f"{reduced.dataset.name}, smoke", digest=experiment_digest(reduced)
+    )
 
 
 def lacking(config: Run) -> str:
@@ -171,10 +188,14 @@ def lacking(config: Run) -> str:
     card = files.card(config.dataset.name)
     source = files.card(card.uses) if card.uses else card
     if gone := files.missing(config.data_root, source):
-        return f"the data root lacks {Path(gone[0].path).name}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
+        return f"the data root lacks {Path(gone[0].path).name}" + (
+            f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        )
     if not files.there(config.data_root, source):
         return f"the data root lacks {source.holds}"
-    if source.holds and not _found(config):  # another task of a release, or another folder of volumes
+    if source.holds and not _found(
+        config
+    ):  # another task of a release, or another folder of volumes
         return f"the data root holds some of dataset '{card.name}', but not what this run reads"
     return ""
 
@@ -182,7 +203,9 @@ def lacking(config: Run) -> str:
 def _found(config: Run) -> bool:
     """Whether the files of a run's data set are there; what is wrong with files that are, the run itself tells."""
     try:
-        outline: Outline = lookup("outline", config.dataset.name)(config.data_root, **config.dataset.options)
+        outline: Outline = lookup("outline", config.dataset.name)(
+            config.data_root, **config.dataset.options
+        )
     except UserError:
         return True
     return outline.found
@@ -205,7 +228,9 @@ def smoke(config: Run) -> list[str] | None:
     else:
         return None
     trainer = config.trainer
-    size = "trainer.sample_rate=0.25" if trainer.sample_rate is not None else "trainer.batch_size=32"
+    size = (
+        "trainer.sample_rate=0.25" if trainer.sample_rate is not None else "trainer.batch_size=32"
+    )
     untrained = ["model.weights=untrained"] if "weights" in config.model.options else []
     return [*words, "trainer.epochs=1", size, *untrained, "threads=1"]
 
@@ -222,7 +247,9 @@ def _run_all(plan: Plan, workers: int, say: Say) -> list[tuple[str, str]]:
             failed.append((str(job), error))
             plan.missing.setdefault((job.filling.recipe, job.filling.overrides), error)
         left = (time.monotonic() - since) / number * (len(plan.jobs) - number)
-        say(f"[{number:>{len(str(len(plan.jobs)))}}/{len(plan.jobs)}] {job.table}  {job}: {state}; {_duration(left)} left")
+        say(
+            f"[{number:>{len(str(len(plan.jobs)))}}/{len(plan.jobs)}] {job.table}  {job}: {state}; {_duration(left)} left"
+        )
     return failed
 
 
@@ -231,7 +258,9 @@ def _attempts(jobs: list[Job], workers: int) -> Iterator[tuple[Job, str, str]]:
     if workers == 1:
         yield from map(_attempt, jobs)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:  # forked, torch's threads would be missing
+    with ProcessPoolExecutor(
+        workers, get_context("spawn")
+    ) as pool:  # forked, torch's threads would be missing
         for done in as_completed([pool.submit(_attempt, job) for job in jobs]):
             yield done.result()
 
@@ -242,7 +271,11 @@ def _attempt(job: Job) -> tuple[Job, str, str]:
     except UserError as error:
         return job, f"failed: {error}", str(error)
     headline = outcome.record["headline"]
-    return job, f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else ""), ""
+    return (
+        job,
+        f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else ""),
+        "",
+    )
 
 
 def _build(name: str, plan: Plan, folder: Path, notes: list[str]) -> Table:
@@ -252,7 +285,9 @@ def _build(name: str, plan: Plan, folder: Path, notes: list[str]) -> Table:
     for row in made.rows:
         key = (str(row.numbers["recipe"]), tuple(str(row.numbers["overrides"]).split()))
         if not row.numbers["n"] and key in plan.missing:
-            row = dataclasses.replace(row, cells=row.cells | {"ours": f"not run: {plan.missing[key]}"})
+            row = dataclasses.replace(
+                row, cells=row.cells | {"ours": f"not run: {plan.missing[key]}"}
+            )
         rows.append(row)
     return dataclasses.replace(made, rows=rows, notes=[*notes, *made.notes])
 
@@ -271,14 +306,19 @@ def estimate(wanted: list[Job], results: Path) -> list[str]:
         device = str(pick_device(config.device))
         try:
             if done:
-                seconds, memory = done["measured"]["train_seconds"], done["measured"]["peak_memory_bytes"]
+                seconds, memory = (
+                    done["measured"]["train_seconds"],
+                    done["measured"]["peak_memory_bytes"],
+                )
                 source = f"as on {done['environment']['device']}"
             else:
                 tried, source = cost.measured(config), f"three steps on {device}"
                 seconds, memory = tried.seconds, tried.bytes
         except UserError as error:
             unknown += len(runs)
-            lines.append(f"  {of.filling.recipe} {' '.join(of.filling.overrides)}: unknown ({error})")
+            lines.append(
+                f"  {of.filling.recipe} {' '.join(of.filling.overrides)}: unknown ({error})"
+            )
             continue
         total, most = total + seconds * len(runs), max(most, memory / 2**30)
         lines.append(

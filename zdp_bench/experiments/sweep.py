@@ -67,17 +67,25 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
         UserError: a launcher lost its processes, and with them the knowledge of what they did.
     """
     try:
-        jobs = driver.multirun(config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides)
+        jobs = driver.multirun(
+            config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides
+        )
     except Exception as error:
         if "srun" in str(error):
-            raise UserError("launcher=slurm: there is no Slurm here (no `srun`). Try launcher=submitit or joblib.") from None
+            raise UserError(
+                "launcher=slurm: there is no Slurm here (no `srun`). Try launcher=submitit or joblib."
+            ) from None
         if type(error).__name__ not in LOST:
             raise
-        raise UserError(f"a process of the sweep was lost ({_words(error)}). The same command does what is missing.") from None
+        raise UserError(
+            f"a process of the sweep was lost ({_words(error)}). The same command does what is missing."
+        ) from None
     failed = []
     for words, reason in failures(jobs):
         if isinstance(reason, Busy):
-            reason = driver.run(config_name="config", task_function=Job(sweep=True), overrides=words).return_value
+            reason = driver.run(
+                config_name="config", task_function=Job(sweep=True), overrides=words
+            ).return_value
         if reason is not None:
             failed.append((words, str(reason)))
     return sum(len(batch) for batch in jobs), failed
@@ -88,7 +96,13 @@ def _words(error: Exception) -> str:
 
 
 # What joblib and submitit raise when a process of theirs is gone; by name, for neither need be installed.
-LOST = ("TerminatedWorkerError", "BrokenProcessPool", "FailedJobError", "UncompletedJobError", "JobPausedError")
+LOST = (
+    "TerminatedWorkerError",
+    "BrokenProcessPool",
+    "FailedJobError",
+    "UncompletedJobError",
+    "JobPausedError",
+)
 
 
 def run_one(overrides: list[str], carrying: Carrying | None = None) -> None:
@@ -108,7 +122,11 @@ def _overrides() -> list[str]:
 
 
 def _carry_out(
-    config: DictConfig, overrides: list[str], hydra_files: bool, wait: bool = True, carrying: Carrying | None = None
+    config: DictConfig,
+    overrides: list[str],
+    hydra_files: bool,
+    wait: bool = True,
+    carrying: Carrying | None = None,
 ) -> None:
     from zdp_bench.report.summary import as_rich
     from zdp_bench.training.progress import Live, Silent, console
@@ -125,7 +143,9 @@ def _carry_out(
         run(checked, Silent(), carrying=carrying)
         return
     with Live(console()) as live:
-        outcome = run(checked, Board(live, checked) if checked.execution.tensorboard else live, wait, carrying)
+        outcome = run(
+            checked, Board(live, checked) if checked.execution.tensorboard else live, wait, carrying
+        )
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     console().print(as_rich(outcome.record, outcome.path, outcome.found))
@@ -138,7 +158,10 @@ def _write_hydra_files(folder: Any, config: DictConfig) -> None:
     folder.mkdir(exist_ok=True)
     hydra = HydraConfig.get()
     OmegaConf.save(config, folder / "config.yaml")
-    OmegaConf.save(OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)}), folder / "hydra.yaml")
+    OmegaConf.save(
+        OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)}),
+        folder / "hydra.yaml",
+    )
     OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
 
 
@@ -148,7 +171,11 @@ def require_unchanged(overrides: list[str]) -> None:
     Raises:
         UserError: names the first.
     """
-    instead = {"seed": "say --seeds N", "paths.results": "say --results DIR", "recipe": "a table has its own recipes"}
+    instead = {
+        "seed": "say --seeds N",
+        "paths.results": "say --results DIR",
+        "recipe": "a table has its own recipes",
+    }
     for key in sorted(typed_keys(overrides)):
         if key in instead:
             raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
@@ -163,7 +190,11 @@ def require_unchanged(overrides: list[str]) -> None:
 def failures(jobs: Any) -> list[tuple[list[str], UserError]]:
     """The failed jobs of a sweep: (overrides, reason). Hydra's sweepers return one list of jobs a batch."""
     flat: Iterable[Any] = (job for batch in jobs for job in batch)
-    return [(list(job.overrides), job.return_value) for job in flat if isinstance(job.return_value, UserError)]
+    return [
+        (list(job.overrides), job.return_value)
+        for job in flat
+        if isinstance(job.return_value, UserError)
+    ]
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
@@ -185,7 +216,9 @@ class Claim:
     config: Run
 
 
-def claims_of(table: str, jobs: Callable[[str], list[tuple[str, ...]]] | None = None) -> list[Claim]:
+def claims_of(
+    table: str, jobs: Callable[[str], list[tuple[str, ...]]] | None = None
+) -> list[Claim]:
     """The jobs of a table's recipes as they are now.
 
     Args:
@@ -203,7 +236,13 @@ def claims_of(table: str, jobs: Callable[[str], list[tuple[str, ...]]] | None = 
             row, variant = own.claims.row, own.claims.variant
             if row not in known:
                 raise unknown(f"row of {table} in recipe '{recipe}',", str(row), sorted(known))
-            found.append(Claim(Filling(recipe, overrides, str(row), variant, experiment_digest(own)), composed, own))
+            found.append(
+                Claim(
+                    Filling(recipe, overrides, str(row), variant, experiment_digest(own)),
+                    composed,
+                    own,
+                )
+            )
     return found
 
 
@@ -242,9 +281,13 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
     """The overrides of each job of a recipe's own sweep, `hydra.sweeper.params`, but for the seed; one empty job without."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    sweeper = (assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}).get("sweeper") or {}
+    sweeper = (assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}).get(
+        "sweeper"
+    ) or {}
     params = {key: value for key, value in (sweeper.get("params") or {}).items() if key != "seed"}
-    axes = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    axes = OverridesParser.create().parse_overrides(
+        [f"{key}={value}" for key, value in params.items()]
+    )
     choices = [
         [f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()]
         if axis.is_sweep_override()
@@ -270,9 +313,19 @@ def faceoff_command(faceoff: FaceOff) -> str:
         if isinstance(options, dict) and section not in ("algorithm", "claims"):
             usual = own.get(section, {}) | {"target_epsilon": options.get("target_epsilon")}
             changed = {key: value for key, value in options.items() if value != usual.get(key)}
-            words += [f"{section}.{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in changed.items()]
+            words += [
+                f"{section}.{key}={v if isinstance(v, str) else json.dumps(v)}"
+                for key, v in changed.items()
+            ]
     params = assets.read_yaml(assets.group(assets.RECIPES)[RECIPE])["hydra"]["sweeper"]["params"]
     seeds = sorted({run["seed"] for run in runs})
-    swept = {"privacy.target_epsilon": [f"{e:g}" for e in faceoff.epsilons], "seed": [str(seed) for seed in seeds]}
-    words += [f"{key}={','.join(values)}" for key, values in swept.items() if ",".join(values) != params[key]]
+    swept = {
+        "privacy.target_epsilon": [f"{e:g}" for e in faceoff.epsilons],
+        "seed": [str(seed) for seed in seeds],
+    }
+    words += [
+        f"{key}={','.join(values)}"
+        for key, values in swept.items()
+        if ",".join(values) != params[key]
+    ]
     return shlex.join(["zdp-bench", "run", "-m", recipe, *words])

@@ -21,12 +21,25 @@ from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import (
+    ACCOUNTANTS,
+    Claim,
+    patient_epsilon,
+    rdp_epsilon,
+    tight_epsilon,
+)
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.tables import check_claims
 from zdp_bench.training.devices import check_precision, pick_device
-from zdp_bench.training.setup import Plan, build_algorithm, build_model, build_optimizer, build_scheduler, check_fit
+from zdp_bench.training.setup import (
+    Plan,
+    build_algorithm,
+    build_model,
+    build_optimizer,
+    build_scheduler,
+    check_fit,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,13 @@ def validate(config: Run, trial: bool = True) -> Report:
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     task = lookup("task", config.task.name)(**config.task.options)
     check_fit(config, model, task, data)
-    problem = Problem(model, task.loss, plan.sampling, config.seed, torch.empty(0, *data.input_shape, dtype=data.dtype))
+    problem = Problem(
+        model,
+        task.loss,
+        plan.sampling,
+        config.seed,
+        torch.empty(0, *data.input_shape, dtype=data.dtype),
+    )
     config, algorithm = build_algorithm(config, problem, plan)
     build_scheduler(config, build_optimizer(config, model), data)
     check_precision(config.precision, model, algorithm)
@@ -90,9 +109,18 @@ def validate(config: Run, trial: bool = True) -> Report:
         layers=layers_of(model, config, mechanism),
         surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
-        | {**vars(plan.sampling), "epochs": plan.epochs, "steps": plan.steps, "adjacency": plan.sampling.adjacency},
+        | {
+            **vars(plan.sampling),
+            "epochs": plan.epochs,
+            "steps": plan.steps,
+            "adjacency": plan.sampling.adjacency,
+        },
         privacy=privacy_of(config, mechanism, plan, data),
-        cost=predicted(config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters) if trial else None,
+        cost=predicted(
+            config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters
+        )
+        if trial
+        else None,
     )
 
 
@@ -104,15 +132,24 @@ def outline_of(config: Run) -> Outline:
     """
     name = config.dataset.name
     if name not in names("outline"):
-        raise UserError(f'dataset={name} cannot be described without reading it: it has no @register("outline", "{name}").')
+        raise UserError(
+            f'dataset={name} cannot be described without reading it: it has no @register("outline", "{name}").'
+        )
     outline: Outline = lookup("outline", name)(config.data_root, **config.dataset.options)
     return outline
 
 
 def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
     """Every layer with parameters of its own that train."""
-    private, engine = mechanism.z > 0 or config.algorithm.name != "sgd", config.algorithm.options.get("gradients")
-    bound = f"C = {mechanism.blocks[0].bound:g} over all layers" if mechanism.joint else "a bound of its own"
+    private, engine = (
+        mechanism.z > 0 or config.algorithm.name != "sgd",
+        config.algorithm.options.get("gradients"),
+    )
+    bound = (
+        f"C = {mechanism.blocks[0].bound:g} over all layers"
+        if mechanism.joint
+        else "a bound of its own"
+    )
     found = []
     for name, module in model.named_modules():
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
@@ -137,7 +174,9 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
     """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
     delta, steps = config.privacy.delta, plan.before + plan.steps
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
-    claim = Claim(sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs)
+    claim = Claim(
+        sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs
+    )
     return {
         "noise_multiplier": sigma,
         "z": mechanism.z,
@@ -146,7 +185,9 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
         "claimed_by": config.accountant,
         "epsilon_tight": tight_epsilon(mechanism, steps, delta),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
-        "epsilon_patient": patient_epsilon(mechanism, min(data.records_per_patient, data.train), steps, delta),
+        "epsilon_patient": patient_epsilon(
+            mechanism, min(data.records_per_patient, data.train), steps, delta
+        ),
         "unit": data.unit,
         "max_epsilon": config.privacy.max_epsilon,
     }

@@ -14,9 +14,13 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Position
 
 CRASHED = 1  # an Error's code: the app raised
-REFUSED = 700  # an Error of ours, whose reason is a sentence for people; Flower's own codes are below
+REFUSED = (
+    700  # an Error of ours, whose reason is a sentence for people; Flower's own codes are below
+)
 
-_sites: dict[str, Site] = {}  # of this process, by the key that a ClientApp carries: data and model do not travel
+_sites: dict[
+    str, Site
+] = {}  # of this process, by the key that a ClientApp carries: data and model do not travel
 
 
 @contextmanager
@@ -44,13 +48,17 @@ def client_app(config: Run, key: str) -> ClientApp:
     def node_of(context: Context) -> Node:
         site = _sites.setdefault(key, Site(config)) if key not in _sites else _sites[key]
         node = site.node(int(context.node_config["partition-id"]))
-        if node.ledger is None and "prepared" in context.state:  # by another process: Ray gives a node to any that is free
+        if (
+            node.ledger is None and "prepared" in context.state
+        ):  # by another process: Ray gives a node to any that is free
             _prepare(node, dict(context.state.config_records["prepared"]))
         return node
 
     @app.query("join")
     def join(message: Message, context: Context) -> Message:
-        return answered(message, lambda: Message(content(node_of(context).join()), reply_to=message))
+        return answered(
+            message, lambda: Message(content(node_of(context).join()), reply_to=message)
+        )
 
     @app.query("prepare")
     def prepare(message: Message, context: Context) -> Message:
@@ -89,7 +97,9 @@ def client_app(config: Run, key: str) -> ClientApp:
 
 
 def _prepare(node: Node, values: dict) -> dict:
-    at_least = Position(int(values["entries"]), str(values["digest"])) if values["entries"] else None
+    at_least = (
+        Position(int(values["entries"]), str(values["digest"])) if values["entries"] else None
+    )
     return node.prepare(str(values["run"]), int(values["rounds"]), at_least)
 
 
@@ -98,12 +108,16 @@ def answered(message: Message, work: Callable[[], Message]) -> Message:
     try:
         return work()
     except BudgetExceeded:
-        return Message(Error(REFUSED, "the next step would pass privacy.max_epsilon"), reply_to=message)
+        return Message(
+            Error(REFUSED, "the next step would pass privacy.max_epsilon"), reply_to=message
+        )
     except (UserError, ValueError) as error:
         return Message(Error(REFUSED, str(error)), reply_to=message)
 
 
-def reply_of(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+def reply_of(
+    app: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
     """The app's answer; one that raises is answered for by an Error, as Flower's own runtimes do."""
     try:
         return app(message, context)

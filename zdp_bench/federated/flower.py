@@ -17,7 +17,9 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:
-    raise UserError(f"a federation needs Flower ({error}): `pip install 'zdp-bench[federated]'`.") from None
+    raise UserError(
+        f"a federation needs Flower ({error}): `pip install 'zdp-bench[federated]'`."
+    ) from None
 
 logging.getLogger("flwr").setLevel(logging.ERROR)  # it tells of every message
 

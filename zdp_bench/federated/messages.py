@@ -28,7 +28,9 @@ class Malformed(ValueError):  # noqa: N818 - what a node sends, not a fault of o
     """A message is not what it should be; the words say how, in half a sentence that follows 'node 1: its answer'."""
 
 
-def content(values: Mapping[str, int | float | str | bool], tensors: Mapping[str, Tensor] | None = None) -> RecordDict:
+def content(
+    values: Mapping[str, int | float | str | bool], tensors: Mapping[str, Tensor] | None = None
+) -> RecordDict:
     """A message's content."""
     if tensors is None:
         return RecordDict({VALUES: ConfigRecord(dict(values))})
@@ -37,12 +39,18 @@ def content(values: Mapping[str, int | float | str | bool], tensors: Mapping[str
         flat = _real(value).reshape(-1)
         parts.setdefault(str(flat.dtype), []).append(flat)
     arrays = {dtype: Array(np.concatenate(flats)) for dtype, flats in parts.items()}
-    return RecordDict({VALUES: ConfigRecord({**values, LAYOUT: layout(tensors)}), ARRAYS: ArrayRecord(arrays)})
+    return RecordDict(
+        {VALUES: ConfigRecord({**values, LAYOUT: layout(tensors)}), ARRAYS: ArrayRecord(arrays)}
+    )
 
 
 def values_of(message: Message) -> dict[str, Any]:
     """The numbers and words of a message."""
-    return {name: value for name, value in message.content.config_records[VALUES].items() if name != LAYOUT}
+    return {
+        name: value
+        for name, value in message.content.config_records[VALUES].items()
+        if name != LAYOUT
+    }
 
 
 def _values(message: Message) -> dict[str, Any]:
@@ -80,17 +88,27 @@ def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor
     wanted = layout(like).split("; ")
     for one, other in zip(there, wanted, strict=False):
         if one != other:
-            raise Malformed(f"does not fit the model: {one[:LONGEST]!r} where {other!r} was expected")
+            raise Malformed(
+                f"does not fit the model: {one[:LONGEST]!r} where {other!r} was expected"
+            )
     if len(there) != len(wanted):
-        raise Malformed(f"does not fit the model: {len(there)} tensors where {len(wanted)} were expected")
+        raise Malformed(
+            f"does not fit the model: {len(there)} tensors where {len(wanted)} were expected"
+        )
     counts: dict[str, int] = {}
     for value in like.values():
         dtype = _precision(value)
         counts[dtype] = counts.get(dtype, 0) + value.numel() * (2 if value.is_complex() else 1)
     arrays: dict[str, Array] = dict(message.content.array_records.get(ARRAYS) or {})
     if set(arrays) != set(counts):
-        raise Malformed("does not fit the model: its numbers are of other precisions than its layout says")
-    return dict(_cut({dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}, like))
+        raise Malformed(
+            "does not fit the model: its numbers are of other precisions than its layout says"
+        )
+    return dict(
+        _cut(
+            {dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}, like
+        )
+    )
 
 
 def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
@@ -101,14 +119,20 @@ def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
             numbers = array.numpy()
         except Exception as error:  # bytes of a stranger: whatever numpy makes of them
             raise Malformed(f"cannot be read: {type(error).__name__}") from None
-        if isinstance(numbers, np.ndarray) and (str(numbers.dtype), numbers.shape) == (dtype, (count,)):
+        if isinstance(numbers, np.ndarray) and (str(numbers.dtype), numbers.shape) == (
+            dtype,
+            (count,),
+        ):
             return numbers
     raise Malformed("does not fit the model: its numbers are not as many as its layout says")
 
 
 def layout(tensors: Mapping[str, Tensor]) -> str:
     """Names, dtypes and shapes, in order."""
-    return "; ".join(f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in tensors.items())
+    return "; ".join(
+        f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+        for name, t in tensors.items()
+    )
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -128,13 +152,17 @@ def _real(value: Tensor) -> np.ndarray:
     return (torch.view_as_real(value) if value.is_complex() else value).numpy()
 
 
-def _cut(whole: Mapping[str, np.ndarray], like: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _cut(
+    whole: Mapping[str, np.ndarray], like: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors, out of the arrays that they were laid into one after the other."""
     start = dict.fromkeys(whole, 0)
     for name, model in like.items():
         dtype, parts = _precision(model), (2,) if model.is_complex() else ()
         shape = (*model.shape, *parts)
         count = math.prod(shape)
-        piece = torch.from_numpy(whole[dtype][start[dtype] : start[dtype] + count].copy()).view(shape)
+        piece = torch.from_numpy(whole[dtype][start[dtype] : start[dtype] + count].copy()).view(
+            shape
+        )
         start[dtype] += count
         yield name, (torch.view_as_complex(piece) if parts else piece).to(model.device)

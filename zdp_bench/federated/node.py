@@ -53,14 +53,18 @@ class Collecting(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for name, parameter in self._named.items():
             assert parameter.grad is not None
-            self.sums[name] = self.sums[name] + parameter.grad if name in self.sums else parameter.grad
+            self.sums[name] = (
+                self.sums[name] + parameter.grad if name in self.sums else parameter.grad
+            )
         super().step(closure)
 
 
 class Site:
     """What a process needs to be one or more nodes: data, task and model, each made when first asked for, and once."""
 
-    def __init__(self, config: Run, data: Splits | None = None, device: torch.device | None = None) -> None:
+    def __init__(
+        self, config: Run, data: Splits | None = None, device: torch.device | None = None
+    ) -> None:
         self.config = config
         self.device = device or pick_device(config.device)
         self.nodes: dict[int, Node] = {}
@@ -70,7 +74,9 @@ class Site:
     @cached_property
     def data(self) -> Splits:
         config = self.config
-        return self._data or lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+        return self._data or lookup("dataset", config.dataset.name)(
+            config.data_root, **config.dataset.options
+        )
 
     @cached_property
     def task(self) -> Task:
@@ -140,7 +146,9 @@ class Node:
             "records": len(self.records),
             "records_per_patient": self.site.data.records_per_patient,
         }
-        return told | ({"data": self.site.data.digest} if self.config.federated.patients == "split" else {})
+        return told | (
+            {"data": self.site.data.digest} if self.config.federated.patients == "split" else {}
+        )
 
     def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
         """Make the mechanism and open the ledger.
@@ -160,12 +168,21 @@ class Node:
         self.config, self.algorithm = build_algorithm(site.config, problem, self.plan)
         site.check(self.algorithm, self.plan)
         self.mechanism = self.algorithm.mechanism()
-        self.size = micro_batch_size(self.config, self.plan, site.model, site.task, site.data, site.device)
-        name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else "")
+        self.size = micro_batch_size(
+            self.config, self.plan, site.model, site.task, site.data, site.device
+        )
+        name = f"{self.number:02d}" + (
+            f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else ""
+        )
         own = f"node {self.number}:{site.data.digest}"  # the data's digest only in here: it leaves no node
         code = f"{foreign_code(site.config.plugins)}:{own}"
         self._key = run_key(run, self.mechanism, code)
-        self._path = records.folder(site.config.results, site.config.recipe, run) / "nodes" / name / "ledger.jsonl"
+        self._path = (
+            records.folder(site.config.results, site.config.recipe, run)
+            / "nodes"
+            / name
+            / "ledger.jsonl"
+        )
         self._open(at_least)
         return self.standing() | {"mechanism": self.mechanism.digest()}
 
@@ -173,13 +190,27 @@ class Node:
         if self.ledger:
             self.ledger.close()
         repeatable = not self.config.privacy.secure
-        made = made_with(self.config.plugins, self.site.device, self.size.records, 1, self.config.execution.deterministic)
+        made = made_with(
+            self.config.plugins,
+            self.site.device,
+            self.size.records,
+            1,
+            self.config.execution.deterministic,
+        )
         start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
-        self.ledger = open_ledger(self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}")
+        self.ledger = open_ledger(
+            self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}"
+        )
         privacy, before = self.config.privacy, self.plan.before
-        still = before + self.ledger.releases + self.plan.steps  # the most that can have been released at the end
+        still = (
+            before + self.ledger.releases + self.plan.steps
+        )  # the most that can have been released at the end
         budget = privacy.max_epsilon
-        self.limit = max(0, affordable_steps(self.mechanism, privacy.delta, budget, still) - before) if budget else None
+        self.limit = (
+            max(0, affordable_steps(self.mechanism, privacy.delta, budget, still) - before)
+            if budget
+            else None
+        )
         self._size = self._path.stat().st_size
 
     def standing(self) -> dict[str, Any]:
@@ -187,7 +218,9 @@ class Node:
         assert self.ledger is not None
         return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
 
-    def release(self, round_: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def release(
+        self, round_: int, weights: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """One round: `federated.local_steps` private steps from these weights, and the sum of the gradients they released.
 
         Raises:
@@ -197,7 +230,9 @@ class Node:
         if not hasattr(self, "plan"):
             raise UserError("it was started anew, and joins again")
         site, config, count = self.site, self.config, self.config.federated.local_steps
-        if self.ledger is None or self._path.stat().st_size != self._size:  # another process was this node in between (Ray)
+        if (
+            self.ledger is None or self._path.stat().st_size != self._size
+        ):  # another process was this node in between (Ray)
             self._open()
         assert self.ledger is not None
         parameters, of = trainable(site.model), digest(weights)
@@ -209,12 +244,26 @@ class Node:
         optimizer = Collecting(parameters, config.federated.local_lr)
         training = Training(self.algorithm, site.model, optimizer, noise, self.ledger, self.limit)
         data = site.data
-        with arithmetic(config.precision, config.execution.deterministic, site.model, self.algorithm, site.device):
+        with arithmetic(
+            config.precision,
+            config.execution.deterministic,
+            site.model,
+            self.algorithm,
+            site.device,
+        ):
             for step in range(round_ * count, (round_ + 1) * count):
                 indices, divisor = self.plan.draw(key, step, config.privacy.secure)
                 seed_layers(key, step, 0, config.privacy.secure)
                 batches = micro_batches(
-                    self.records, indices, config, site.device, key, step, data.augment, data.augment_targets, self.size
+                    self.records,
+                    indices,
+                    config,
+                    site.device,
+                    key,
+                    step,
+                    data.augment,
+                    data.augment_targets,
+                    self.size,
                 )
                 private_step(training, step, batches, divisor, of)
         self._size = self._path.stat().st_size

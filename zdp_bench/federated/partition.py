@@ -54,10 +54,20 @@ def dealt(data: Splits, nodes: int, seed: int) -> list[Part]:
         )
     owners = np.arange(len(data.train)) if data.train.groups is None else data.train.groups.numpy()
     patients, patient_of = np.unique(owners, return_inverse=True)
-    require(nodes <= len(patients), "federated.nodes", nodes, f"the training set has only {len(patients):,} patients")
+    require(
+        nodes <= len(patients),
+        "federated.nodes",
+        nodes,
+        f"the training set has only {len(patients):,} patients",
+    )
     node_of = np.empty(len(patients), dtype=np.int64)
-    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = np.arange(len(patients)) % nodes
-    return [Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node))) for node in range(nodes)]
+    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = (
+        np.arange(len(patients)) % nodes
+    )
+    return [
+        Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node)))
+        for node in range(nodes)
+    ]
 
 
 def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
@@ -72,7 +82,9 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
     expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
     a_round, epochs = config.federated.local_steps * expected / records, config.trainer.epochs
     union = Sampling(own[0].scheme, expected / records, expected, records)
-    return Plan(union, epochs, max(1, round(epochs / a_round)), config.privacy.range_test_steps or 0)
+    return Plan(
+        union, epochs, max(1, round(epochs / a_round)), config.privacy.range_test_steps or 0
+    )
 
 
 def evenly(config: Run, records: int) -> Plan:

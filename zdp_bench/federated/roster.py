@@ -104,7 +104,9 @@ class Roster:
         self.asked = 0
         self.present: dict[int, int] = {}
         self._expected, self._sizes, self._owners = expected, sizes, owners
-        self._met: dict[int, int] = {}  # Flower's id -> number, of every node that has joined and is there still
+        self._met: dict[
+            int, int
+        ] = {}  # Flower's id -> number, of every node that has joined and is there still
         self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
         self._refused: dict[int, Refusal] = {}  # by Flower's id
         self._told: dict[str, Any] | None = None
@@ -114,11 +116,25 @@ class Roster:
     def meet(self) -> None:
         """Let nodes that have come join, and drop those that have gone."""
         there, now = set(self.grid.get_node_ids()), time.monotonic()
-        self.present = {number: address for number, address in self.present.items() if address in there}
+        self.present = {
+            number: address for number, address in self.present.items() if address in there
+        }
         self._met = {address: number for address, number in self._met.items() if address in there}
-        self._refused = {address: one for address, one in self._refused.items() if address in there and now < one.until}
-        self._pending = {name: (kind, address) for name, (kind, address) in self._pending.items() if address in there}
-        busy = {*self.present.values(), *self._refused, *(address for _, address in self._pending.values())}
+        self._refused = {
+            address: one
+            for address, one in self._refused.items()
+            if address in there and now < one.until
+        }
+        self._pending = {
+            name: (kind, address)
+            for name, (kind, address) in self._pending.items()
+            if address in there
+        }
+        busy = {
+            *self.present.values(),
+            *self._refused,
+            *(address for _, address in self._pending.values()),
+        }
         for address in sorted(there - busy):
             self._ask("join", address, {})
         while self._pending and (answers := list(self.grid.pull_messages(list(self._pending)))):
@@ -157,9 +173,13 @@ class Roster:
             Malformed: nobody can have spent as much.
         """
         if values["entries"] > self._most:
-            raise Malformed(f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one")
+            raise Malformed(
+                f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one"
+            )
         asked = self.asked * self.steps_a_round
-        self.standings[number] = self.standings[number].heard(values["entries"], values["digest"], asked)
+        self.standings[number] = self.standings[number].heard(
+            values["entries"], values["digest"], asked
+        )
 
     def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
         """Ask every node that is present for a round: the first answer of each that came in time, by number."""
@@ -171,7 +191,11 @@ class Roster:
             if number is not None:
                 answers.setdefault(number, reply)
         # A node that failed or is silent joins again: it may have been started anew.
-        self.present = {n: address for n, address in self.present.items() if n in answers and not answers[n].has_error()}
+        self.present = {
+            n: address
+            for n, address in self.present.items()
+            if n in answers and not answers[n].has_error()
+        }
         return answers
 
     def dropped(self, number: int, why: str) -> None:
@@ -180,11 +204,15 @@ class Roster:
 
     def used(self, number: int) -> None:
         """Note that a node's release went into the model."""
-        self.standings[number] = replace(self.standings[number], answers=self.standings[number].answers + 1)
+        self.standings[number] = replace(
+            self.standings[number], answers=self.standings[number].answers + 1
+        )
 
     def spent(self, number: int, rounds: int | None = None) -> int:
         """The most releases this node can have made once so many rounds were asked for; None: as many as were."""
-        return self.standings[number].spent((self.asked if rounds is None else rounds) * self.steps_a_round)
+        return self.standings[number].spent(
+            (self.asked if rounds is None else rounds) * self.steps_a_round
+        )
 
     def report(self, patience: float) -> None:
         """Ask every node for its ledger a last time."""
@@ -201,7 +229,13 @@ class Roster:
     def dismiss(self) -> None:
         """Tell every node that the run is over."""
         there = set(self.grid.get_node_ids())
-        self.grid.push_messages([Message(content({}), address, "query.dismiss") for address in self._met if address in there])
+        self.grid.push_messages(
+            [
+                Message(content({}), address, "query.dismiss")
+                for address in self._met
+                if address in there
+            ]
+        )
 
     def saved(self) -> dict[int, dict[str, Any]]:
         """For a checkpoint."""
@@ -209,7 +243,11 @@ class Roster:
 
     def refusals(self) -> dict[int, str]:
         """Why nodes are refused, by number."""
-        return {one.number: one.why for one in self._refused.values() if one.number is not None and not one.second}
+        return {
+            one.number: one.why
+            for one in self._refused.values()
+            if one.number is not None and not one.second
+        }
 
     def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:
         for name in self.grid.push_messages([Message(content(values), address, f"query.{kind}")]):
@@ -218,7 +256,9 @@ class Roster:
     def _ask_to_prepare(self, number: int, address: int) -> None:
         assert self._told is not None
         known = self.standings[number]
-        self._ask("prepare", address, self._told | {"entries": known.entries, "digest": known.digest})
+        self._ask(
+            "prepare", address, self._told | {"entries": known.entries, "digest": known.digest}
+        )
 
     def _admit(self, kind: str, address: int, answer: Message) -> None:
         """Take a step with a node that comes: from joining to preparing, from preparing to being present."""
@@ -232,7 +272,9 @@ class Roster:
                 if number is not None and values["node"] != number:
                     raise Malformed(f"says that it is node {values['node']}")
                 number = values["node"]
-                second = any(there == number and other != address for other, there in self._met.items())
+                second = any(
+                    there == number and other != address for other, there in self._met.items()
+                )
                 self._join(number, address, values_of(answer), second)
                 if self._told:
                     self._ask_to_prepare(number, address)
@@ -241,12 +283,18 @@ class Roster:
             if kind == "prepare":
                 values = checked_values(answer, SPENT | {"mechanism": str})
                 if values["mechanism"] != self._mechanisms[number]:
-                    raise Malformed("comes to another mechanism than the server: both need the same version of zdp-bench")
+                    raise Malformed(
+                        "comes to another mechanism than the server: both need the same version of zdp-bench"
+                    )
                 self.heard(number, values)
             self.present[number] = address
         except Malformed as error:
             self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN, second)
-            log.warning("%s: %s; it is refused", "a node that joins" if number is None else f"node {number}", error)
+            log.warning(
+                "%s: %s; it is refused",
+                "a node that joins" if number is None else f"node {number}",
+                error,
+            )
 
     def _join(self, number: int, address: int, values: Mapping[str, Any], second: bool) -> None:
         """Note which node this is, and what it has.
@@ -261,12 +309,18 @@ class Roster:
         for key, value in self._expected.items():
             if values.get(key) != value:
                 hint = ", and the same data set, or federated.patients=own" if key == "data" else ""
-                raise Malformed(f"has another {key} than the server: start both with the same recipe, seed and keys{hint}")
+                raise Malformed(
+                    f"has another {key} than the server: start both with the same recipe, seed and keys{hint}"
+                )
         if self._sizes and values["records"] != self._sizes[number]:
-            raise Malformed("has other patients than the server dealt out to it: all need the same data set")
+            raise Malformed(
+                "has other patients than the server dealt out to it: all need the same data set"
+            )
         if not values["records"] or not values["records_per_patient"]:
             raise Malformed("has no records")
-        self.standings.setdefault(number, Standing(values["records"], values["records_per_patient"]))
+        self.standings.setdefault(
+            number, Standing(values["records"], values["records_per_patient"])
+        )
         self._met[address] = number
 
 

@@ -45,7 +45,13 @@ from zdp_bench.tasks import Task
 from zdp_bench.training import checkpoint
 from zdp_bench.training.devices import arithmetic
 from zdp_bench.training.environment import environment, peak_memory
-from zdp_bench.training.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
+from zdp_bench.training.evaluation import (
+    WATCHED,
+    evaluate,
+    final_metrics,
+    refuse_divergence,
+    still_answers,
+)
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import Watcher, account, described, open_ledger
 from zdp_bench.training.setup import (
@@ -151,16 +157,23 @@ def conduct(grid: Grid, given: Conducting) -> Record:
         round_, epochs = saved.step, saved.epochs
 
     split = federated.patients == "split"
-    expected = {"experiment": experiment_digest(config), "seed": config.seed} | ({"data": data.digest} if split else {})
+    expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
+        {"data": data.digest} if split else {}
+    )
     shares_of = [len(part) for part in dealt(data, nodes, config.seed)] if split else None
     roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
     come = roster.wait_for(nodes, patience, given.asked_to_stop)
     if signal := given.asked_to_stop():
         raise Stopped(signal)
     if not come and (len(roster.present) < least or len(roster.standings) < nodes):
-        why = "; ".join(f"node {number}: {reason}" for number, reason in sorted(roster.refusals().items()))
+        why = "; ".join(
+            f"node {number}: {reason}" for number, reason in sorted(roster.refusals().items())
+        )
         within = f"federated.patience={patience:g} seconds"
-        raise UserError(f"only {len(roster.present)} of {nodes} nodes joined within {within}" + (f" ({why})." if why else "."))
+        raise UserError(
+            f"only {len(roster.present)} of {nodes} nodes joined within {within}"
+            + (f" ({why})." if why else ".")
+        )
     sizes = {n: roster.standings[n].records for n in range(nodes)}
     plan = rounds_of(config, [*sizes.values()])
 
@@ -168,7 +181,9 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     def of_size(records: int) -> Made:
         """What a node with so many records must come to."""
         own = steps_of(config, records, plan.steps)
-        problem = Problem(model, task.loss, own.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+        problem = Problem(
+            model, task.loss, own.sampling, config.seed, data.train.batch(torch.arange(0))[0]
+        )
         calibrated, algorithm = build_algorithm(config, problem, own)
         return Made(calibrated, own, algorithm, algorithm.mechanism())
 
@@ -177,40 +192,60 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     fixed = check_model(model, made[0].algorithm, task, data, config, made[0].plan)
     repeatable = not config.privacy.secure
     at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
-    asked = open_ledger(home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server")
+    asked = open_ledger(
+        home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server"
+    )
     size = micro_batch_size(config, made[0].plan, model, task, data, device)
     parameters = trainable(model)
 
     def save() -> None:
         rates = scheduler.state_dict() if scheduler else {}
         weights, moments = model.state_dict(), optimizer.state_dict()
-        state = checkpoint.Checkpoint(given.run, round_, weights, moments, asked.position, epochs, rates, roster.saved())
+        state = checkpoint.Checkpoint(
+            given.run, round_, weights, moments, asked.position, epochs, rates, roster.saved()
+        )
         checkpoint.save(home / "checkpoint.pt", state)
 
     def spent() -> float:
         """The worst node's tight ε as it stands, without the rounds that a killed run asked for ahead."""
         rounds = asked.releases_before(round_)
         so_far = {(mechanisms[n], plan.before + roster.spent(n, rounds)) for n in roster.standings}
-        return max(tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far)
+        return max(
+            tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far
+        )
 
     @cache
     def limit(mechanism: Mechanism, most: int) -> int:
         """How many of a node's steps the budget allows, if it can come to `most`."""
-        return affordable_steps(mechanism, config.privacy.delta, config.privacy.max_epsilon or math.inf, most) - plan.before
+        return (
+            affordable_steps(
+                mechanism, config.privacy.delta, config.privacy.max_epsilon or math.inf, most
+            )
+            - plan.before
+        )
 
     def affordable(rounds: int) -> bool:
         """True if every node can have taken the steps of so many rounds within the budget."""
         if config.privacy.max_epsilon is None:
             return True
         most = {n: plan.before + roster.spent(n, first + plan.steps) for n in roster.standings}
-        return all(roster.spent(n, rounds) <= limit(mechanisms[n], most[n]) for n in roster.standings)
+        return all(
+            roster.spent(n, rounds) <= limit(mechanisms[n], most[n]) for n in roster.standings
+        )
 
-    stopped_by, every = "epochs", config.execution.checkpoint_steps or 1  # a round made again may be another release
-    policy = arithmetic(config.precision, config.execution.deterministic, model, made[0].algorithm, device)
+    stopped_by, every = (
+        "epochs",
+        config.execution.checkpoint_steps or 1,
+    )  # a round made again may be another release
+    policy = arithmetic(
+        config.precision, config.execution.deterministic, model, made[0].algorithm, device
+    )
     with closing(asked), policy:
         roster.asked = first = asked.releases
         come_again = len(roster.present)
-        roster.prepare(given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()})
+        roster.prepare(
+            given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()}
+        )
         roster.wait_for(come_again, patience, given.asked_to_stop)
         given.watcher.started(config.recipe, config.seed, plan.steps * a_round, round_ * a_round)
         while round_ < plan.steps and stopped_by == "epochs":
@@ -238,13 +273,20 @@ def conduct(grid: Grid, given: Conducting) -> Record:
                     advance(scheduler, model, task, data, device)
                 given.watcher.stepped(round_ * a_round)
             epoch, step = plan.epoch_ending_at(round_), round_ * a_round
-            if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
+            if (epoch is not None or stopped_by == "budget") and not (
+                epochs and epochs[-1]["step"] == step
+            ):
                 metrics, epsilon = evaluate(model, task, data.test, device, size.records), spent()
                 refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
                 given.watcher.evaluated(plan.epoch_of(round_), step, metrics, epsilon)
             elif round_ % WATCHED == 0 and not still_answers(model, data.test, device):
-                refuse_divergence({"loss": math.nan}, plan.epoch_of(round_), step, config.optimizer.options.get("lr"))
+                refuse_divergence(
+                    {"loss": math.nan},
+                    plan.epoch_of(round_),
+                    step,
+                    config.optimizer.options.get("lr"),
+                )
             signal = given.asked_to_stop()
             if round_ % every == 0 or round_ == plan.steps or stopped_by == "budget" or signal:
                 save()
@@ -261,7 +303,8 @@ def conduct(grid: Grid, given: Conducting) -> Record:
         "metrics": final,
         "epochs": epochs,
         "federation": {"rounds": round_, "asked": roster.asked},
-        "environment": environment(device) | {"ranks": 1, "execution": vars(config.execution), "backend": federated.backend},
+        "environment": environment(device)
+        | {"ranks": 1, "execution": vars(config.execution), "backend": federated.backend},
         "measured": {
             "started_utc": started.isoformat(timespec="seconds"),
             "train_seconds": round(time.perf_counter() - clock, 2),
@@ -285,7 +328,10 @@ def judged(
             if values["round"] != round_:
                 raise Malformed(f"is to round {values['round']}, not to {round_}")
             release = tensors_of(answer, like)
-            if not all(bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all()) for g in release.values()):
+            if not all(
+                bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all())
+                for g in release.values()
+            ):
                 raise Malformed("is not finite")
             roster.heard(number, values)
             releases[number] = release
@@ -297,7 +343,9 @@ def judged(
 
 def gone(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
     """Why a round did not come about, in one sentence."""
-    reasons = {number: why for number, why in roster.refusals().items() if number not in roster.present} | dict(reasons)
+    reasons = {
+        number: why for number, why in roster.refusals().items() if number not in roster.present
+    } | dict(reasons)
     absent = [n for n in range(nodes) if n not in roster.present and n not in reasons]
     told = [f"node {number}: {reason}" for number, reason in reasons.items()]
     told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
@@ -307,7 +355,9 @@ def gone(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> 
     )
 
 
-def weighed_mean(releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]) -> dict[str, Tensor]:
+def weighed_mean(
+    releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]
+) -> dict[str, Tensor]:
     """Σ mᵢ gᵢ / Σ mᵢ over nodes in the order of their numbers, mᵢ their expected batches: Σ of all records' shares over Σ mᵢ."""
     whole, mean = sum(shares.values()), dict[str, Tensor]()
     for number in sorted(releases):
@@ -317,7 +367,9 @@ def weighed_mean(releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[i
     return mean
 
 
-def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: str) -> dict[str, Any]:
+def accounted(
+    roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: str
+) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 
     Patients are at one node each, so a patient's data moves that node's releases alone (parallel composition).
@@ -326,18 +378,36 @@ def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: 
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
         own = made[like]
-        return account(own.config, own.mechanism, own.plan, Copy((), Position(releases, ""), repeatable), patient, unit)
+        return account(
+            own.config,
+            own.mechanism,
+            own.plan,
+            Copy((), Position(releases, ""), repeatable),
+            patient,
+            unit,
+        )
 
-    first = {made[number].mechanism: number for number in sorted(made, reverse=True)}  # nodes with one mechanism have one ε
+    first = {
+        made[number].mechanism: number for number in sorted(made, reverse=True)
+    }  # nodes with one mechanism have one ε
     found = {}
     for number, standing in sorted(roster.standings.items()):
         patient = min(standing.records_per_patient, standing.records)
         own = of(first[made[number].mechanism], roster.spent(number), patient)
         ledger = {"entries": standing.entries, "digest": standing.digest}
-        found[number] = own | {"ledger": ledger, "unconfirmed": roster.spent(number) - standing.entries}
+        found[number] = own | {
+            "ledger": ledger,
+            "unconfirmed": roster.spent(number) - standing.entries,
+        }
     worst = max(found.values(), key=lambda own: own["epsilon_tight"])
-    bounds = {k: max(own[k] for own in found.values()) for k in worst if k.startswith("epsilon_") or k == "steps"}
-    chain = hashlib.sha256("".join(own["ledger"]["digest"] for own in found.values()).encode()).hexdigest()
+    bounds = {
+        k: max(own[k] for own in found.values())
+        for k in worst
+        if k.startswith("epsilon_") or k == "steps"
+    }
+    chain = hashlib.sha256(
+        "".join(own["ledger"]["digest"] for own in found.values()).encode()
+    ).hexdigest()
     kept = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
     listed = [
         {"node": number, "answers": roster.standings[number].answers}
@@ -345,5 +415,9 @@ def accounted(roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: 
         for number, own in found.items()
     ]
     entries = sum(own["ledger"]["entries"] for own in found.values())
-    whole = {"ledger": {"entries": entries, "digest": chain}, "composition": "parallel: the worst node's", "nodes": listed}
+    whole = {
+        "ledger": {"entries": entries, "digest": chain},
+        "composition": "parallel: the worst node's",
+        "nodes": listed,
+    }
     return {key: value for key, value in worst.items() if key != "unconfirmed"} | bounds | whole

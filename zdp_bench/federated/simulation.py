@@ -12,7 +12,15 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import client_app, reply_of, site_open
-from zdp_bench.federated.flower import FIRST, ClientApp, Context, Grid, Message, RecordDict, ServerApp
+from zdp_bench.federated.flower import (
+    FIRST,
+    ClientApp,
+    Context,
+    Grid,
+    Message,
+    RecordDict,
+    ServerApp,
+)
 from zdp_bench.federated.network.fleet import FlowerRun, identify
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.server import Conducting, Result, server_app
@@ -31,16 +39,24 @@ def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -
         UserError: it was started by torchrun, or asks for what only `zdp-bench federate` can do.
     """
     if distributed.launched():
-        raise UserError("federated.nodes: torchrun carries out central runs; a federation is `zdp-bench federate`.")
+        raise UserError(
+            "federated.nodes: torchrun carries out central runs; a federation is `zdp-bench federate`."
+        )
     if config.federated.patients == "own":
-        raise UserError("federated.patients=own: each node reads its own data root, so it is for `zdp-bench federate`.")
-    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+        raise UserError(
+            "federated.patients=own: each node reads its own data root, so it is for `zdp-bench federate`."
+        )
+    data: Splits = lookup("dataset", config.dataset.name)(
+        config.data_root, **config.dataset.options
+    )
     digest = run_digest(config, data.digest)
 
     def train(home: Any) -> Record:
         result = Result()
         with stop_signals() as asked:
-            serving = server_app(Conducting(config, data, digest, home, device, watcher, asked), result)
+            serving = server_app(
+                Conducting(config, data, digest, home, device, watcher, asked), result
+            )
             nodes = config.federated.nodes or 1
             if config.federated.backend == "ray":
                 on_ray(serving, client_app(config, digest), nodes, config.threads)
@@ -68,7 +84,9 @@ class SerialGrid(Grid):
         self._answers: dict[str, Message] = {}
         self._sent = 0
         self._contexts = {
-            FIRST + node: Context(1, FIRST + node, {"partition-id": node, "num-partitions": nodes}, RecordDict(), {})
+            FIRST + node: Context(
+                1, FIRST + node, {"partition-id": node, "num-partitions": nodes}, RecordDict(), {}
+            )
             for node in range(nodes)
         }
 
@@ -80,7 +98,12 @@ class SerialGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -92,14 +115,18 @@ class SerialGrid(Grid):
         for message in messages:
             self._sent += 1
             message.metadata.__dict__["_message_id"] = str(self._sent)
-            self._answers[str(self._sent)] = reply_of(self._app, message, self._contexts[message.metadata.dst_node_id])
+            self._answers[str(self._sent)] = reply_of(
+                self._app, message, self._contexts[message.metadata.dst_node_id]
+            )
             pushed.append(str(self._sent))
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._answers.pop(number) for number in message_ids if number in self._answers]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -113,8 +140,16 @@ def on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: int | 
 
     resources: Mapping[str, Any] = {"num_cpus": threads or 1, "num_gpus": 0.0}
     try:
-        run_simulation(serving, answering, nodes, backend_name="ray", backend_config={"client_resources": dict(resources)})
+        run_simulation(
+            serving,
+            answering,
+            nodes,
+            backend_name="ray",
+            backend_config={"client_resources": dict(resources)},
+        )
     except RuntimeError as error:
         while isinstance(error.__cause__, Exception):
             error = error.__cause__  # type: ignore[assignment]  # Flower wraps what Ray said twice
-        raise UserError(f"federated.backend=ray: {error} Take federated.backend=serial, or give Ray more room.") from None
+        raise UserError(
+            f"federated.backend=ray: {error} Take federated.backend=serial, or give Ray more room."
+        ) from None

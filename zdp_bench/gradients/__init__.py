@@ -26,7 +26,9 @@ Engine = Literal["auto", "fast", "reference"]
 __all__ = ["Batch", "ClippedSum", "Engine", "Loss", "add_up", "clipped_sum", "trust"]
 
 _for_the_reference: WeakSet[nn.Module] = WeakSet()  # models that `auto` found to be beyond fast
-_met: WeakSet[nn.Module] = WeakSet()  # models that have been checked, and whose layers without a rule have been named in the log
+_met: WeakSet[nn.Module] = (
+    WeakSet()
+)  # models that have been checked, and whose layers without a rule have been named in the log
 
 
 def trust(model: nn.Module) -> None:
@@ -76,15 +78,20 @@ def clipped_sum(
     if rules:
         engine = "auto" if engine == "reference" else engine
     elif engine == "reference" or (engine == "auto" and model in _for_the_reference):
-        return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into)
+        return reference.clipped_sum(
+            model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into
+        )
     try:
         if model not in _met and len(batch[0]) > 1:
             if lacking := fast.without_rule(model):
                 log.info(
-                    "no book-keeping rule for %s: their gradients come from torch.func", ", ".join(f"'{n}'" for n in lacking)
+                    "no book-keeping rule for %s: their gradients come from torch.func",
+                    ", ".join(f"'{n}'" for n in lacking),
                 )
             if engine == "auto" and not cross_check.agrees(model, loss, batch):
-                raise NoRule("a model in which a record's gradient depends on the records beside it, or on where it stands")
+                raise NoRule(
+                    "a model in which a record's gradient depends on the records beside it, or on where it stands"
+                )
             _met.add(model)  # after the check: one that memory cut short is made again
         return fast.clipped_sum(
             model,
@@ -99,9 +106,15 @@ def clipped_sum(
         )
     except NoRule as error:
         if engine == "fast":
-            raise UserError(f"algorithm.gradients=fast: book-keeping cannot serve {error}. Use auto or reference.") from None
+            raise UserError(
+                f"algorithm.gradients=fast: book-keeping cannot serve {error}. Use auto or reference."
+            ) from None
         if rules:
-            raise UserError(f"this algorithm's shares are made by book-keeping, which cannot serve {error}.") from None
+            raise UserError(
+                f"this algorithm's shares are made by book-keeping, which cannot serve {error}."
+            ) from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
         _for_the_reference.add(model)
-    return reference.clipped_sum(model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into)
+    return reference.clipped_sum(
+        model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into
+    )

@@ -36,7 +36,9 @@ def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters a private step moves, by name; a shared parameter appears once, under its first name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
 
 
 def layers(model: nn.Module) -> list[list[str]]:
@@ -58,7 +60,10 @@ def groups(model: nn.Module, bound: float, per_layer: bool) -> list[tuple[list[s
 def no_records(model: nn.Module, bound: float, per_layer: bool, device: torch.device) -> ClippedSum:
     """The clipped sum of an empty batch: zeros, and no norms."""
     shape = (0, len(groups(model, bound, per_layer))) if per_layer else (0,)
-    zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in trainable(model).items()}
+    zeros = {
+        name: torch.zeros_like(parameter, requires_grad=False)
+        for name, parameter in trainable(model).items()
+    }
     return ClippedSum(zeros, torch.zeros(shape, dtype=torch.float64, device=device))
 
 
@@ -72,7 +77,9 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """
     if isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
-    return held(norms.reciprocal().mul_(bound * SAFETY).clamp_(max=1.0).nan_to_num_(nan=0.0))  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+    return held(
+        norms.reciprocal().mul_(bound * SAFETY).clamp_(max=1.0).nan_to_num_(nan=0.0)
+    )  # norm 0: C/0 = ∞, so 1; norm ∞: 0
 
 
 # A share of 1/MOST of what it is summed up from has lost so many digits in float32 that it is clipped as if it were longer.

@@ -53,8 +53,12 @@ class Correlation:
     def rows(self, start: int, stop: int) -> Tensor:
         """g ⋆ x of some records, formed: [stop − start, O, I, *sizes]."""
         part = Correlation(self.x[start:stop], self.g[start:stop], self.sizes)
-        products = (g_hat.conj().unsqueeze(-2) * x_hat.unsqueeze(-3) for x_hat, g_hat in part._spectra)  # [*half, O, I, b]
-        return torch.cat([self._signal(product.movedim((-1, -3, -2), (0, 1, 2))) for product in products])
+        products = (
+            g_hat.conj().unsqueeze(-2) * x_hat.unsqueeze(-3) for x_hat, g_hat in part._spectra
+        )  # [*half, O, I, b]
+        return torch.cat(
+            [self._signal(product.movedim((-1, -3, -2), (0, 1, 2))) for product in products]
+        )
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Σᵢ cᵢ·(gᵢ ⋆ xᵢ), [O, I, *sizes]."""
@@ -62,7 +66,9 @@ class Correlation:
         start = 0
         for x_hat, g_hat in self._spectra:
             stop = start + x_hat.shape[-1]
-            weighted = flushed(x_hat * factors[start:stop].to(self.x.dtype)).conj()  # the fewer channels, as a rule
+            weighted = flushed(
+                x_hat * factors[start:stop].to(self.x.dtype)
+            ).conj()  # the fewer channels, as a rule
             start = stop
             product = g_hat @ weighted.mT  # [*half, O, I]
             total = product if total is None else total.add_(product)
@@ -92,10 +98,17 @@ class _Spectra:
     @property
     def records_at_once(self) -> int:
         x, g, sizes = self.of.x, self.of.g, self.of.sizes
-        return max(1, SPECTRA_BYTES // ((x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2 * x.element_size()))
+        return max(
+            1,
+            SPECTRA_BYTES // ((x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2 * x.element_size()),
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, g in zip(self.of.x.split(self.records_at_once), self.of.g.split(self.records_at_once), strict=True):
+        for x, g in zip(
+            self.of.x.split(self.records_at_once),
+            self.of.g.split(self.records_at_once),
+            strict=True,
+        ):
             yield _half_spectrum(x, self.of.sizes), _half_spectrum(g, self.of.sizes)
 
 
@@ -105,10 +118,14 @@ def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
     last = len(sizes) - 1
     for dim in reversed(range(len(sizes))):
         if sizes[dim] <= SHORT:
-            spectrum = _by_matrix(spectrum.to(signal.dtype.to_complex()), dim, sizes[dim], real=dim == last)
+            spectrum = _by_matrix(
+                spectrum.to(signal.dtype.to_complex()), dim, sizes[dim], real=dim == last
+            )
         else:
             transform = torch.fft.rfft if dim == last else torch.fft.fft
-            spectrum = transform(spectrum, n=sizes[dim], dim=dim).contiguous()  # torch leaves the frequencies side by side
+            spectrum = transform(
+                spectrum, n=sizes[dim], dim=dim
+            ).contiguous()  # torch leaves the frequencies side by side
     return spectrum
 
 
@@ -116,20 +133,26 @@ def _by_matrix(signal: Tensor, dim: int, size: int, real: bool) -> Tensor:
     """A discrete Fourier transform of `dim`, zero-padded to `size`, as a product; half of the frequencies where it is `real`."""
     before, given, after = signal.shape[:dim], signal.shape[dim], signal.shape[dim + 1 :]
     matrix = _fourier(size, given, real).to(signal)  # [k, s]
-    return (matrix @ signal.view(prod(before), given, prod(after))).view(*before, len(matrix), *after)
+    return (matrix @ signal.view(prod(before), given, prod(after))).view(
+        *before, len(matrix), *after
+    )
 
 
 @cache
 def _fourier(size: int, given: int, real: bool) -> Tensor:
     """exp(−2πi·k·t / size) of every frequency k and the first `given` times t, in complex128."""
     frequencies = torch.arange(size // 2 + 1 if real else size)
-    turns = (torch.outer(frequencies, torch.arange(given)) % size).double()  # whole numbers: no large angle is rounded
+    turns = (
+        torch.outer(frequencies, torch.arange(given)) % size
+    ).double()  # whole numbers: no large angle is rounded
     return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size))
 
 
 def _power(z: Tensor) -> Tensor:
     """Σ over channels of |z|²: [*, C, b] -> [*, b]."""
-    squares = torch.view_as_real(z).flatten(-2).square().sum(dim=-2)  # channels first: they are the longer stride
+    squares = (
+        torch.view_as_real(z).flatten(-2).square().sum(dim=-2)
+    )  # channels first: they are the longer stride
     return squares.unflatten(-1, (-1, 2)).sum(dim=-1)
 
 

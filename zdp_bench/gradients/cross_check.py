@@ -14,7 +14,9 @@ from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
 from zdp_bench.kernels.memory_format import rounded_alike
 
-TOLERANCE = 1e-2  # float32 on a badly conditioned network; a wrong gradient is off by its whole size
+TOLERANCE = (
+    1e-2  # float32 on a badly conditioned network; a wrong gradient is off by its whole size
+)
 
 
 def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
@@ -27,8 +29,14 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """
     two = batch[0][:2], batch[1][:2]
     parameters = trainable(model)
-    with torch.random.fork_rng(), torch.autocast(two[0].device.type, enabled=False), rounded_alike():
-        fast.clipped_sum(model, loss, two, 1.0)  # raises first: what fast cannot serve may not run on one record either
+    with (
+        torch.random.fork_rng(),
+        torch.autocast(two[0].device.type, enabled=False),
+        rounded_alike(),
+    ):
+        fast.clipped_sum(
+            model, loss, two, 1.0
+        )  # raises first: what fast cannot serve may not run on one record either
         before = _random_state(two[0].device)
         rows = []
         for i in range(len(two[0])):
@@ -39,10 +47,18 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
                 if one.requires_grad
                 else [None] * len(parameters)
             )
-            rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters.values(), strict=True)])
+            rows.append(
+                [
+                    torch.zeros_like(p) if g is None else g
+                    for g, p in zip(found, parameters.values(), strict=True)
+                ]
+            )
         if not torch.equal(before, _random_state(two[0].device)):
             return True
-        each = {name: torch.stack(gradients) for name, gradients in zip(parameters, zip(*rows, strict=True), strict=True)}
+        each = {
+            name: torch.stack(gradients)
+            for name, gradients in zip(parameters, zip(*rows, strict=True), strict=True)
+        }
         norms = reference.clip(each, groups(model, 1.0, per_layer=False))[1][:, 0]
         if not torch.isfinite(norms).all():
             return True  # such records contribute nothing, whatever the engine
@@ -51,7 +67,8 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
         ours = fast.clipped_sum(model, loss, two, bound)
     right = bool(((ours.norms - norms).abs() <= TOLERANCE * norms).all())
     return right and all(
-        float((ours.sums[name] - rows_.sum(dim=0)).abs().max()) <= TOLERANCE * bound for name, rows_ in clipped.items()
+        float((ours.sums[name] - rows_.sum(dim=0)).abs().max()) <= TOLERANCE * bound
+        for name, rows_ in clipped.items()
     )
 
 

@@ -20,7 +20,15 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, groups, guarded, no_records
+from zdp_bench.gradients.clipping import (
+    Batch,
+    ClippedSum,
+    Loss,
+    add_up,
+    groups,
+    guarded,
+    no_records,
+)
 from zdp_bench.gradients.norms import squared_norms, squared_norms_of
 from zdp_bench.gradients.rules import NoRule, Rule, Share, Terms, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
@@ -46,7 +54,9 @@ class _Parameter:
     shares: list[Share] = field(default_factory=list)
     rows: Tensor | None = None  # the gradients themselves, [1, *shape], of one record on a CPU
     squared_norms: Tensor | None = None  # [B] float64
-    product: tuple[Tensor, ...] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
+    product: tuple[
+        Tensor, ...
+    ] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
     weighted_sum: Callable[[Tensor], Tensor] | None = None
     of_outer: Callable[[Tensor], Tensor] | None = None
 
@@ -56,11 +66,17 @@ class _Parameter:
     def term(self, complex_scale: float) -> Term:
         """What it adds to the norms."""
         scale = self.scale(complex_scale)
-        return Term(self.product, self.squared_norms, scale, weigh=self.of_outer is not None and scale == 1)
+        return Term(
+            self.product, self.squared_norms, scale, weigh=self.of_outer is not None and scale == 1
+        )
 
     def outer(self, clipped: Clipping) -> Outer | None:
         """The outer products whose sum is Σᵢ cᵢ gᵢ, where the factors have weighed them and no sum of two numbers overflows."""
-        weighed = None if self.of_outer is None or clipped.vast else clipped.weighed.get(id(self.product[0]))
+        weighed = (
+            None
+            if self.of_outer is None or clipped.vast
+            else clipped.weighed.get(id(self.product[0]))
+        )
         return None if weighed is None else Outer(weighed, *self.product[1:])
 
     def joins(self, total: Tensor | None, clipped: Clipping, complex_scale: float) -> bool:
@@ -71,7 +87,9 @@ class _Parameter:
         total.add_(self.rows[0], alpha=float(clipped.factors[0]) * self.scale(complex_scale))
         return True
 
-    def total(self, clipped: Clipping, complex_scale: float, summed: Tensor | None) -> Tensor | None:
+    def total(
+        self, clipped: Clipping, complex_scale: float, summed: Tensor | None
+    ) -> Tensor | None:
         """Σᵢ cᵢ gᵢ, from the sum of its `outer` products where there is one; None where no record moves the loss through it."""
         if self.of_outer is not None and summed is not None:
             return self.of_outer(summed)
@@ -105,10 +123,19 @@ def clipped_sum(
     inputs, _ = batch
     total = {} if into is None else into
     layers = layers_of(model)
-    elsewhere = {id(p) for layer in rules for p in (getattr(layer, "weight", None),) if p is not None}
+    elsewhere = {
+        id(p) for layer in rules for p in (getattr(layer, "weight", None),) if p is not None
+    }
     if len(inputs) == 0:
         none, found = no_records(model, bound, per_layer, inputs.device), _parameters(layers)
-        add_up(total, {name: value for name, value in none.sums.items() if id(found[name].itself) not in elsewhere})
+        add_up(
+            total,
+            {
+                name: value
+                for name, value in none.sums.items()
+                if id(found[name].itself) not in elsewhere
+            },
+        )
         return replace(none, sums=total)
     found = _differentiate(model, loss, batch, layers, rules)
 
@@ -116,15 +143,23 @@ def clipped_sum(
         if len(inputs) == 1:
             _measure_what_is_left(found)
         clippings: list[tuple[list[str], Clipping]] = []
-        for names, group_bound in groups(model, bound, per_layer) if per_layer else [(list(found), bound)]:
-            terms = [found[name].term(complex_scale) for name in names if found[name].weighted_sum is not None]
+        for names, group_bound in (
+            groups(model, bound, per_layer) if per_layer else [(list(found), bound)]
+        ):
+            terms = [
+                found[name].term(complex_scale)
+                for name in names
+                if found[name].weighted_sum is not None
+            ]
             clippings.append((names, clipping(terms or [_nothing(inputs)], group_bound)))
         norms = [clipped.norms for _, clipped in clippings]
         every_norm = torch.stack(norms, dim=1) if per_layer else norms[0]  # [B, groups], or [B]
         if all(clipped.finite for _, clipped in clippings):
             for names, clipped in clippings:
                 sums: dict[str, Tensor] = {}
-                outer = {name: one for name in names if (one := found[name].outer(clipped)) is not None}
+                outer = {
+                    name: one for name in names if (one := found[name].outer(clipped)) is not None
+                }
                 summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
                 for name in names:
                     of = found.pop(name)
@@ -143,18 +178,35 @@ def clipped_sum(
             return ClippedSum(total, every_norm)
     del found, clippings
     whole = torch.isfinite(every_norm.view(len(inputs), -1)).all(dim=1)  # [B]
-    rest = batch[0][whole], batch[1][whole]  # without records that a factor of 0 does not take out: 0 · NaN is NaN
+    rest = (
+        batch[0][whole],
+        batch[1][whole],
+    )  # without records that a factor of 0 does not take out: 0 · NaN is NaN
     sums = clipped_sum(
-        model, loss, rest, bound, per_layer=per_layer, complex_scale=complex_scale, rules=rules, resolved=resolved, into=into
+        model,
+        loss,
+        rest,
+        bound,
+        per_layer=per_layer,
+        complex_scale=complex_scale,
+        rules=rules,
+        resolved=resolved,
+        into=into,
     ).sums
     return ClippedSum(sums, every_norm)
 
 
 def _measure_what_is_left(found: dict[str, _Parameter]) -> None:
     """The norms of one record's gradients, all parameters' at once: asked for one by one, each would cost what Python does."""
-    left = [(of, of.rows) for of in found.values() if of.rows is not None and of.squared_norms is None and not of.product]
+    left = [
+        (of, of.rows)
+        for of in found.values()
+        if of.rows is not None and of.squared_norms is None and not of.product
+    ]
     if left:
-        for (of, _), squares in zip(left, squared_norms_of([rows for _, rows in left]), strict=True):
+        for (of, _), squares in zip(
+            left, squared_norms_of([rows for _, rows in left]), strict=True
+        ):
             of.squared_norms = squares
 
 
@@ -204,7 +256,9 @@ def _differentiate(
             shares = _shares(call.layer, x, g, rules)
             for own_name, parameter in own.items():
                 if own_name not in shares:
-                    raise NoRule(f"layer '{call.layer.name}', whose parameter '{own_name}' its rule does not know")
+                    raise NoRule(
+                        f"layer '{call.layer.name}', whose parameter '{own_name}' its rule does not know"
+                    )
                 of = of_parameter[id(parameter)]
                 of.shares.append(shares[own_name])
                 of.calls -= 1
@@ -244,13 +298,17 @@ def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowanc
             rows = _rows(shares)(0, records)
             if of.itself.numel() <= SHORT:
                 of.product = (rows,)
-            elif records > 1 or not rows.is_cpu:  # one record's are measured together: Python takes longer than they do
+            elif (
+                records > 1 or not rows.is_cpu
+            ):  # one record's are measured together: Python takes longer than they do
                 of.squared_norms = squared_norms(rows)
         if records == 1 and rows.is_cpu:
             of.rows = rows
         of.weighted_sum = lambda factors: contract(rows, factors)
         return 0 if total <= free else total
-    of.squared_norms = _guarded(_formed_norms(shares, records, FORM_BYTES // size), shares, of.itself.dtype)
+    of.squared_norms = _guarded(
+        _formed_norms(shares, records, FORM_BYTES // size), shares, of.itself.dtype
+    )
     of.weighted_sum = _sum_of(shares)
     return 0
 
@@ -259,9 +317,20 @@ def _guarded(squares: Tensor, shares: list[Share], dtype: torch.dtype) -> Tensor
     """Squared norms to clip by where the sum is not made of the rows that were measured; see `clipping.guarded`."""
     terms = [share.terms() for share in shares if share.terms is not None]
     if len(terms) < len(shares):  # a call whose rows are there: what it adds is what they measure
-        terms += [Terms(squared_norms(s.rows(0, len(squares))).sqrt(), 1) for s in shares if s.terms is None]
-    mass = terms[0].mass if len(terms) == 1 else torch.stack([each.mass for each in terms]).sum(dim=0)
-    return guarded(squares, mass, sum(each.number for each in terms), dtype.to_real() if dtype.is_complex else dtype)
+        terms += [
+            Terms(squared_norms(s.rows(0, len(squares))).sqrt(), 1)
+            for s in shares
+            if s.terms is None
+        ]
+    mass = (
+        terms[0].mass if len(terms) == 1 else torch.stack([each.mass for each in terms]).sum(dim=0)
+    )
+    return guarded(
+        squares,
+        mass,
+        sum(each.number for each in terms),
+        dtype.to_real() if dtype.is_complex else dtype,
+    )
 
 
 def _rows(shares: list[Share]) -> Callable[[int, int], Tensor]:
@@ -280,9 +349,13 @@ def _formed_norms(shares: list[Share], records: int, few: int) -> Tensor:
     """[B]: squared norms of gradients that are formed a `few` records at a time and let go."""
     few = max(1, few)
     if len(shares) == 1 and (measured := shares[0].measured) is not None:
-        return torch.cat([measured(start, min(start + few, records))[1] for start in range(0, records, few)])
+        return torch.cat(
+            [measured(start, min(start + few, records))[1] for start in range(0, records, few)]
+        )
     rows = _rows(shares)
-    return torch.cat([squared_norms(rows(start, min(start + few, records))) for start in range(0, records, few)])
+    return torch.cat(
+        [squared_norms(rows(start, min(start + few, records))) for start in range(0, records, few)]
+    )
 
 
 def _sum_of(shares: list[Share]) -> Callable[[Tensor], Tensor]:
@@ -295,7 +368,9 @@ def _sum_of(shares: list[Share]) -> Callable[[Tensor], Tensor]:
     return weighted_sum
 
 
-def _shares(layer: Layer, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule]) -> dict[str, Share]:
+def _shares(
+    layer: Layer, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule]
+) -> dict[str, Share]:
     rule: Rule = rules.get(layer.module) or rule_of(layer.module) or any_layer
     try:
         return rule(layer.module, x, g)
@@ -308,7 +383,11 @@ _WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off. Entering and leaving its context takes as long as a small network's norm."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _AS_IT_IS
+    return (
+        torch.autocast(device.type, enabled=False)
+        if torch.is_autocast_enabled(device.type)
+        else _AS_IT_IS
+    )
 
 
 _AS_IT_IS = nullcontext()

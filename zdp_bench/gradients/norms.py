@@ -14,7 +14,17 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from zdp_bench.kernels.jit import Loop, begin, compiled, float32_at, float64_at, next_share, sum_of_squares, task_of, wide_vectors
+from zdp_bench.kernels.jit import (
+    Loop,
+    begin,
+    compiled,
+    float32_at,
+    float64_at,
+    next_share,
+    sum_of_squares,
+    task_of,
+    wide_vectors,
+)
 from zdp_bench.kernels.memory_format import memory_order
 
 BLOCK = 2**15  # entries of a row that are summed in one go, and about as many are a thread's share
@@ -40,7 +50,10 @@ def squared_norms_of(several: list[Tensor]) -> list[Tensor]:
     """‖row‖₂² of several [B, ...], [B] each, in float64: a small network's cost more to ask for one by one than to sum."""
     if all(each.dtype in (torch.float32, torch.complex64) and each.is_cpu for each in several):
         return _summed(several, _squarer())
-    return [torch.linalg.vector_norm(flat(each), dim=1, dtype=torch.float64).square_() for each in several]
+    return [
+        torch.linalg.vector_norm(flat(each), dim=1, dtype=torch.float64).square_()
+        for each in several
+    ]
 
 
 def all_finite(norms: Tensor) -> bool:
@@ -61,15 +74,24 @@ def _square_blocks(task: Any) -> None:
         sums = carray(float64_at(task[at + 1]), (blocks,))
         for i in range(share * a_share, min((share + 1) * a_share, blocks)):
             row, block = i // a_row, i % a_row
-            numbers = carray(float32_at(task[at] + 4 * (row * length + block * BLOCK)), (min(BLOCK, length - block * BLOCK),))
+            numbers = carray(
+                float32_at(task[at] + 4 * (row * length + block * BLOCK)),
+                (min(BLOCK, length - block * BLOCK),),
+            )
             sums[i] = sum_of_squares(numbers)
 
 
 def _right(loop: Loop) -> bool:
     """Whether a loop sums all blocks of all rows, once, and nothing beside them."""
-    rows = [torch.arange(3 * (2 * BLOCK + 9), dtype=torch.float32).view(3, -1), torch.full((1, 1), 1e30)]
+    rows = [
+        torch.arange(3 * (2 * BLOCK + 9), dtype=torch.float32).view(3, -1),
+        torch.full((1, 1), 1e30),
+    ]
     expected = [each.double().square().sum(dim=1) for each in rows]
-    return all(torch.allclose(ours, theirs, rtol=1e-12) for ours, theirs in zip(_summed(rows, loop), expected, strict=True))
+    return all(
+        torch.allclose(ours, theirs, rtol=1e-12)
+        for ours, theirs in zip(_summed(rows, loop), expected, strict=True)
+    )
 
 
 @cache
@@ -85,7 +107,12 @@ def _summed(several: list[Tensor], loop: Loop) -> list[Tensor]:
         count, numbers = len(rows), rows.numel() * (2 if rows.is_complex() else 1)
         length = numbers // count if count else 0
         blocks, a_share = -(-length // BLOCK), BLOCK // length or 1 if length else 1
-        items.append((-(-count * blocks // a_share), [rows.data_ptr(), cells, count * blocks, blocks, a_share, length]))
+        items.append(
+            (
+                -(-count * blocks // a_share),
+                [rows.data_ptr(), cells, count * blocks, blocks, a_share, length],
+            )
+        )
         shapes.append((count, blocks))
         cells += count * blocks
     sums = torch.empty(cells, dtype=torch.float64)
@@ -93,4 +120,7 @@ def _summed(several: list[Tensor], loop: Loop) -> list[Tensor]:
         words[1] = sums.data_ptr() + 8 * words[1]
     loop.run(task_of(items))
     parts = zip(sums.split([count * blocks for count, blocks in shapes]), shapes, strict=True)
-    return [part if blocks == 1 else part.view(count, blocks).sum(dim=1) for part, (count, blocks) in parts]
+    return [
+        part if blocks == 1 else part.view(count, blocks).sum(dim=1)
+        for part, (count, blocks) in parts
+    ]

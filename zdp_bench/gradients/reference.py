@@ -10,14 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up, clip_factors, groups, trainable
+from zdp_bench.gradients.clipping import (
+    Batch,
+    ClippedSum,
+    Loss,
+    add_up,
+    clip_factors,
+    groups,
+    trainable,
+)
 from zdp_bench.gradients.norms import squared_norms
 
 # Per-sample gradients of one chunk take at most this many bytes.
 CHUNK_BYTES = 512 * 2**20
 
 
-def per_sample_gradients(model: nn.Module, loss: Loss, batch: Batch, *, complex_scale: float = 1.0) -> dict[str, Tensor]:
+def per_sample_gradients(
+    model: nn.Module, loss: Loss, batch: Batch, *, complex_scale: float = 1.0
+) -> dict[str, Tensor]:
     """gᵢ for every record: parameter name -> [B, *shape], in PyTorch's `.grad` convention (2∂L/∂θ̄ for complex θ)."""
     inputs, targets = batch
     trained = trainable(model)
@@ -35,10 +45,13 @@ def per_sample_gradients(model: nn.Module, loss: Loss, batch: Batch, *, complex_
         return loss(outputs, y.unsqueeze(0)).sum()
 
     with first_states_given(model):
-        gradients: dict[str, Tensor] = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")(
-            parameters, inputs, targets
-        )
-    return {name: complex_scale * g if g.is_complex() and complex_scale != 1 else g for name, g in gradients.items()}
+        gradients: dict[str, Tensor] = vmap(
+            grad(loss_of_one), in_dims=(None, 0, 0), randomness="different"
+        )(parameters, inputs, targets)
+    return {
+        name: complex_scale * g if g.is_complex() and complex_scale != 1 else g
+        for name, g in gradients.items()
+    }
 
 
 def places_of(model: nn.Module) -> dict[str, Tensor]:
@@ -60,11 +73,15 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
     """Give recurrent layers that start from zeros their zeros: torch adds to its own in place, which under vmap are no
     example's and cannot take what differs from one to the next."""
 
-    def with_state(layer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def with_state(
+        layer: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         x, state, *_ = (*args, None, None)
         if not isinstance(x, Tensor) or state is not None or options:
             return None
-        if isinstance(layer, nn.RNNBase):  # x is [B, T, features], [T, B, features] or [T, features]
+        if isinstance(
+            layer, nn.RNNBase
+        ):  # x is [B, T, features], [T, B, features] or [T, features]
             many = [x.shape[0 if layer.batch_first else 1]] if x.dim() == 3 else []
             many = [layer.num_layers * (1 + layer.bidirectional), *many]
         else:
@@ -73,7 +90,9 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
         is_lstm = isinstance(layer, nn.LSTM | nn.LSTMCell)
         return (x, (state, x.new_zeros(*many, layer.hidden_size)) if is_lstm else state), {}
 
-    recurrent = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase | nn.RNNCellBase)]
+    recurrent = [
+        layer for layer in model.modules() if isinstance(layer, nn.RNNBase | nn.RNNCellBase)
+    ]
     handles = [layer.register_forward_pre_hook(with_state, with_kwargs=True) for layer in recurrent]
     try:
         yield
@@ -82,7 +101,9 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def clip(gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], float]]) -> tuple[dict[str, Tensor], Tensor]:
+def clip(
+    gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], float]]
+) -> tuple[dict[str, Tensor], Tensor]:
     """clip(gᵢ) for every record, and the norms before: parameter -> [B, *shape]; [B, groups]."""
     clipped: dict[str, Tensor] = {}
     norms = []
@@ -93,7 +114,9 @@ def clip(gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], f
             g = gradients[name]
             scaled = g * factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
             # 0 · NaN is NaN: a record whose gradient is not finite is taken out entry by entry.
-            clipped[name] = torch.where((factors > 0).view(-1, *[1] * (g.dim() - 1)), scaled, torch.zeros_like(scaled))
+            clipped[name] = torch.where(
+                (factors > 0).view(-1, *[1] * (g.dim() - 1)), scaled, torch.zeros_like(scaled)
+            )
         norms.append(norm)
     return clipped, torch.stack(norms, dim=1)
 
@@ -114,11 +137,16 @@ def clipped_sum(
     parameters = trainable(model)
     bytes_a_record = sum(p.numel() * p.element_size() for p in parameters.values())
     chunk = max(1, CHUNK_BYTES // max(1, bytes_a_record))
-    sums = {name: torch.zeros_like(parameter, requires_grad=False) for name, parameter in parameters.items()}
+    sums = {
+        name: torch.zeros_like(parameter, requires_grad=False)
+        for name, parameter in parameters.items()
+    }
     norms = []
     for start in range(0, max(1, len(inputs)), chunk):
         part = inputs[start : start + chunk], targets[start : start + chunk]
-        clipped, part_norms = clip(per_sample_gradients(model, loss, part, complex_scale=complex_scale), together)
+        clipped, part_norms = clip(
+            per_sample_gradients(model, loss, part, complex_scale=complex_scale), together
+        )
         for name, value in clipped.items():
             sums[name] += value.sum(dim=0)
         norms.append(part_norms)

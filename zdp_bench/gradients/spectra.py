@@ -59,7 +59,9 @@ class Spectrum:
 
     def gradient(self, spectrum: Tensor) -> Tensor:
         """Inverse FFT, real part, crop: the weight's gradient, of [..., *shape]."""
-        return torch.fft.ifftn(spectrum, dim=tuple(range(-len(self.sizes), 0)), norm="ortho").real[(..., *self.lags)]
+        return torch.fft.ifftn(spectrum, dim=tuple(range(-len(self.sizes), 0)), norm="ortho").real[
+            (..., *self.lags)
+        ]
 
 
 @dataclass(frozen=True)
@@ -83,32 +85,53 @@ class FourierDomain:
         """
         if len(batch[0]) == 0:
             return {}
-        sums = clipped_sum(self.model, self.loss, batch, bound, per_layer=True, engine=engine, rules=self.rules).sums
+        sums = clipped_sum(
+            self.model, self.loss, batch, bound, per_layer=True, engine=engine, rules=self.rules
+        ).sums
         if self.rules:
             return sums
-        return {name: self.spectra[name].forward(value) if name in self.spectra else value for name, value in sums.items()}
+        return {
+            name: self.spectra[name].forward(value) if name in self.spectra else value
+            for name, value in sums.items()
+        }
 
     def contributions(self, batch: Batch, bound: float) -> dict[str, Tensor]:
         """The shares themselves, [B, ...], every spectrum formed and measured: for tests and audits only."""
         together = groups(self.model, bound, per_layer=True)
         if not self.rules:
-            clipped, _ = reference.clip(reference.per_sample_gradients(self.model, self.loss, batch), together)
-            return {name: self.spectra[name].forward(v) if name in self.spectra else v for name, v in clipped.items()}
+            clipped, _ = reference.clip(
+                reference.per_sample_gradients(self.model, self.loss, batch), together
+            )
+            return {
+                name: self.spectra[name].forward(v) if name in self.spectra else v
+                for name, v in clipped.items()
+            }
         shapes = {
-            name: self.spectra[name].shape if name in self.spectra else p.shape for name, p in trainable(self.model).items()
+            name: self.spectra[name].shape if name in self.spectra else p.shape
+            for name, p in trainable(self.model).items()
         }
         rows: dict[str, list[Tensor]] = {name: [] for name in shapes}
         for i in range(len(batch[0])):
             one = batch[0][i : i + 1], batch[1][i : i + 1]
-            found = clipped_sum(self.model, self.loss, one, float("inf"), per_layer=True, rules=self.rules).sums
+            found = clipped_sum(
+                self.model, self.loss, one, float("inf"), per_layer=True, rules=self.rules
+            ).sums
             for name, shape in shapes.items():
-                rows[name].append(found[name] if name in found else torch.zeros(shape, device=batch[0].device))
-        stacked = {name: torch.stack(of) if of else torch.zeros((0, *shapes[name])) for name, of in rows.items()}
+                rows[name].append(
+                    found[name] if name in found else torch.zeros(shape, device=batch[0].device)
+                )
+        stacked = {
+            name: torch.stack(of) if of else torch.zeros((0, *shapes[name]))
+            for name, of in rows.items()
+        }
         return reference.clip(stacked, together)[0]
 
     def gradients(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
         """From released spectra to gradients, by parameter name."""
-        return {name: self.spectra[name].gradient(value) if name in self.spectra else value for name, value in noisy.items()}
+        return {
+            name: self.spectra[name].gradient(value) if name in self.spectra else value
+            for name, value in noisy.items()
+        }
 
 
 Convolution = nn.modules.conv._ConvNd
@@ -120,7 +143,9 @@ def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
     Raises:
         UserError: a parameter is complex.
     """
-    return FourierDomain(model, loss, {name: _kernel(weight, layer) for name, weight, layer in _layers(model)})
+    return FourierDomain(
+        model, loss, {name: _kernel(weight, layer) for name, weight, layer in _layers(model)}
+    )
 
 
 def padded_domain(model: nn.Module, loss: Loss, like: Tensor | None) -> FourierDomain:
@@ -158,7 +183,9 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
     moving = trainable(model)
     for name, parameter in moving.items():
         if parameter.is_complex():
-            raise UserError(f"spectra are those of real gradients, and parameter '{name}' is complex: use algorithm=zeta_dp_sgd.")
+            raise UserError(
+                f"spectra are those of real gradients, and parameter '{name}' is complex: use algorithm=zeta_dp_sgd."
+            )
     owned = {f"{at}.weight" if at else "weight": module for at, module in model.named_modules()}
     return [
         (name, weight, owned[name])
@@ -168,19 +195,26 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
 
 
 def _kernel(weight: nn.Parameter, layer: nn.Module) -> Spectrum:
-    return Spectrum(tuple(weight.shape[:2]), tuple(weight.shape[2:]), (slice(None),) * (weight.dim() - 2))
+    return Spectrum(
+        tuple(weight.shape[:2]), tuple(weight.shape[2:]), (slice(None),) * (weight.dim() - 2)
+    )
 
 
 def _linear(weight: nn.Parameter, layer: Convolution, given: tuple[int, ...]) -> Spectrum:
     """At M = Hp + Ho − 1: the map as padded, and the output as its stride spreads it."""
     kernel, dilation, stride = weight.shape[2:], layer.dilation, layer.stride
-    spread = [((h - d * (k - 1) - 1) // s) * s + 1 for h, d, k, s in zip(given, dilation, kernel, stride, strict=True)]
+    spread = [
+        ((h - d * (k - 1) - 1) // s) * s + 1
+        for h, d, k, s in zip(given, dilation, kernel, stride, strict=True)
+    ]
     sizes = tuple(h + o - 1 for h, o in zip(given, spread, strict=True))
     lags = tuple(slice(0, d * (k - 1) + 1, d) for d, k in zip(dilation, kernel, strict=True))
     return Spectrum(tuple(weight.shape[:2]), sizes, lags)
 
 
-def _given(model: nn.Module, like: Tensor, layers: list[Convolution]) -> dict[nn.Module, tuple[int, ...]]:
+def _given(
+    model: nn.Module, like: Tensor, layers: list[Convolution]
+) -> dict[nn.Module, tuple[int, ...]]:
     """The size of the padded map that each convolution is given."""
     seen: dict[nn.Module, tuple[int, ...]] = {}
 
@@ -188,7 +222,9 @@ def _given(model: nn.Module, like: Tensor, layers: list[Convolution]) -> dict[nn
         assert isinstance(layer, Convolution)
         size = tuple(_padded(layer, arguments[0][:1]).shape[2:])
         if seen.setdefault(layer, size) != size:
-            raise UserError("a convolution that is given maps of different sizes has no padded spectrum: use algorithm=dp_sgd.")
+            raise UserError(
+                "a convolution that is given maps of different sizes has no padded spectrum: use algorithm=dp_sgd."
+            )
 
     handles = [layer.register_forward_pre_hook(note) for layer in layers]
     device = next(model.parameters()).device
@@ -214,12 +250,19 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         assert isinstance(layer, Convolution)
         x, spread = _padded(layer, x), g
         if any(step > 1 for step in layer.stride):
-            every = tuple((size - 1) * step + 1 for size, step in zip(g.shape[2:], layer.stride, strict=True))
+            every = tuple(
+                (size - 1) * step + 1 for size, step in zip(g.shape[2:], layer.stride, strict=True)
+            )
             spread = g.new_zeros((*g.shape[:2], *every))
             at: list[Any] = [..., *(slice(None, None, step) for step in layer.stride)]
             spread[tuple(at)] = g
-        if tuple(a + b - 1 for a, b in zip(x.shape[2:], spread.shape[2:], strict=True)) != spectrum.sizes:
-            raise UserError(f"a record's map of {list(x.shape[2:])} is not of the size that this run was set up for.")
+        if (
+            tuple(a + b - 1 for a, b in zip(x.shape[2:], spread.shape[2:], strict=True))
+            != spectrum.sizes
+        ):
+            raise UserError(
+                f"a record's map of {list(x.shape[2:])} is not of the size that this run was set up for."
+            )
         fast = tuple(next_fast_len(size, real=True) for size in spectrum.sizes)
         weight = _share(Correlation(x, spread, fast), spectrum, tuple(spread.shape[2:]))
         return {"weight": weight, "bias": kept(g.flatten(2).sum(dim=2))}
@@ -230,19 +273,35 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
 def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     assert isinstance(layer, CirculantLinear)
     if x.dim() != 2:
-        raise UserError("a circulant layer over several positions has no spectral share here: use algorithm=dp_sgd.")
-    return {"weight": _share(circulant_correlation(layer, x, g), _kernel(layer.weight, layer)), "bias": kept(g)}
+        raise UserError(
+            "a circulant layer over several positions has no spectral share here: use algorithm=dp_sgd."
+        )
+    return {
+        "weight": _share(circulant_correlation(layer, x, g), _kernel(layer.weight, layer)),
+        "bias": kept(g),
+    }
 
 
 def _share(of: Correlation, spectrum: Spectrum, outputs: tuple[int, ...] = ()) -> Share:
     """The unitary spectra of what `of` correlates, at the spectrum's own length whatever length `of` found faster."""
 
     def whole(signal: Tensor) -> Tensor:
-        for dim, (size, negative) in enumerate(zip(spectrum.sizes, outputs, strict=False), -len(outputs)):
-            if signal.shape[dim] != size:  # between the lags 0 … Hp − 1 and −(Ho − 1) … −1 there is nothing
+        for dim, (size, negative) in enumerate(
+            zip(spectrum.sizes, outputs, strict=False), -len(outputs)
+        ):
+            if (
+                signal.shape[dim] != size
+            ):  # between the lags 0 … Hp − 1 and −(Ho − 1) … −1 there is nothing
                 ahead, behind = size - negative + 1, negative - 1
-                ends = signal.narrow(dim, 0, ahead), signal.narrow(dim, signal.shape[dim] - behind, behind)
+                ends = (
+                    signal.narrow(dim, 0, ahead),
+                    signal.narrow(dim, signal.shape[dim] - behind, behind),
+                )
                 signal = torch.cat(ends, dim=dim)
         return spectrum.forward(signal)
 
-    return Share(lambda start, stop: whole(of.rows(start, stop)), lambda c: whole(of.weighted_sum(c)), of.squared_norms)
+    return Share(
+        lambda start, stop: whole(of.rows(start, stop)),
+        lambda c: whole(of.weighted_sum(c)),
+        of.squared_norms,
+    )

@@ -45,7 +45,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
         if module in seen:
             return
         seen.add(module)
-        if own := {of: p for of, p in module._parameters.items() if p is not None and p.requires_grad}:
+        if own := {
+            of: p for of, p in module._parameters.items() if p is not None and p.requires_grad
+        }:
             found.append(Layer(name, module, own))
         for of, child in module._modules.items():
             if child is not None:
@@ -75,7 +77,9 @@ class Tape:
     """The calls of one forward pass, and the loss they led to."""
 
     calls: list[Call] = field(default_factory=list)
-    starts: list[Tensor] = field(default_factory=list)  # behind layers that nothing which needs a gradient goes into
+    starts: list[Tensor] = field(
+        default_factory=list
+    )  # behind layers that nothing which needs a gradient goes into
     losses: Tensor | None = None
     consume: Consumer | None = None
 
@@ -98,7 +102,9 @@ class Tape:
             found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             _require_unused(found[: len(parameters)])
             with torch.no_grad():  # as inside backward
-                for call, g in zip(reversed(calls), reversed(found[len(parameters) :]), strict=True):
+                for call, g in zip(
+                    reversed(calls), reversed(found[len(parameters) :]), strict=True
+                ):
                     if g is not None:
                         _require_untouched(call)
                         consume(call, g)
@@ -125,7 +131,9 @@ def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> T
     theirs = [vars(layer.module).get("forward") for layer in layers]
     try:
         for layer in layers:  # in the place of hooks, which take twice the time of a small layer
-            vars(layer.module)["forward"] = _recorded(tape, layer, layer.module.forward, len(inputs))
+            vars(layer.module)["forward"] = _recorded(
+                tape, layer, layer.module.forward, len(inputs)
+            )
         with torch.enable_grad():
             tape.losses = loss(model(inputs.detach()), targets)  # [B]
     finally:
@@ -144,7 +152,9 @@ def _require_gradients(layer: Layer, required: bool) -> None:
 _not_a_view = torch.ops.aten._unsafe_view.default  # the very memory, but a node of its own
 
 
-def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: int) -> Callable[..., Any]:
+def _recorded(
+    tape: Tape, layer: Layer, forward: Callable[..., Any], records: int
+) -> Callable[..., Any]:
     def recorded(*args: Any, **kwargs: Any) -> Any:
         _require_gradients(layer, False)
         try:
@@ -153,7 +163,12 @@ def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: in
             _require_gradients(layer, True)
         if not torch.is_grad_enabled():
             return output  # it is cut off from the loss
-        one_tensor = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+        one_tensor = (
+            len(args) == 1
+            and not kwargs
+            and isinstance(args[0], Tensor)
+            and isinstance(output, Tensor)
+        )
         if not one_tensor or args[0].dim() == 0 or output.dim() == 0:
             raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
         if args[0].shape[0] != records or output.shape[0] != records:
@@ -161,10 +176,16 @@ def _recorded(tape: Tape, layer: Layer, forward: Callable[..., Any], records: in
         if not output.requires_grad:
             start = output.detach().requires_grad_()
             tape.starts.append(start)
-            output = _not_a_view(start, output.shape)  # so that a layer behind may work in place, as on any output
-            start.data = start.new_empty(0)  # a place for gradients to go to: what it held is the output's, and goes with that
+            output = _not_a_view(
+                start, output.shape
+            )  # so that a layer behind may work in place, as on any output
+            start.data = start.new_empty(
+                0
+            )  # a place for gradients to go to: what it held is the output's, and goes with that
         made = GradientEdge(output.grad_fn, output.output_nr)
-        tape.calls.append(Call(layer, args[0].detach(), args[0]._version, made, _order(output), output.nbytes))
+        tape.calls.append(
+            Call(layer, args[0].detach(), args[0]._version, made, _order(output), output.nbytes)
+        )
         return output
 
     return recorded
@@ -184,7 +205,10 @@ def _catch(tape: Tape, call: Call) -> None:
     """Have the call's output gradient consumed as backward meets it."""
     assert call.made is not None
     node, which, _ = call.made
-    order, call.made = call.order, None  # else the node, whose hook holds the call, would be held by it
+    order, call.made = (
+        call.order,
+        None,
+    )  # else the node, whose hook holds the call, would be held by it
 
     def prehook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         g = gradients[which]

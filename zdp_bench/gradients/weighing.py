@@ -76,7 +76,11 @@ def _by_torch(terms: list[Term], bound: float) -> Clipping:
     squares_of = dict(zip(parts, squared_norms_of([*parts.values()]), strict=True))
     squares = []
     for term in terms:
-        own = reduce(torch.mul, (squares_of[id(part)] for part in term.parts)) if term.squares is None else term.squares
+        own = (
+            reduce(torch.mul, (squares_of[id(part)] for part in term.parts))
+            if term.squares is None
+            else term.squares
+        )
         squares.append(own if term.scale == 1 else own * term.scale**2)
     norms = torch.stack(squares).sum(dim=0).sqrt_()
     return Clipping(norms, clip_factors(norms, bound), all_finite(norms), {})
@@ -104,15 +108,22 @@ def _weigh_records(task: Any) -> None:
             break
         records, parts, terms = task[at + _RECORDS], task[at + _PARTS], task[at + _TERMS]
         limit = np.int64(task[at + _LIMIT]).view(np.float64)
-        norms, factors = carray(float64_at(task[at + _NORMS]), (records,)), carray(float64_at(task[at + _FACTORS]), (records,))
+        norms, factors = (
+            carray(float64_at(task[at + _NORMS]), (records,)),
+            carray(float64_at(task[at + _FACTORS]), (records,)),
+        )
         first_part, first_term = at + _FIRST, at + _FIRST + parts * _PART
         if parts > len(squares):
             squares = np.empty(parts, np.float64)
-        for i in range(share * task[at + _A_SHARE], min((share + 1) * task[at + _A_SHARE], records)):
+        for i in range(
+            share * task[at + _A_SHARE], min((share + 1) * task[at + _A_SHARE], records)
+        ):
             for part in range(parts):
                 words = first_part + part * _PART
                 length = task[words + _LENGTH]
-                squares[part] = sum_of_squares(carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,)))
+                squares[part] = sum_of_squares(
+                    carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,))
+                )
                 if not squares[part] < LARGE * LARGE:
                     task[at + _VAST] = 1
             total = 0.0
@@ -145,7 +156,9 @@ def _weigh_records(task: Any) -> None:
                     weighed = carray(float32_at(task[words + _WEIGHED] + 4 * i * length), (length,))
                     for j in range(length):
                         product = given[j] * narrow
-                        weighed[j] = float32(0) if abs(product) <= tiny else product  # see `clipping.flushed`
+                        weighed[j] = (
+                            float32(0) if abs(product) <= tiny else product
+                        )  # see `clipping.flushed`
 
 
 @cache
@@ -155,12 +168,19 @@ def _weigher() -> Loop:
 
 def _right(loop: Loop) -> bool:
     """Whether a loop clips as torch does: two parts, one, and squares; more records than a share has."""
-    g, x = torch.arange(-4000.0, 4000).view(20, 400) / 4000, torch.arange(60_000.0).view(20, 3000) / 60_000
+    g, x = (
+        torch.arange(-4000.0, 4000).view(20, 400) / 4000,
+        torch.arange(60_000.0).view(20, 3000) / 60_000,
+    )
     terms = [Term((g, x), weigh=True), Term((g,), scale=0.5), Term((), x[:, 7].double())]
     ours, (norms, factors, *_) = _by_loop(terms, 3.0, loop), _by_torch(terms, 3.0)
     if ours is None or not ours.finite:
         return False
-    pairs = (ours.norms, norms), (ours.factors, factors), (ours.weighed[id(g)].double(), g * factors.view(-1, 1))
+    pairs = (
+        (ours.norms, norms),
+        (ours.factors, factors),
+        (ours.weighed[id(g)].double(), g * factors.view(-1, 1)),
+    )
     return all(torch.allclose(mine, torchs, rtol=1e-6) for mine, torchs in pairs)
 
 
@@ -198,10 +218,23 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
             held.append(squares)
             at = squares.data_ptr()
         of_terms += (*pair, at, word_of(scale, "<d"))
-    norms, factors = torch.empty(records, dtype=torch.float64), torch.empty(records, dtype=torch.float64)
+    norms, factors = (
+        torch.empty(records, dtype=torch.float64),
+        torch.empty(records, dtype=torch.float64),
+    )
     a_share = max(1, A_SHARE // a_record)
     limit = bound if math.isinf(bound) else bound * SAFETY
-    words = [records, a_share, len(places), len(terms), word_of(limit, "<d"), norms.data_ptr(), factors.data_ptr(), 0, 0]
+    words = [
+        records,
+        a_share,
+        len(places),
+        len(terms),
+        word_of(limit, "<d"),
+        norms.data_ptr(),
+        factors.data_ptr(),
+        0,
+        0,
+    ]
     task = task_of([(-(-records // a_share), words + of_parts + of_terms)])
     loop.run(task)
     broken, vast = task[-len(of_terms) - len(of_parts) - 2 :][:2]

@@ -33,11 +33,16 @@ from zdp_bench.kernels.jit import (
     word_of,
 )
 
-CHUNK = 512  # pairs that are made at once, from 64 blocks of ChaCha: a stream is cut at multiples of it
+CHUNK = (
+    512  # pairs that are made at once, from 64 blocks of ChaCha: a stream is cut at multiples of it
+)
 SHARE = 8 * CHUNK  # pairs that a thread takes at a time: some 5 microseconds' work
 _LANES = 64  # blocks side by side, each 16 words
 _PAIRS_A_BLOCK = CHUNK // _LANES
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts: the first times an exponent is exact
+_LN2_HIGH, _LN2_LOW = (
+    0.693359375,
+    -2.12194440e-4,
+)  # ln 2 in two parts: the first times an exponent is exact
 _SQRT_HALF = 0x3F3504F3  # the bits of √½ as a float32
 _SIGN = 0x80000000  # the bit of a float32's sign
 
@@ -124,7 +129,9 @@ def _radius(word: Any) -> Any:
     p = fused(p, x, float32(3.3333331174e-1))
     square = x * x
     rest = fused(float32(p * x), square, float32(-0.5) * square)  # ln m = x - x²/2 + x³·p
-    log_u = fused(float32(exponent), float32(_LN2_HIGH), x + fused(float32(exponent), float32(_LN2_LOW), rest))
+    log_u = fused(
+        float32(exponent), float32(_LN2_HIGH), x + fused(float32(exponent), float32(_LN2_LOW), rest)
+    )
     return np.sqrt(float32(-2) * log_u)
 
 
@@ -151,12 +158,16 @@ def _cosine_and_sine(word: Any) -> Any:
     cosine = fused(cosine, float32(square * square), fused(float32(-0.5), square, float32(1)))
     odd = uint32(quarters & uint32(0x40000000)) != uint32(0)
     along, across = sine if odd else cosine, cosine if odd else sine
-    of_along = uint32((quarters ^ plus(quarters, quarters)) & uint32(_SIGN))  # of an odd quarter or back, not of both
+    of_along = uint32(
+        (quarters ^ plus(quarters, quarters)) & uint32(_SIGN)
+    )  # of an odd quarter or back, not of both
     return _turned(along, of_along), _turned(across, uint32(quarters & uint32(_SIGN)))
 
 
 @njit(error_model="numpy")
-def _add_normals(key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any, conjugate: Any) -> None:
+def _add_normals(
+    key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any, conjugate: Any
+) -> None:
     """Pairs `start` to `stop`."""
     wide_vectors()
     words, signs = np.empty(2 * CHUNK, np.uint32), np.zeros(CHUNK + 1, np.uint32)
@@ -168,7 +179,10 @@ def _add_normals(key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any
         last = min(first + CHUNK, stop)
         fill_words(key, uint64(first // _PAIRS_A_BLOCK), words)
         radii, turns = words[:CHUNK], words[CHUNK:]
-        here, there = out[first:last], out[half + first : half + last]  # the last pair of an odd n is one number only
+        here, there = (
+            out[first:last],
+            out[half + first : half + last],
+        )  # the last pair of an odd n is one number only
         for i in range(len(there)):
             radius = _radius(radii[i]) * std
             cosine, sine = _cosine_and_sine(turns[i])
@@ -206,7 +220,10 @@ def _add_streams(task: Any) -> None:
         for i in range(4):
             key[2 * i], key[2 * i + 1] = uint32(task[at + i]), uint32(task[at + i] >> 32)
         out = carray(float32_at(task[at + 4]), (task[at + 5],))
-        std, times = np.uint32(task[at + 6]).view(np.float32), np.uint32(task[at + 8]).view(np.float32)
+        std, times = (
+            np.uint32(task[at + 6]).view(np.float32),
+            np.uint32(task[at + 8]).view(np.float32),
+        )
         start, pairs = share * SHARE, (len(out) + 1) // 2
         _add_normals(key, out, std, times, start, min(start + SHARE, pairs), task[at + 7] == 1)
 
@@ -221,7 +238,15 @@ def _right(loop: Loop) -> bool:
     asked = torch.arange(751) * (2 - 1j)
     added = asked.clone()
     key = hashed(("known",))
-    loop.run(_task((Stream(key, out, 1.0), Stream(key, noise, 3.0), Stream(key, added, 3.0, conjugate=True, times=0.25))))
+    loop.run(
+        _task(
+            (
+                Stream(key, out, 1.0),
+                Stream(key, noise, 3.0),
+                Stream(key, added, 3.0, conjugate=True, times=0.25),
+            )
+        )
+    )
     known = hashlib.sha256(out.numpy().astype("<f4").tobytes()).hexdigest() == _KNOWN
     return known and torch.allclose(added, (asked.conj() + noise) * 0.25)
 
@@ -242,8 +267,19 @@ def _task(streams: tuple[Stream, ...]) -> array[int]:
         dtype, numbers = out.dtype, out.numel()
         if dtype is torch.complex64:
             numbers *= 2
-        if dtype not in (torch.complex64, torch.float32) or not out.is_contiguous() or out.is_conj():
+        if (
+            dtype not in (torch.complex64, torch.float32)
+            or not out.is_contiguous()
+            or out.is_conj()
+        ):
             raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
-        words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, word_of(std, "<f"), int(conjugate), word_of(times, "<f")]
+        words = [
+            *struct.unpack("<4q", key),
+            out.data_ptr(),
+            numbers,
+            word_of(std, "<f"),
+            int(conjugate),
+            word_of(times, "<f"),
+        ]
         items.append((-(-numbers // (2 * SHARE)), words))
     return task_of(items)

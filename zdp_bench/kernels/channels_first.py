@@ -23,32 +23,62 @@ POSITIONS = 2**13  # of a map at most: a sum of so many numbers, in 16 parts, ke
 def serve(x: Tensor, g: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the loop is for input [B, C, *] and output gradient [B, O, *] of a convolution in one group: float32 maps of one or
     two dimensions, channels first, on a processor with AVX-512."""
-    if len(kernel) > 2 or any(step != 1 for step in stride) or g.shape[1] < conv_tiles.MET[0] or g.numel() == 0:
+    if (
+        len(kernel) > 2
+        or any(step != 1 for step in stride)
+        or g.shape[1] < conv_tiles.MET[0]
+        or g.numel() == 0
+    ):
         return False
-    if not conv_tiles.MET[1] <= x.shape[1] * math.prod(kernel) <= ENTRIES or math.prod(x.shape[2:]) > POSITIONS:
+    if (
+        not conv_tiles.MET[1] <= x.shape[1] * math.prod(kernel) <= ENTRIES
+        or math.prod(x.shape[2:]) > POSITIONS
+    ):
         return False
     if not conv_tiles.have_their_registers():
         return False
-    return all(each.dtype == torch.float32 and each.is_cpu and each.is_contiguous() for each in (x, g))
+    return all(
+        each.dtype == torch.float32 and each.is_cpu and each.is_contiguous() for each in (x, g)
+    )
 
 
 def gradient_rows(
-    x: Tensor, g: Tensor, kernel: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...]
+    x: Tensor,
+    g: Tensor,
+    kernel: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
     """Each record's gradients of weight, [B, O, C, *k], and bias, [B, O]; of a convolution with a stride of 1."""
     return _gradient_rows(x, g, kernel, padding, dilation, _loop())
 
 
 def _gradient_rows(
-    x: Tensor, g: Tensor, kernel: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], loop: Loop
+    x: Tensor,
+    g: Tensor,
+    kernel: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    loop: Loop,
 ) -> tuple[Tensor, Tensor]:
     if any(padding):
         x = F.pad(x, [p for size in reversed(padding) for p in (size, size)])
     records, outputs, *rows, width = g.shape
     channel, *steps = x.stride()[1:]
-    places = conv_tiles.places((x.shape[1], *kernel), (channel, *(by * step for by, step in zip(dilation, steps, strict=True))))
+    places = conv_tiles.places(
+        (x.shape[1], *kernel),
+        (channel, *(by * step for by, step in zip(dilation, steps, strict=True))),
+    )
     m, total = x.new_empty(records, outputs, *x.shape[1:2], *kernel), x.new_empty(records, outputs)
-    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), total.data_ptr(), places.data_ptr(), len(places), outputs]
+    words = [
+        x.data_ptr(),
+        g.data_ptr(),
+        m.data_ptr(),
+        total.data_ptr(),
+        places.data_ptr(),
+        len(places),
+        outputs,
+    ]
     words += [math.prod(rows), width, math.prod(x.shape[1:]), x.shape[-1]]
     loop.run(task_of([(records, words)]))
     return m, total
@@ -62,7 +92,10 @@ def _loop() -> Loop:
 def _right(loop: Loop) -> bool:
     """Whether whole numbers, of which float32 loses nothing, come out as they should."""
     draw = torch.Generator().manual_seed(0)
-    x, g = (torch.randint(-9, 9, size, generator=draw).float() for size in ((3, 2, 7, 21), (3, 6, 7, 20)))
+    x, g = (
+        torch.randint(-9, 9, size, generator=draw).float()
+        for size in ((3, 2, 7, 21), (3, 6, 7, 20))
+    )
     met = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 4, 1)  # [B, C, H', W', *k]
     of_weight, of_bias = _gradient_rows(x, g, (3, 4), (1, 1), (1, 1), loop)
     right = torch.einsum("bohw,bchwij->bocij", g.double(), met.double())

@@ -76,14 +76,20 @@ def _convolving(vectors: int) -> Callable[..., None]:
     """y[p, v] = bias[v] + Σ_s x[entries[s] + p·step]·w[s, v], for `POSITIONS[vectors]` positions p."""
     positions = POSITIONS[vectors]
 
-    def code(b: Any, x: Any, entries: Any, count: Any, w: Any, step: Any, bias: Any, y: Any, lanes: Any) -> None:
+    def code(
+        b: Any, x: Any, entries: Any, count: Any, w: Any, step: Any, bias: Any, y: Any, lanes: Any
+    ) -> None:
         sources = steps(b, x, step, positions)
 
         def add_entry(s: Any, y: list[Any]) -> list[Any]:
             entry = b.load(at(b, entries, s))
             row = [load(b, at(b, w, b.mul(s, lanes), LANES * v)) for v in range(vectors)]
             met = [everywhere(b, b.load(at(b, source, entry))) for source in sources]
-            return [fused(b, number, row[v], y[p * vectors + v]) for p, number in enumerate(met) for v in range(vectors)]
+            return [
+                fused(b, number, row[v], y[p * vectors + v])
+                for p, number in enumerate(met)
+                for v in range(vectors)
+            ]
 
         first = [load(b, at(b, bias, LANES * v)) for v in range(vectors)] * positions
         done = iter(repeated(b, count, first, add_entry))
@@ -91,19 +97,27 @@ def _convolving(vectors: int) -> Callable[..., None]:
             for v in range(vectors):
                 store(b, next(done), at(b, target, LANES * v))
 
-    return tile([FLOATS, WORDS, types.int64, FLOATS, types.int64, FLOATS, FLOATS, types.int64], code)
+    return tile(
+        [FLOATS, WORDS, types.int64, FLOATS, types.int64, FLOATS, FLOATS, types.int64], code
+    )
 
 
 def _correlating(entries_: int, vectors: int) -> Callable[..., None]:
     """m[s, v] += Σ_q x[entries[s] + q·step]·g[q, v], over a row of positions q."""
 
-    def code(b: Any, x: Any, entries: Any, step: Any, g: Any, lanes: Any, count: Any, m: Any) -> None:
+    def code(
+        b: Any, x: Any, entries: Any, step: Any, g: Any, lanes: Any, count: Any, m: Any
+    ) -> None:
         sources = [at(b, x, b.load(at(b, entries, s))) for s in range(entries_)]
 
         def add_position(q: Any, m: list[Any]) -> list[Any]:
             row = [load(b, at(b, g, b.mul(q, lanes), LANES * v)) for v in range(vectors)]
             met = [everywhere(b, b.load(at(b, source, b.mul(q, step)))) for source in sources]
-            return [fused(b, number, row[v], m[s * vectors + v]) for s, number in enumerate(met) for v in range(vectors)]
+            return [
+                fused(b, number, row[v], m[s * vectors + v])
+                for s, number in enumerate(met)
+                for v in range(vectors)
+            ]
 
         done = iter(repeated(b, count, [ZEROS] * (entries_ * vectors), add_position))
         for target in steps(b, m, lanes, entries_):
@@ -123,9 +137,15 @@ def _distributing(reals: int) -> Callable[..., None]:
 
         def add_tap(t: Any, x: list[Any]) -> list[Any]:
             tap = b.load(at(b, taps, t))
-            columns = [load(b, at(b, w, b.mul(t, t.type(LANES * reals)), LANES * c)) for c in range(reals)]
+            columns = [
+                load(b, at(b, w, b.mul(t, t.type(LANES * reals)), LANES * c)) for c in range(reals)
+            ]
             met = [load(b, at(b, source, tap)) for source in sources]
-            return [fused(b, vector, columns[c], x[p * reals + c]) for p, vector in enumerate(met) for c in range(reals)]
+            return [
+                fused(b, vector, columns[c], x[p * reals + c])
+                for p, vector in enumerate(met)
+                for c in range(reals)
+            ]
 
         done = repeated(b, count, [ZEROS] * (positions * reals), add_tap)
         for first in range(0, len(done), LANES):
@@ -134,7 +154,9 @@ def _distributing(reals: int) -> Callable[..., None]:
     return tile([FLOATS, WORDS, types.int64, FLOATS, types.int64, FLOATS], code)
 
 
-def _meeting(b: Any, x: Any, entries: Any, vectors: Any, g: Any, plane: Any, m: Any, count: Any) -> None:
+def _meeting(
+    b: Any, x: Any, entries: Any, vectors: Any, g: Any, plane: Any, m: Any, count: Any
+) -> None:
     """m[o, s] = Σ_q x[entries[s] + q]·g[o·plane + q] over so many vectors of positions q, of `MET` outputs o and entries s."""
     outputs, inputs = MET
     sources = [at(b, x, b.load(at(b, entries, s))) for s in range(inputs)]
@@ -144,7 +166,9 @@ def _meeting(b: Any, x: Any, entries: Any, vectors: Any, g: Any, plane: Any, m: 
         q = b.mul(i, i.type(LANES))
         gradients = [load(b, at(b, target, q)) for target in targets]
         met = [load(b, at(b, source, q)) for source in sources]
-        return [fused(b, met[n % inputs], gradients[n // inputs], m[n]) for n in range(outputs * inputs)]
+        return [
+            fused(b, met[n % inputs], gradients[n // inputs], m[n]) for n in range(outputs * inputs)
+        ]
 
     done = repeated(b, vectors, [ZEROS] * (outputs * inputs), add_vector)
     for o, target in enumerate(steps(b, m, count, outputs)):
@@ -167,7 +191,9 @@ def _spreading(b: Any, g: Any, rows: Any, width: Any, y: Any, line: Any, total: 
             store(b, vector, at(b, target, q))
             return [b.fadd(sum_[0], vector)]
 
-        return repeated(b, b.sdiv(b.add(width, width.type(LANES - 1)), width.type(LANES)), sum_, lay_vector)
+        return repeated(
+            b, b.sdiv(b.add(width, width.type(LANES - 1)), width.type(LANES)), sum_, lay_vector
+        )
 
     store(b, sums(b, repeated(b, rows, [ZEROS], lay_row)), total)
 
@@ -183,10 +209,22 @@ def _row_convolved(vectors: int) -> Callable[..., None]:
     convolve, positions = _convolving(vectors), POSITIONS[vectors]
 
     @njit
-    def row(x: Any, entries: Any, count: Any, w: Any, step: Any, bias: Any, y: Any, lanes: Any, width: Any) -> None:
+    def row(
+        x: Any,
+        entries: Any,
+        count: Any,
+        w: Any,
+        step: Any,
+        bias: Any,
+        y: Any,
+        lanes: Any,
+        width: Any,
+    ) -> None:
         for first in range(0, width, positions):
             q = min(first, width - positions)
-            convolve(further(x, q * step), entries, count, w, step, bias, further(y, q * lanes), lanes)
+            convolve(
+                further(x, q * step), entries, count, w, step, bias, further(y, q * lanes), lanes
+            )
 
     return row
 
@@ -196,10 +234,22 @@ def _row_correlated(vectors: int) -> Callable[..., None]:
     correlate, add_up = _correlating(ENTRIES, vectors), _correlating(1, vectors)
 
     @njit
-    def row(x: Any, entries: Any, count: Any, step: Any, g: Any, lanes: Any, width: Any, m: Any, one: Any) -> None:
+    def row(
+        x: Any,
+        entries: Any,
+        count: Any,
+        step: Any,
+        g: Any,
+        lanes: Any,
+        width: Any,
+        m: Any,
+        one: Any,
+    ) -> None:
         for s in range(0, count, ENTRIES):
             correlate(x, further(entries, s), step, g, lanes, width, further(m, s * lanes))
-        add_up(one, entries, 0, g, lanes, width, further(m, count * lanes))  # the first entry is at 0
+        add_up(
+            one, entries, 0, g, lanes, width, further(m, count * lanes)
+        )  # the first entry is at 0
 
     return row
 
@@ -219,7 +269,9 @@ def _row_distributed(reals: int) -> Callable[..., None]:
 
 _convolve_1, _convolve_2, _convolve_4 = (_row_convolved(vectors) for vectors in (1, 2, 4))
 _correlate_1, _correlate_2 = (_row_correlated(vectors) for vectors in (1, 2))
-_distribute_2, _distribute_4, _distribute_6, _distribute_8 = (_row_distributed(reals) for reals in (2, 4, 6, 8))
+_distribute_2, _distribute_4, _distribute_6, _distribute_8 = (
+    _row_distributed(reals) for reals in (2, 4, 6, 8)
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------- over maps
@@ -233,15 +285,31 @@ def convolve(task: Any) -> None:
         at, share = next_share(task, notes)
         if at < 0:
             break
-        x, w, bias, y, entries = task[at], task[at + 1], task[at + 2], task[at + 3], int64_at(task[at + 4])
-        count, lanes, rows, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
+        x, w, bias, y, entries = (
+            task[at],
+            task[at + 1],
+            task[at + 2],
+            task[at + 3],
+            int64_at(task[at + 4]),
+        )
+        count, lanes, rows, height, width = (
+            task[at + 5],
+            task[at + 6],
+            task[at + 7],
+            task[at + 8],
+            task[at + 9],
+        )
         record, line, step = task[at + 10], task[at + 11], task[at + 12]
         for row in range(share * ROWS, min((share + 1) * ROWS, rows)):
             source = further(float32_at(x), row // height * record + row % height * line)
             target = further(float32_at(y), row * width * lanes)
             v = 0
             while v < lanes:
-                columns, start, end = further(float32_at(w), v), further(float32_at(bias), v), further(target, v)
+                columns, start, end = (
+                    further(float32_at(w), v),
+                    further(float32_at(bias), v),
+                    further(target, v),
+                )
                 if lanes - v >= 4 * LANES:
                     _convolve_4(source, entries, count, columns, step, start, end, lanes, width)
                     v += 4 * LANES
@@ -261,8 +329,20 @@ def correlate(task: Any) -> None:
         at, share = next_share(task, notes)
         if at < 0:
             break
-        x, g, m, one, entries = task[at], task[at + 1], task[at + 2], float32_at(task[at + 3]), int64_at(task[at + 4])
-        count, lanes, parts, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8], task[at + 9]
+        x, g, m, one, entries = (
+            task[at],
+            task[at + 1],
+            task[at + 2],
+            float32_at(task[at + 3]),
+            int64_at(task[at + 4]),
+        )
+        count, lanes, parts, height, width = (
+            task[at + 5],
+            task[at + 6],
+            task[at + 7],
+            task[at + 8],
+            task[at + 9],
+        )
         record, line, step = task[at + 10], task[at + 11], task[at + 12]
         whose, first = share // parts, share % parts * ROWS
         for row in range(first, min(first + ROWS, height)):
@@ -272,10 +352,30 @@ def correlate(task: Any) -> None:
             v = 0
             while v < lanes:
                 if lanes - v >= 2 * LANES:
-                    _correlate_2(source, entries, count, step, further(gradients, v), lanes, width, further(target, v), one)
+                    _correlate_2(
+                        source,
+                        entries,
+                        count,
+                        step,
+                        further(gradients, v),
+                        lanes,
+                        width,
+                        further(target, v),
+                        one,
+                    )
                     v += 2 * LANES
                 else:
-                    _correlate_1(source, entries, count, step, further(gradients, v), lanes, width, further(target, v), one)
+                    _correlate_1(
+                        source,
+                        entries,
+                        count,
+                        step,
+                        further(gradients, v),
+                        lanes,
+                        width,
+                        further(target, v),
+                        one,
+                    )
                     v += LANES
 
 
@@ -301,11 +401,18 @@ def distribute(task: Any) -> None:
             place = (row - first + down) * line + across * lanes
             own = (width - across) * lanes
             if 0 <= row < height - down:
-                copied(further(kept, place), further(float32_at(g), (whose * (height - down) + row) * own), own)
+                copied(
+                    further(kept, place),
+                    further(float32_at(g), (whose * (height - down) + row) * own),
+                    own,
+                )
             else:
                 held[place : place + own] = 0
         for row in range(first, last):
-            source, target = further(kept, (row - first) * line), further(float32_at(x), (whose * height + row) * width * reals)
+            source, target = (
+                further(kept, (row - first) * line),
+                further(float32_at(x), (whose * height + row) * width * reals),
+            )
             if reals == 2:
                 _distribute_2(source, taps, count, w, lanes, target, width)
             elif reals == 4:
@@ -329,22 +436,48 @@ def correlate_planes(task: Any) -> None:
         at, share = next_share(task, notes)
         if at < 0:
             break
-        x, g, m, total, entries = task[at], task[at + 1], task[at + 2], task[at + 3], int64_at(task[at + 4])
+        x, g, m, total, entries = (
+            task[at],
+            task[at + 1],
+            task[at + 2],
+            task[at + 3],
+            int64_at(task[at + 4]),
+        )
         count, outputs, height, width = task[at + 5], task[at + 6], task[at + 7], task[at + 8]
         record, line = task[at + 9], task[at + 10]
         vectors = (height * line + LANES - 1) // LANES
         plane = vectors * LANES
         if len(own) == 0:
-            own, laid = np.zeros(record + plane, np.float32), np.zeros(outputs * plane + 2 * LANES, np.float32)
+            own, laid = (
+                np.zeros(record + plane, np.float32),
+                np.zeros(outputs * plane + 2 * LANES, np.float32),
+            )
         inputs = float32_at(own.ctypes.data)  # with zeros behind
-        gradients = further(float32_at(laid.ctypes.data), -(laid.ctypes.data // 4) % LANES)  # no vector across two lines of cache
+        gradients = further(
+            float32_at(laid.ctypes.data), -(laid.ctypes.data // 4) % LANES
+        )  # no vector across two lines of cache
         copied(inputs, further(float32_at(x), share * record), record)
         for o in range(outputs):
             source = further(float32_at(g), (share * outputs + o) * height * width)
-            _spread(source, height, width, further(gradients, o * plane), line, further(float32_at(total), share * outputs + o))
+            _spread(
+                source,
+                height,
+                width,
+                further(gradients, o * plane),
+                line,
+                further(float32_at(total), share * outputs + o),
+            )
         for first in range(0, outputs, MET[0]):
             o = min(first, outputs - MET[0])
             for entry in range(0, count, MET[1]):
                 s = min(entry, count - MET[1])
                 target = further(float32_at(m), (share * outputs + o) * count + s)
-                _meet(inputs, further(entries, s), vectors, further(gradients, o * plane), plane, target, count)
+                _meet(
+                    inputs,
+                    further(entries, s),
+                    vectors,
+                    further(gradients, o * plane),
+                    plane,
+                    target,
+                    count,
+                )

@@ -40,7 +40,9 @@ class Shape:
     @property
     def reach(self) -> tuple[int, int]:
         """From the first to the last of a kernel's taps."""
-        down, across = (step * (size - 1) for size, step in zip(self.kernel, self.dilation, strict=True))
+        down, across = (
+            step * (size - 1) for size, step in zip(self.kernel, self.dilation, strict=True)
+        )
         return down, across
 
     @property
@@ -53,7 +55,9 @@ class Shape:
         """The output's, H' and W'."""
         down, across = (
             (size + 2 * around - reach - 1) // step + 1
-            for size, around, reach, step in zip((height, width), self.padding, self.reach, self.stride, strict=True)
+            for size, around, reach, step in zip(
+                (height, width), self.padding, self.reach, self.stride, strict=True
+            )
         )
         return down, across
 
@@ -127,7 +131,9 @@ def _entries(shape: Shape, padded: Tensor, multiple: int = 1) -> Tensor:
     """Where in a map [B, H, W, 2C] lies what an output position meets."""
     _, line, step, _ = padded.stride()
     return conv_tiles.places(
-        (*shape.kernel, 2 * shape.channels), (shape.dilation[0] * line, shape.dilation[1] * step, 1), multiple
+        (*shape.kernel, 2 * shape.channels),
+        (shape.dilation[0] * line, shape.dilation[1] * step, 1),
+        multiple,
     )
 
 
@@ -144,13 +150,25 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
     start = x.new_zeros(lanes) if bias is None else bias.resolve_conj().contiguous()
     y = room_for(len(x), shape.outputs, height, width)
     entries, rows = _entries(shape, x), len(x) * height
-    words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), entries.data_ptr(), len(entries), lanes, rows, height]
+    words = [
+        x.data_ptr(),
+        w.data_ptr(),
+        start.data_ptr(),
+        y.data_ptr(),
+        entries.data_ptr(),
+        len(entries),
+        lanes,
+        rows,
+        height,
+    ]
     words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(-(-rows // conv_tiles.ROWS), words)]))
     return y
 
 
-def _convolved_by_fewer_products(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loop: Loop, past: int) -> Tensor:
+def _convolved_by_fewer_products(
+    shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loop: Loop, past: int
+) -> Tensor:
     """Outputs of `past` bytes and more are stored past the cache."""
     (height, width), (down, across) = shape.size(*x.shape[2:]), shape.padding
     reals, lanes, rows = 2 * shape.channels, 2 * shape.outputs, -(-height // 2)
@@ -159,15 +177,29 @@ def _convolved_by_fewer_products(shape: Shape, x: Tensor, weight: Tensor, bias: 
     w = filters.permute(2, 0, 1, 3).contiguous()  # [2O/32, 16, 2C, 32]
     start = x.new_zeros(4, lanes)
     if bias is not None:
-        start[1] = torch.view_as_real(bias.resolve_conj()).flatten()  # a product that goes to every output of a tile
+        start[1] = torch.view_as_real(
+            bias.resolve_conj()
+        ).flatten()  # a product that goes to every output of a tile
     y = room_for(len(x), shape.outputs, height, width)
-    words = [x.data_ptr(), w.data_ptr(), start.data_ptr(), y.data_ptr(), reals, lanes, len(x) * rows, height, width]
+    words = [
+        x.data_ptr(),
+        w.data_ptr(),
+        start.data_ptr(),
+        y.data_ptr(),
+        reals,
+        lanes,
+        len(x) * rows,
+        height,
+        width,
+    ]
     words += [x.stride(0), x.stride(1), y.nbytes >= past and y.data_ptr() % 64 == 0]
     loop.run(task_of([(-(-len(x) * rows // winograd_rows.ROWS), words)]))
     return y
 
 
-_FILTERS = winograd.OF_FILTER * torch.tensor([1.0, 1.0, 1.0, -1.0] * 4, device="cpu")[:, None]  # with the signs the loop wants
+_FILTERS = (
+    winograd.OF_FILTER * torch.tensor([1.0, 1.0, 1.0, -1.0] * 4, device="cpu")[:, None]
+)  # with the signs the loop wants
 
 
 def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
@@ -177,7 +209,17 @@ def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
     entries = _entries(shape, x, conv_tiles.ENTRIES)
     parts = -(-height // conv_tiles.ROWS)
     m = x.new_zeros(count, parts, len(entries) + 1, lanes)
-    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), _ONE.data_ptr(), entries.data_ptr(), len(entries), lanes, parts, height]
+    words = [
+        x.data_ptr(),
+        g.data_ptr(),
+        m.data_ptr(),
+        _ONE.data_ptr(),
+        entries.data_ptr(),
+        len(entries),
+        lanes,
+        parts,
+        height,
+    ]
     words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(count * parts, words)]))
     return m
@@ -189,21 +231,36 @@ _ONE = torch.ones(1, device="cpu")
 def _folded(shape: Shape, m: Tensor) -> tuple[Tensor, Tensor]:
     """Real [*, entries and 1, 2O] -> complex [*, O, C, *k] and [*, O]: x̄·g, of what the two parts of x have met."""
     met = torch.view_as_complex(m.unflatten(-1, (-1, 2)))  # [*, entries and 1, O]
-    parts = met[..., : math.prod(shape.kernel) * 2 * shape.channels, :].unflatten(-2, (*shape.kernel, shape.channels, 2))
+    parts = met[..., : math.prod(shape.kernel) * 2 * shape.channels, :].unflatten(
+        -2, (*shape.kernel, shape.channels, 2)
+    )
     weight = parts.select(-2, 0) - parts.select(-2, 1) * 1j  # [*, *k, C, O]
     return weight.movedim((-1, -2), (-4, -3)), met[..., -1, :]
 
 
-def _input_gradient(shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...], loop: Loop) -> Tensor:
+def _input_gradient(
+    shape: Shape, g: Tensor, weight: Tensor, size: tuple[int, ...], loop: Loop
+) -> Tensor:
     g = by_positions(g)
     (down, across), reals, lanes = shape.reach, 2 * shape.channels, 2 * shape.outputs
     count, height, width = len(g), g.shape[2] + down, g.shape[3] + across
-    w = _columns(weight).flip(0, 1).unflatten(-1, (-1, LANES)).movedim(-2, 2).contiguous()  # [*k, L/16, 2C, 16]
+    w = (
+        _columns(weight).flip(0, 1).unflatten(-1, (-1, LANES)).movedim(-2, 2).contiguous()
+    )  # [*k, L/16, 2C, 16]
     apart = shape.dilation[0] * (width + across) * lanes, shape.dilation[1] * lanes, LANES
     taps = conv_tiles.places((*shape.kernel, lanes // LANES), apart)
     x = room_for(count, shape.channels, height, width)
     parts = -(-height // conv_tiles.HELD)
-    words = [g.data_ptr(), w.data_ptr(), x.data_ptr(), taps.data_ptr(), len(taps), lanes, reals, parts]
+    words = [
+        g.data_ptr(),
+        w.data_ptr(),
+        x.data_ptr(),
+        taps.data_ptr(),
+        len(taps),
+        lanes,
+        reals,
+        parts,
+    ]
     words += [height, width, down, across]
     loop.run(task_of([(count * parts, words)]))
     # What was padded has a gradient, too.
@@ -234,8 +291,15 @@ def _examples() -> Iterator[tuple[Shape, Tensor, Tensor, Tensor, Tensor]]:
     """Inputs, weights, biases and output gradients that go through every tile: whole numbers, of which float32 loses nothing."""
     draw = torch.Generator().manual_seed(0)
     for channels in range(1, FEW + 1):
-        sizes = (2, channels, 3, 14), (56, channels, 3, 3), (56,), (2, 56, 3, 14)  # 112 numbers an output: 4 + 2 + 1 vectors
-        x, weight, bias, g = (torch.randint(-4, 5, (*size, 2), generator=draw).float() for size in sizes)
+        sizes = (
+            (2, channels, 3, 14),
+            (56, channels, 3, 3),
+            (56,),
+            (2, 56, 3, 14),
+        )  # 112 numbers an output: 4 + 2 + 1 vectors
+        x, weight, bias, g = (
+            torch.randint(-4, 5, (*size, 2), generator=draw).float() for size in sizes
+        )
         same = Shape(56, channels, (3, 3), (1, 1), (1, 1), (1, 1))
         yield same, *(torch.view_as_complex(each) for each in (x, weight, bias, g))  # type: ignore[misc]
 
@@ -255,7 +319,9 @@ def _right_minimal_convolver(loop: Loop) -> bool:
     for shape, x, weight, bias, _ in _examples():
         own, (weight, bias) = replace(shape, outputs=48), (weight[:48], bias[:48])  # three panels
         if own.fewer_products:
-            found = (_convolved_by_fewer_products(own, x, weight, bias, loop, past) for past in (0, PAST))
+            found = (
+                _convolved_by_fewer_products(own, x, weight, bias, loop, past) for past in (0, PAST)
+            )
             if not all(torch.equal(y, _same_size(x, weight, bias)) for y in found):
                 return False
     return True
@@ -269,7 +335,9 @@ def _right_correlator(loop: Loop) -> bool:
     for shape, x, _, _, g in _examples():
         met = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).conj()  # [B, C, H, W, *k]
         of_weight, of_bias = _folded(shape, _correlated(shape, x, g, loop).sum(dim=1))
-        if not torch.equal(of_weight, torch.einsum("bohw,bchwij->bocij", _exact(g), _exact(met)).to(x.dtype)):
+        if not torch.equal(
+            of_weight, torch.einsum("bohw,bchwij->bocij", _exact(g), _exact(met)).to(x.dtype)
+        ):
             return False
         if not torch.equal(of_bias, g.sum(dim=(2, 3))):
             return False

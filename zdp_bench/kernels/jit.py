@@ -25,7 +25,9 @@ from numba.core.caching import FunctionCache
 from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
 
-logging.getLogger("numba").setLevel(logging.WARNING)  # under `hydra.verbose=true` it tells every step of its compiler
+logging.getLogger("numba").setLevel(
+    logging.WARNING
+)  # under `hydra.verbose=true` it tells every step of its compiler
 
 
 class Loop:
@@ -54,12 +56,16 @@ class Loop:
         elif (team := _team(os.getpid())) is not None:
             team(self.address, where, threads, 0)
         else:
-            others = [_pool(os.getpid(), threads - 1).submit(self.call, where) for _ in range(1, threads)]
+            others = [
+                _pool(os.getpid(), threads - 1).submit(self.call, where) for _ in range(1, threads)
+            ]
             self.call(where)
             for other in others:
                 other.result()
         if task[_DONE] != task[_SHARES]:
-            raise MemoryError(f"{task[_SHARES] - task[_DONE]} of {task[_SHARES]} shares of a compiled loop were not done")
+            raise MemoryError(
+                f"{task[_SHARES] - task[_DONE]} of {task[_SHARES]} shares of a compiled loop were not done"
+            )
 
 
 def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop:
@@ -77,7 +83,9 @@ def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop
     """
     options: dict[str, Any] = {"error_model": "numpy"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaWarning)  # that code of such old processors cannot be kept
+        warnings.simplefilter(
+            "ignore", NumbaWarning
+        )  # that code of such old processors cannot be kept
         for anew in (False, True):
             # No folder, a full disk, a file cut short; and another version's code, which does nothing.
             with suppress(RuntimeError, OSError, EOFError, pickle.UnpicklingError, MemoryError):
@@ -88,7 +96,9 @@ def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop
                     return kept
         fresh = Loop(cfunc(_TASK, **options)(loop))
         if not right(fresh):
-            raise RuntimeError(f"{loop.__name__}: the code that numba {numba.__version__} makes for this machine is wrong")
+            raise RuntimeError(
+                f"{loop.__name__}: the code that numba {numba.__version__} makes for this machine is wrong"
+            )
         return fresh
 
 
@@ -98,7 +108,9 @@ def _forget(loop: Callable[[Any], None]) -> None:
 
 
 _TASK = types.void(types.CPointer(types.int64))
-inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(inline="always")  # a piece of a compiled loop
+inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
+    inline="always"
+)  # a piece of a compiled loop
 
 
 def _intrinsic(code: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,13 +145,17 @@ def sum_of_squares(numbers: Any) -> Any:
 def fused(context: Any, a: Any, b: Any, c: Any) -> Any:
     """a·b + c of float32 numbers, rounded once."""
     f32 = types.float32
-    return f32(f32, f32, f32), lambda context, builder, signature, arguments: builder.fma(*arguments)
+    return f32(f32, f32, f32), lambda context, builder, signature, arguments: builder.fma(
+        *arguments
+    )
 
 
 @_intrinsic
 def plus(context: Any, a: Any, b: Any) -> Any:
     """a + b mod 2³²; numba's own sum of two words has 64 bits."""
-    return types.uint32(types.uint32, types.uint32), lambda context, builder, signature, arguments: builder.add(*arguments)
+    return types.uint32(
+        types.uint32, types.uint32
+    ), lambda context, builder, signature, arguments: builder.add(*arguments)
 
 
 @_intrinsic
@@ -148,7 +164,9 @@ def rotated(context: Any, word: Any, bits: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word, bits = arguments
-        return builder.or_(builder.shl(word, bits), builder.lshr(word, builder.sub(bits.type(32), bits)))
+        return builder.or_(
+            builder.shl(word, bits), builder.lshr(word, builder.sub(bits.type(32), bits))
+        )
 
     return types.uint32(types.uint32, types.uint32), code
 
@@ -166,7 +184,10 @@ def task_of(items: list[tuple[int, list[int]]]) -> array[int]:
         shares += its_shares
     threads = max(1, min(torch.get_num_threads(), shares))
     width = 1 + len(items[0][1]) if items else 0
-    words = array("q", (_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(of_items), *[0] * threads))
+    words = array(
+        "q",
+        (_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(of_items), *[0] * threads),
+    )
     return words + of_items
 
 
@@ -179,7 +200,11 @@ def word_of(number: float, kind: Literal["<f", "<d"]) -> int:
 # Words in front of the items: the version of the pieces that loops are made of, threads that came, shares that are done, all
 # shares, threads, words an item, words in all, and shares taken of each thread's stretch.
 _KIND, _COME, _DONE, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(8)
-_OF_PIECES = "jit.py", "simd.py", "winograd_tiles.py"  # files that hold pieces of other files' loops
+_OF_PIECES = (
+    "jit.py",
+    "simd.py",
+    "winograd_tiles.py",
+)  # files that hold pieces of other files' loops
 _VERSION = crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in _OF_PIECES))
 
 
@@ -240,7 +265,11 @@ def _place_of(kind: Any) -> Callable[..., Any]:
 
 
 # A word of a task as the place of such numbers.
-float32_at, float64_at, int64_at = _place_of(types.float32), _place_of(types.float64), _place_of(types.int64)
+float32_at, float64_at, int64_at = (
+    _place_of(types.float32),
+    _place_of(types.float64),
+    _place_of(types.int64),
+)
 
 
 @cache
@@ -253,7 +282,10 @@ def _team(process: int) -> Callable[[int, int, int, int], None] | None:
         parallel = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):  # another system's OpenMP
         return None
-    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    parallel.argtypes, parallel.restype = (
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint],
+        None,
+    )
     return parallel
 
 
@@ -268,7 +300,9 @@ def side_by_side(work: Callable[[int, int], None], count: int, unit: int, alone:
     """
     threads = torch.get_num_threads() if count > alone else 1
     cuts = [*(count * i // threads // unit * unit for i in range(threads)), count]
-    others = [_pool(os.getpid(), threads - 1).submit(work, *cuts[i : i + 2]) for i in range(1, threads)]
+    others = [
+        _pool(os.getpid(), threads - 1).submit(work, *cuts[i : i + 2]) for i in range(1, threads)
+    ]
     work(cuts[0], cuts[1])
     for other in others:
         other.result()

@@ -26,7 +26,11 @@ def in_transform(x: Tensor) -> bool:
 def channels_last(x: Tensor) -> Tensor:
     """x [B, C, *] with the channels of one position side by side in memory; copied only if they are not yet."""
     if x.dim() == 4 and not in_transform(x):  # vmap knows no torch.channels_last
-        return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
+        return (
+            x
+            if x.is_contiguous(memory_format=torch.channels_last)
+            else x.contiguous(memory_format=torch.channels_last)
+        )
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
@@ -38,20 +42,28 @@ def as_real_channels(x: Tensor) -> Tensor:
 
 def as_complex_channels(x: Tensor) -> Tensor:
     """Real [B, 2C, *] -> complex [B, C, *]; a view where x is channels-last."""
-    return torch.view_as_complex(channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))).movedim(-1, 1)
+    return torch.view_as_complex(channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))).movedim(
+        -1, 1
+    )
 
 
 def by_positions(x: Tensor) -> Tensor:
     """Complex [B, C, H, W] as compiled loops read it: channels-last, with no bar that waits; x itself where it lies so."""
     if x.is_conj():
         x = x.resolve_conj()
-    return x if x.is_contiguous(memory_format=torch.channels_last) else x.contiguous(memory_format=torch.channels_last)
+    return (
+        x
+        if x.is_contiguous(memory_format=torch.channels_last)
+        else x.contiguous(memory_format=torch.channels_last)
+    )
 
 
 def room_for(records: int, channels: int, height: int, width: int) -> Tensor:
     """A complex map [B, C, H, W] for compiled loops to fill, channels-last."""
     layout = torch.channels_last
-    return torch.empty(records, channels, height, width, dtype=torch.complex64, device="cpu", memory_format=layout)
+    return torch.empty(
+        records, channels, height, width, dtype=torch.complex64, device="cpu", memory_format=layout
+    )
 
 
 _rounded_alike: list[None] = []  # an entry for every context that wants it
@@ -74,7 +86,11 @@ def lie_plainly(*tensors: Tensor) -> bool:
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or _rounded_alike:
         return False
     return all(
-        type(x) in (Tensor, nn.Parameter) and not in_transform(x) and x.dtype == torch.complex64 and x.is_cpu and x.numel() > 0
+        type(x) in (Tensor, nn.Parameter)
+        and not in_transform(x)
+        and x.dtype == torch.complex64
+        and x.is_cpu
+        and x.numel() > 0
         for x in tensors
     )
 
@@ -94,4 +110,6 @@ def in_own_order(flat: Tensor, x: Tensor) -> Tensor:
     order = memory_order(x)
     before = flat.dim() - 1
     mapped = flat.unflatten(-1, [x.shape[dim] for dim in order])
-    return mapped.permute(*range(before), *(before + order.index(dim) for dim in range(1, x.dim()))).flatten(before)
+    return mapped.permute(
+        *range(before), *(before + order.index(dim) for dim in range(1, x.dim()))
+    ).flatten(before)

@@ -21,7 +21,15 @@ from numba import types
 from torch import Tensor
 
 from zdp_bench.kernels.conv_tiles import have_their_registers
-from zdp_bench.kernels.jit import Loop, begin, compiled, float32_at, next_share, task_of, wide_vectors
+from zdp_bench.kernels.jit import (
+    Loop,
+    begin,
+    compiled,
+    float32_at,
+    next_share,
+    task_of,
+    wide_vectors,
+)
 from zdp_bench.kernels.simd import (
     FLOATS,
     LANES,
@@ -43,7 +51,9 @@ ROWS, VECTORS = 4, 2  # of a tile: 24 sums, of three products each, are held in 
 TOGETHER = LANES // 2  # rows whose numbers are a vector
 PANEL = VECTORS * LANES  # complex numbers of the input that are taken together
 RECORDS = 96  # at most: their panel of the input stays in a core's nearest cache
-LARGEST = 2**20  # numbers of a sum, at most: it is small ones that BLAS and torch's calls take long for
+LARGEST = (
+    2**20
+)  # numbers of a sum, at most: it is small ones that BLAS and torch's calls take long for
 
 
 class Outer(NamedTuple):
@@ -55,7 +65,11 @@ class Outer(NamedTuple):
 
 def outer_sums(asked: Sequence[Outer]) -> list[Tensor]:
     """All that is asked; a bar may wait on it."""
-    return _by_loop(asked, _loop()) if have_their_registers() else [_by_torch(*outer) for outer in asked]
+    return (
+        _by_loop(asked, _loop())
+        if have_their_registers()
+        else [_by_torch(*outer) for outer in asked]
+    )
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
@@ -76,7 +90,16 @@ def _by_loop(asked: Sequence[Outer], loop: Loop) -> list[Tensor]:
             product = made[id(g), id(x)] = g.new_empty(outputs, inputs)
             total = made[id(g), id(None)] = g.new_empty(outputs)
             cuts = max(1, min(torch.get_num_threads(), outputs // (2 * TOGETHER)))
-            words = [g.data_ptr(), x.data_ptr(), product.data_ptr(), total.data_ptr(), records, outputs, inputs, cuts]
+            words = [
+                g.data_ptr(),
+                x.data_ptr(),
+                product.data_ptr(),
+                total.data_ptr(),
+                records,
+                outputs,
+                inputs,
+                cuts,
+            ]
             items.append((cuts * -(-inputs // PANEL), words))
     if items:
         loop.run(task_of(items))
@@ -85,7 +108,11 @@ def _by_loop(asked: Sequence[Outer], loop: Loop) -> list[Tensor]:
 
 def _served(g: Tensor, x: Tensor) -> bool:
     """Whether the loop is for this product: complex64 numbers that lie plainly, a tile's at least, and few."""
-    if not (x.is_cpu and x.dtype is g.dtype is torch.complex64) or x.shape[1] < PANEL or g.shape[1] < TOGETHER:
+    if (
+        not (x.is_cpu and x.dtype is g.dtype is torch.complex64)
+        or x.shape[1] < PANEL
+        or g.shape[1] < TOGETHER
+    ):
         return False
     few = 0 < len(g) <= RECORDS and g.shape[1] * x.shape[1] <= LARGEST
     return few and x.is_contiguous() and g.is_contiguous() and not (x.is_conj() or g.is_conj())
@@ -98,7 +125,10 @@ def _holding_rows(b: Any, g: Any, line: Any, records: Any, held: Any, total: Any
     """held[n] = (c, d) of `TOGETHER` complex numbers of g[n], and c + d of each, twice; and Σₙ g[n]."""
 
     def hold(n: Any, sums: list[Any]) -> list[Any]:
-        numbers, target = load(b, at(b, g, b.mul(n, line))), at(b, held, b.mul(n, n.type(2 * LANES)))
+        numbers, target = (
+            load(b, at(b, g, b.mul(n, line))),
+            at(b, held, b.mul(n, n.type(2 * LANES))),
+        )
         store(b, numbers, target)
         store(b, b.fadd(numbers, exchanged(b, numbers)), at(b, target, LANES))
         return [b.fadd(sums[0], numbers)]
@@ -132,7 +162,11 @@ def _multiplying(b: Any, g: Any, x: Any, records: Any, m: Any, line: Any) -> Non
                 number = everywhere(b, b.load(at(b, own, place)))
                 for v in range(VECTORS):
                     i = (3 * r + k) * VECTORS + v
-                    sums = [*sums[:i], fused(b, number, met[k * VECTORS + v], sums[i]), *sums[i + 1 :]]
+                    sums = [
+                        *sums[:i],
+                        fused(b, number, met[k * VECTORS + v], sums[i]),
+                        *sums[i + 1 :],
+                    ]
         return sums
 
     sums = repeated(b, records, [ZEROS] * (3 * ROWS * VECTORS), add_record)
@@ -164,7 +198,9 @@ def _sum_outer(task: Any) -> None:
         outputs, inputs, cuts = task[at + 5], task[at + 6], task[at + 7]
         panels = (inputs + PANEL - 1) // PANEL
         cut, first = share // panels, share % panels * PANEL
-        d = min(first, inputs - PANEL)  # the last panel ends with the inputs, and the last rows with the outputs
+        d = min(
+            first, inputs - PANEL
+        )  # the last panel ends with the inputs, and the last rows with the outputs
         start, stop = outputs * cut // cuts, outputs * (cut + 1) // cuts
         vectors = (stop - start + TOGETHER - 1) // TOGETHER
         if whose != (at, cut):
@@ -174,14 +210,20 @@ def _sum_outer(task: Any) -> None:
             for i in range(vectors):
                 o = min(start + i * TOGETHER, outputs - TOGETHER)
                 to = float32_at(held.ctypes.data + 8 * LANES * records * i)
-                _hold_rows(float32_at(g + 8 * o), 2 * outputs, records, to, float32_at(total + 8 * o))
-        of_panel = float32_at(panel.ctypes.data + -panel.ctypes.data % (4 * LANES))  # here, so that numba keeps the array
+                _hold_rows(
+                    float32_at(g + 8 * o), 2 * outputs, records, to, float32_at(total + 8 * o)
+                )
+        of_panel = float32_at(
+            panel.ctypes.data + -panel.ctypes.data % (4 * LANES)
+        )  # here, so that numba keeps the array
         _hold_panel(float32_at(x + 8 * d), 2 * inputs, records, of_panel)
         for i in range(vectors):
             o = min(start + i * TOGETHER, outputs - TOGETHER)
             for r in range(0, TOGETHER, ROWS):
                 own = float32_at(held.ctypes.data + 8 * LANES * records * i + 8 * r)
-                _multiply(own, of_panel, records, float32_at(m + 8 * ((o + r) * inputs + d)), 2 * inputs)
+                _multiply(
+                    own, of_panel, records, float32_at(m + 8 * ((o + r) * inputs + d)), 2 * inputs
+                )
 
 
 @cache
@@ -196,7 +238,11 @@ def _right(loop: Loop) -> bool:
     def numbers(size: int) -> Tensor:
         return torch.view_as_complex(torch.randint(-9, 10, (20, size, 2), generator=draw).float())
 
-    pairs = [(numbers(outputs), numbers(inputs)) for outputs, inputs in ((45, 70), (8, 32), (21, 33))]
+    pairs = [
+        (numbers(outputs), numbers(inputs)) for outputs, inputs in ((45, 70), (8, 32), (21, 33))
+    ]
     found = _by_loop([outer for g, x in pairs for outer in (Outer(g, x), Outer(g))], loop)
-    expected = [sum_ for g, x in pairs for sum_ in (torch.einsum("no,ni->oi", g, x.conj()), g.sum(dim=0))]
+    expected = [
+        sum_ for g, x in pairs for sum_ in (torch.einsum("no,ni->oi", g, x.conj()), g.sum(dim=0))
+    ]
     return all(torch.equal(mine, torchs) for mine, torchs in zip(found, expected, strict=True))

@@ -31,11 +31,18 @@ from zdp_bench.kernels.memory_format import by_positions, lie_plainly, room_for
 from zdp_bench.kernels.simd import LANES
 from zdp_bench.kernels.winograd_tiles import HELD, PANEL, POSITIONS
 
-MANY_TILES = 16  # of a record's outputs: below, transforming the weight costs what fewer products spare
+MANY_TILES = (
+    16  # of a record's outputs: below, transforming the weight costs what fewer products spare
+)
 SLICE = 128  # channels and outputs of a share of a weight's gradient at most
-LARGE = 2 * 2**20  # bytes of a transformed weight that do not stay in a thread's cache, and the tiles that meet it at once
+LARGE = (
+    2 * 2**20
+)  # bytes of a transformed weight that do not stay in a thread's cache, and the tiles that meet it at once
 HELD_OF_LARGE = 204
-A_PART, PARTS = 1024, 8  # tiles, at least, whose gradients are summed by themselves, and such parts at most
+A_PART, PARTS = (
+    1024,
+    8,
+)  # tiles, at least, whose gradients are summed by themselves, and such parts at most
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,11 @@ class Shape:
     def serves(self, x: Tensor, *others: Tensor) -> bool:
         """Whether a map of the input x [B, C, H, W], and gradients, are sooner computed this way. How many records there are
         has no say: what is computed for one would be rounded otherwise if another came."""
-        return min(self.size(*x.shape[2:])) > 0 and self.tiles(x) >= MANY_TILES and lie_plainly(x, *others)
+        return (
+            min(self.size(*x.shape[2:])) > 0
+            and self.tiles(x) >= MANY_TILES
+            and lie_plainly(x, *others)
+        )
 
     def tiles(self, x: Tensor) -> int:
         """Of one record."""
@@ -77,7 +88,11 @@ def shape_of(
     panels of outputs and of channels, on a processor with AVX-512."""
     plain = stride == dilation == (1, 1) and weight[2:] == (3, 3) and not transposed and groups == 1
     whole = plain and 2 * weight[0] % PANEL == 0 and 2 * weight[1] % PANEL == 0
-    return Shape(weight[0], weight[1], padding) if whole and conv_tiles.have_their_registers() else None
+    return (
+        Shape(weight[0], weight[1], padding)
+        if whole and conv_tiles.have_their_registers()
+        else None
+    )
 
 
 _G = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], device="cpu")
@@ -86,7 +101,9 @@ OF_FILTER = torch.kron(_G, _G)  # [16, 9]
 
 def filters(weight: Tensor) -> Tensor:
     """G w Gᵀ of a complex weight [O, C, 3, 3] as `convolved` takes it, complex [16, O/16, C, 16]."""
-    panels = weight.unflatten(0, (-1, PANEL // 2)).permute(3, 4, 0, 2, 1).contiguous()  # [3, 3, O/16, C, 16]
+    panels = (
+        weight.unflatten(0, (-1, PANEL // 2)).permute(3, 4, 0, 2, 1).contiguous()
+    )  # [3, 3, O/16, C, 16]
     numbers = torch.view_as_real(panels.resolve_conj())
     return torch.view_as_complex((OF_FILTER @ numbers.view(9, -1)).view(16, *numbers.shape[2:]))
 
@@ -122,14 +139,18 @@ def _convolved(shape: Shape, x: Tensor, filters: Tensor, bias: Tensor | None, lo
     lanes, reals = 2 * shape.outputs, 2 * shape.channels
     start = x.new_zeros(shape.outputs) if bias is None else bias.resolve_conj().contiguous()
     y = room_for(len(x), shape.outputs, height, width)
-    shares, room, slices = _shares(every, shape, torch.get_num_threads())  # no number depends on those beside it
+    shares, room, slices = _shares(
+        every, shape, torch.get_num_threads()
+    )  # no number depends on those beside it
     words = [x.data_ptr(), filters.data_ptr(), start.data_ptr(), y.data_ptr(), reals, lanes]
     words += [*x.shape[2:], *shape.padding, height, width, every, shares, room, slices]
     loop.run(task_of([(shares * slices, words)]))
     return y
 
 
-def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, parts: int, loop: Loop) -> tuple[Tensor, Tensor]:
+def _gradients(
+    shape: Shape, x: Tensor, g: Tensor, groups: int, parts: int, loop: Loop
+) -> tuple[Tensor, Tensor]:
     """[groups, O, C, 3, 3], of as many records each, and squared norms [groups]."""
     a_group, (x, g) = len(x) // groups * shape.tiles(x), (by_positions(x), by_positions(g))
     slices, others = _slices(shape.channels), _slices(shape.outputs)
@@ -138,12 +159,32 @@ def _gradients(shape: Shape, x: Tensor, g: Tensor, groups: int, parts: int, loop
     to = x.new_empty(groups, shape.outputs, shape.channels, 3, 3)
     m = done = to[:0]
     if parts > 1:  # else a thread keeps what it makes
-        m = x.new_empty(shares, 16, shape.channels // slices * (shape.outputs // others) + LANES // 2)
+        m = x.new_empty(
+            shares, 16, shape.channels // slices * (shape.outputs // others) + LANES // 2
+        )
         done = x.new_zeros(shares // parts, dtype=torch.int64)
-    words = [x.data_ptr(), g.data_ptr(), m.data_ptr(), done.data_ptr(), to.data_ptr(), 2 * shape.channels, 2 * shape.outputs]
+    words = [
+        x.data_ptr(),
+        g.data_ptr(),
+        m.data_ptr(),
+        done.data_ptr(),
+        to.data_ptr(),
+        2 * shape.channels,
+        2 * shape.outputs,
+    ]
     held = a_part if a_part <= 2 * HELD else HELD  # at once: few are transformed together
     squares = x.new_empty(groups, slices * others, dtype=torch.float64)
-    words += [*x.shape[2:], *shape.padding, *g.shape[2:], a_group, parts, slices, others, held, squares.data_ptr()]
+    words += [
+        *x.shape[2:],
+        *shape.padding,
+        *g.shape[2:],
+        a_group,
+        parts,
+        slices,
+        others,
+        held,
+        squares.data_ptr(),
+    ]
     loop.run(task_of([(shares, words)]))
     return to, squares.sum(dim=1)
 
@@ -156,7 +197,11 @@ def _shares(tiles: int, shape: Shape, threads: int) -> tuple[int, int, int]:
     thread, each thread takes all tiles, and a slice of the weight.
     """
     large = 16 * 8 * shape.outputs * shape.channels >= LARGE
-    held, products, panels = HELD_OF_LARGE if large else HELD, -(-tiles // POSITIONS), 2 * shape.outputs // PANEL
+    held, products, panels = (
+        HELD_OF_LARGE if large else HELD,
+        -(-tiles // POSITIONS),
+        2 * shape.outputs // PANEL,
+    )
     slices = math.gcd(panels, threads) if large and tiles <= held else 1
     threads //= slices
     shares = min(products, threads * -(-products * POSITIONS // (held * threads)))
@@ -188,7 +233,10 @@ def _example() -> tuple[Shape, Tensor, Tensor, Tensor, Tensor]:
     """Input, weight, bias and output gradient: whole numbers, the weight's multiples of 4, so that float32 loses nothing."""
     draw = torch.Generator().manual_seed(0)
     sizes = (3, 32, 7, 20), (64, 32, 3, 3), (64,), (3, 64, 7, 20)
-    x, weight, bias, g = (torch.view_as_complex(torch.randint(-3, 4, (*size, 2), generator=draw).float()) for size in sizes)
+    x, weight, bias, g = (
+        torch.view_as_complex(torch.randint(-3, 4, (*size, 2), generator=draw).float())
+        for size in sizes
+    )
     return Shape(64, 32, (1, 1)), x, 4 * weight, bias, g
 
 
@@ -198,14 +246,20 @@ def _right_convolver(loop: Loop) -> bool:
     y = F.conv2d(x.to(exact), weight.to(exact), bias.to(exact), padding=1)
     of_x = F.conv_transpose2d(g.to(exact), weight.conj().to(exact), padding=1)
     back = _convolved(shape.backward(), g, backward_filters(weight), None, loop)
-    return torch.equal(_convolved(shape, x, filters(weight), bias, loop), y.to(x.dtype)) and torch.equal(back, of_x.to(x.dtype))
+    return torch.equal(
+        _convolved(shape, x, filters(weight), bias, loop), y.to(x.dtype)
+    ) and torch.equal(back, of_x.to(x.dtype))
 
 
 def _right_gradients(loop: Loop) -> bool:
     shape, x, _, _, g = _example()
     met = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).conj()  # [B, C, H, W, 3, 3]
-    rows = torch.einsum("bohw,bchwij->bocij", g.to(torch.complex128), met.to(torch.complex128)).to(x.dtype)
+    rows = torch.einsum("bohw,bchwij->bocij", g.to(torch.complex128), met.to(torch.complex128)).to(
+        x.dtype
+    )
     found, squares = _gradients(shape, x, g, len(x), 1, loop)
-    measured = torch.allclose(squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12)
+    measured = torch.allclose(
+        squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12
+    )
     together, _ = _gradients(shape, x, g, 1, 2, loop)
     return measured and torch.equal(found, rows) and torch.equal(together[0], rows.sum(dim=0))

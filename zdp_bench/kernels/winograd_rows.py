@@ -80,23 +80,39 @@ def _multiplying(reals: int, past: bool) -> Callable[..., None]:
     cache (seen, for large maps: a tenth of the time), but where they go `past` it.
     """
 
-    def code(b: Any, z: Any, w: Any, start: Any, lanes: Any, h: Any, upper: Any, lower: Any) -> None:
+    def code(
+        b: Any, z: Any, w: Any, start: Any, lanes: Any, h: Any, upper: Any, lower: Any
+    ) -> None:
         def multiply(k: Any, nothing: list[Any]) -> list[Any]:
             met, columns, target = (
                 at(b, place, b.mul(k, k.type(4 * apart)))
-                for place, apart in ((z, _plane(reals)), (w, reals * PANEL), (h, A_PLANE // 2))  # two planes of sums
+                for place, apart in (
+                    (z, _plane(reals)),
+                    (w, reals * PANEL),
+                    (h, A_PLANE // 2),
+                )  # two planes of sums
             )
-            first = [load(b, at(b, start, b.mul(k, lanes), LANES * v)) for v in range(VECTORS)] * TILES
+            first = [
+                load(b, at(b, start, b.mul(k, lanes), LANES * v)) for v in range(VECTORS)
+            ] * TILES
             quarter = 2 * TILES // 4  # of the positions of either row
             for row in () if past else (upper, lower):
-                for place in steps(b, at(b, row, b.mul(b.mul(k, k.type(quarter)), lanes)), lanes, quarter):
+                for place in steps(
+                    b, at(b, row, b.mul(b.mul(k, k.type(quarter)), lanes)), lanes, quarter
+                ):
                     for v in range(VECTORS):
                         foreseen(b, at(b, place, LANES * v), to_write=True)
 
             def added(j: int, sums: list[Any]) -> list[Any]:
                 for s in range(reals):
-                    row = [load(b, at(b, columns, (j * reals + s) * PANEL + LANES * v)) for v in range(VECTORS)]
-                    numbers = [everywhere(b, b.load(at(b, met, j * _plane(reals) + 2 * p * reals + s))) for p in range(TILES)]
+                    row = [
+                        load(b, at(b, columns, (j * reals + s) * PANEL + LANES * v))
+                        for v in range(VECTORS)
+                    ]
+                    numbers = [
+                        everywhere(b, b.load(at(b, met, j * _plane(reals) + 2 * p * reals + s)))
+                        for p in range(TILES)
+                    ]
                     pairs = [(number, vector) for number in numbers for vector in row]
                     sums = [fused(b, *pair, sum_) for pair, sum_ in zip(pairs, sums, strict=True)]
                 return sums
@@ -113,7 +129,9 @@ def _multiplying(reals: int, past: bool) -> Callable[..., None]:
     return tile([FLOATS, FLOATS, FLOATS, types.int64, FLOATS, FLOATS, FLOATS], code)
 
 
-def _finishing(to: Callable[[Any, Any, Any], None], b: Any, h: Any, upper: Any, lower: Any, lanes: Any) -> None:
+def _finishing(
+    to: Callable[[Any, Any, Any], None], b: Any, h: Any, upper: Any, lower: Any, lanes: Any
+) -> None:
     """The two rows of a group's outputs, of a panel."""
 
     def finish(p: Any, nothing: list[Any]) -> list[Any]:
@@ -129,16 +147,33 @@ def _finishing(to: Callable[[Any, Any, Any], None], b: Any, h: Any, upper: Any, 
     repeated(b, lanes.type(TILES), [], finish)
 
 
-_finish, _finish_past = (tile([FLOATS, FLOATS, FLOATS, types.int64], partial(_finishing, to)) for to in (store, store_past))
+_finish, _finish_past = (
+    tile([FLOATS, FLOATS, FLOATS, types.int64], partial(_finishing, to))
+    for to in (store, store_past)
+)
 
 
 def _row_convolved(reals: int, past: bool) -> Callable[..., None]:
     """Two rows of outputs in groups, of which the last ends with the row: some tiles are computed twice. There is no lower row,
     or no last column, where the outputs' height or width is odd: what would stand there is laid aside."""
-    transform, multiply, finish = _transforming(reals), _multiplying(reals, past), _finish_past if past else _finish
+    transform, multiply, finish = (
+        _transforming(reals),
+        _multiplying(reals, past),
+        _finish_past if past else _finish,
+    )
 
     @njit
-    def row(x: Any, line: Any, w: Any, start: Any, upper: Any, lowest: Any, width: Any, lanes: Any, held: Any) -> None:
+    def row(
+        x: Any,
+        line: Any,
+        w: Any,
+        start: Any,
+        upper: Any,
+        lowest: Any,
+        width: Any,
+        lanes: Any,
+        held: Any,
+    ) -> None:
         columns = (width + 1) // 2
         sums = further(held, _HELD)
         aside = further(sums, 8 * A_PLANE)
@@ -149,14 +184,20 @@ def _row_convolved(reals: int, past: bool) -> Callable[..., None]:
             for v in range(0, lanes, PANEL):
                 target = further(upper, 2 * q * lanes + v)
                 below = further(target, width * lanes)
-                multiply(held, further(w, 16 * reals * v), further(start, v), lanes, sums, target, below)
+                multiply(
+                    held, further(w, 16 * reals * v), further(start, v), lanes, sums, target, below
+                )
                 if lowest == 0 and inside == 2 * TILES:
                     finish(sums, target, below, lanes)
                     continue
                 _finish(sums, aside, further(aside, 2 * A_PLANE), PANEL)
                 for i in range(2 - lowest):
                     for j in range(inside):
-                        copied(further(target, (i * width + j) * lanes), further(aside, i * 2 * A_PLANE + j * PANEL), PANEL)
+                        copied(
+                            further(target, (i * width + j) * lanes),
+                            further(aside, i * 2 * A_PLANE + j * PANEL),
+                            PANEL,
+                        )
 
     return row
 
@@ -175,7 +216,13 @@ def convolve(task: Any) -> None:
         if at < 0:
             break
         x, w, start, y = task[at], float32_at(task[at + 1]), float32_at(task[at + 2]), task[at + 3]
-        reals, lanes, rows, height, width = task[at + 4], task[at + 5], task[at + 6], task[at + 7], task[at + 8]
+        reals, lanes, rows, height, width = (
+            task[at + 4],
+            task[at + 5],
+            task[at + 6],
+            task[at + 7],
+            task[at + 8],
+        )
         record, line, past = task[at + 9], task[at + 10], task[at + 11] != 0
         if len(room) == 0:
             room = np.empty(_HELD + 8 * A_PLANE + 4 * A_PLANE + LANES, np.float32)

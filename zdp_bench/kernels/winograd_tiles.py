@@ -18,7 +18,16 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 
-from zdp_bench.kernels.jit import begin, counted, float32_at, float64_at, int64_at, next_share, sum_of_squares, wide_vectors
+from zdp_bench.kernels.jit import (
+    begin,
+    counted,
+    float32_at,
+    float64_at,
+    int64_at,
+    next_share,
+    sum_of_squares,
+    wide_vectors,
+)
 from zdp_bench.kernels.simd import (
     FLOATS,
     LANES,
@@ -128,10 +137,16 @@ def _multiplying(b: Any, z: Any, channels: Any, w: Any, step: Any, y: Any, ahead
 
     def add_channel(c: Any, sums: list[Any]) -> list[Any]:
         row = [load(b, at(b, w, b.mul(c, c.type(PANEL)), LANES * v)) for v in range(VECTORS)]
-        parts = [at(b, source, b.mul(c, c.type(2)), part) for source in sources for part in range(2)]
+        parts = [
+            at(b, source, b.mul(c, c.type(2)), part) for source in sources for part in range(2)
+        ]
         met = [everywhere(b, b.load(part)) for part in parts]
         foreseen(b, at(b, ahead, b.mul(c, c.type(LANES))))
-        return [fused(b, number, row[v], sums[n * VECTORS + v]) for n, number in enumerate(met) for v in range(VECTORS)]
+        return [
+            fused(b, number, row[v], sums[n * VECTORS + v])
+            for n, number in enumerate(met)
+            for v in range(VECTORS)
+        ]
 
     sums = repeated(b, channels, [ZEROS] * (2 * VECTORS * POSITIONS), add_channel)
     for p, target in enumerate(steps(b, y, PANEL, POSITIONS)):
@@ -147,12 +162,22 @@ def _correlating(first: bool) -> Callable[..., None]:
     def code(b: Any, z: Any, step: Any, g: Any, apart: Any, count: Any, m: Any, lanes: Any) -> None:
         def add_tile(n: Any, sums: list[Any]) -> list[Any]:
             row = [load(b, at(b, g, b.mul(n, apart), LANES * v)) for v in range(VECTORS)]
-            met = [everywhere(b, b.load(at(b, z, b.mul(n, step), part))) for part in range(2 * CHANNELS)]
-            return [fused(b, number, row[v], sums[k * VECTORS + v]) for k, number in enumerate(met) for v in range(VECTORS)]
+            met = [
+                everywhere(b, b.load(at(b, z, b.mul(n, step), part)))
+                for part in range(2 * CHANNELS)
+            ]
+            return [
+                fused(b, number, row[v], sums[k * VECTORS + v])
+                for k, number in enumerate(met)
+                for v in range(VECTORS)
+            ]
 
         sums = repeated(b, count, [ZEROS] * (2 * VECTORS * CHANNELS), add_tile)
         for c, target in enumerate(steps(b, m, lanes, CHANNELS)):
-            real, imaginary = sums[2 * c * VECTORS :][:VECTORS], sums[(2 * c + 1) * VECTORS :][:VECTORS]
+            real, imaginary = (
+                sums[2 * c * VECTORS :][:VECTORS],
+                sums[(2 * c + 1) * VECTORS :][:VECTORS],
+            )
             for v in range(VECTORS):
                 place, product = at(b, target, LANES * v), b.fsub(real[v], turned(b, imaginary[v]))
                 store(b, product if first else b.fadd(load(b, place), product), place)
@@ -165,7 +190,10 @@ def _folding(b: Any, m: Any, step: Any, parts: Any, apart: Any, to: Any) -> None
     sources = steps(b, m, step, 16)
 
     def add_part(i: Any, sums: list[Any]) -> list[Any]:
-        return [b.fadd(sum_, load(b, at(b, source, b.mul(i, apart)))) for sum_, source in zip(sums, sources, strict=True)]
+        return [
+            b.fadd(sum_, load(b, at(b, source, b.mul(i, apart))))
+            for sum_, source in zip(sums, sources, strict=True)
+        ]
 
     sums = repeated(b, parts, [ZEROS] * 16, add_part)
     for t, vector in enumerate(both_ways(b, _to_filter, sums)):
@@ -191,7 +219,17 @@ def _corner(n: Any, height: Any, width: Any) -> Any:
 
 
 @njit
-def _find(places: Any, side: Any, map_: Any, top: Any, left: Any, height: Any, width: Any, reals: Any, outside: Any) -> None:
+def _find(
+    places: Any,
+    side: Any,
+    map_: Any,
+    top: Any,
+    left: Any,
+    height: Any,
+    width: Any,
+    reals: Any,
+    outside: Any,
+) -> None:
     """Where the positions of a tile lie, of a map whose first number is at `map_`; of those beyond its edges, `outside`."""
     for i in range(side):
         for j in range(side):
@@ -217,14 +255,39 @@ def convolve(task: Any) -> None:
         at, share = next_share(task, notes)
         if at < 0:
             break
-        x, w, bias, y, reals, lanes = task[at], task[at + 1], task[at + 2], task[at + 3], task[at + 4], task[at + 5]
-        down, across, top, left, height = task[at + 6], task[at + 7], task[at + 8], task[at + 9], task[at + 10]
-        width, every, shares, room, slices = task[at + 11], task[at + 12], task[at + 13], task[at + 14], task[at + 15]
+        x, w, bias, y, reals, lanes = (
+            task[at],
+            task[at + 1],
+            task[at + 2],
+            task[at + 3],
+            task[at + 4],
+            task[at + 5],
+        )
+        down, across, top, left, height = (
+            task[at + 6],
+            task[at + 7],
+            task[at + 8],
+            task[at + 9],
+            task[at + 10],
+        )
+        width, every, shares, room, slices = (
+            task[at + 11],
+            task[at + 12],
+            task[at + 13],
+            task[at + 14],
+            task[at + 15],
+        )
         own = lanes // slices  # numbers of a slice
         output, share = share % slices * own, share // slices
-        step, apart = room * reals + LANES, room * own + LANES  # the 16 do not lie a power of two apart
+        step, apart = (
+            room * reals + LANES,
+            room * own + LANES,
+        )  # the 16 do not lie a power of two apart
         if len(held) == 0:
-            held, summed = np.empty(16 * step + LANES, np.float32), np.empty(16 * apart + LANES, np.float32)
+            held, summed = (
+                np.empty(16 * step + LANES, np.float32),
+                np.empty(16 * apart + LANES, np.float32),
+            )
             nothing, beyond = np.zeros(reals, np.float32), np.zeros(own, np.float32)
         met, sums = _whole_lines(held), _whole_lines(summed)
         products = (every + POSITIONS - 1) // POSITIONS
@@ -233,20 +296,35 @@ def convolve(task: Any) -> None:
         for n in range(first, last):
             record, row, column = _corner(n, height, width)
             map_ = x + 4 * record * down * across * reals
-            _find(places, 4, map_, row - top, column - left, down, across, reals, nothing.ctypes.data)
+            _find(
+                places, 4, map_, row - top, column - left, down, across, reals, nothing.ctypes.data
+            )
             _transform_input(where, reals // LANES, float32_at(met + 4 * (n - first) * reals), step)
         count = max(last - first, POSITIONS)
         for f in range(16):
             for v in range(0, own, PANEL):
                 of_panel = w + 2 * reals * (f * lanes + output + v)
-                following = of_panel + 2 * reals * (PANEL if v + PANEL < own else lanes - own + PANEL)
+                following = of_panel + 2 * reals * (
+                    PANEL if v + PANEL < own else lanes - own + PANEL
+                )
                 for first_of in range(0, count, POSITIONS):
                     n = min(first_of, count - POSITIONS)
                     source = met + 4 * (f * step + n * reals)
                     target = float32_at(sums + 4 * (f * apart + v * room + n * PANEL))
                     # The panel to come is fetched while this one meets its first tiles, half with either product.
-                    ahead = following + reals * PANEL * (first_of // POSITIONS) if first_of <= POSITIONS else source
-                    _multiply(float32_at(source), reals // 2, float32_at(of_panel), reals, target, float32_at(ahead))
+                    ahead = (
+                        following + reals * PANEL * (first_of // POSITIONS)
+                        if first_of <= POSITIONS
+                        else source
+                    )
+                    _multiply(
+                        float32_at(source),
+                        reals // 2,
+                        float32_at(of_panel),
+                        reals,
+                        target,
+                        float32_at(ahead),
+                    )
         for n in range(first, last):
             record, row, column = _corner(n, height, width)
             map_ = y + 4 * (record * height * width * lanes + output)
@@ -277,19 +355,38 @@ def correlate(task: Any) -> None:
             task[at + 5],
             task[at + 6],
         )
-        down, across, top, left, height = task[at + 7], task[at + 8], task[at + 9], task[at + 10], task[at + 11]
-        width, a_group, parts, slices, others = task[at + 12], task[at + 13], task[at + 14], task[at + 15], task[at + 16]
+        down, across, top, left, height = (
+            task[at + 7],
+            task[at + 8],
+            task[at + 9],
+            task[at + 10],
+            task[at + 11],
+        )
+        width, a_group, parts, slices, others = (
+            task[at + 12],
+            task[at + 13],
+            task[at + 14],
+            task[at + 15],
+            task[at + 16],
+        )
         room = task[at + 17]  # for tiles that are transformed before any is multiplied
         squares = float64_at(task[at + 18])
         own, whose = reals // slices, lanes // others  # numbers of a slice
         step, apart, plane = room * own + LANES, room * whose + LANES, own // 2 * whose + LANES
         if len(held) == 0:
-            held, laid = np.empty(16 * step + LANES, np.float32), np.empty(16 * apart + LANES, np.float32)
+            held, laid = (
+                np.empty(16 * step + LANES, np.float32),
+                np.empty(16 * apart + LANES, np.float32),
+            )
             made = np.empty(16 * plane + LANES if parts == 1 else 0, np.float32)
             nothing = np.zeros(max(own, whose), np.float32)
         met, gradients = _whole_lines(held), _whole_lines(laid)
         part, slice_ = share % parts, share // parts
-        group, channel, output = slice_ // (slices * others), slice_ // others % slices * own, slice_ % others * whose
+        group, channel, output = (
+            slice_ // (slices * others),
+            slice_ // others % slices * own,
+            slice_ % others * whose,
+        )
         of_slice = _whole_lines(made) if parts == 1 else m + 4 * slice_ * parts * 16 * plane
         sums, start = of_slice + 4 * part * 16 * plane, group * a_group
         first_of, end = start + a_group * part // parts, start + a_group * (part + 1) // parts
@@ -298,11 +395,23 @@ def correlate(task: Any) -> None:
             for n in range(first, last):
                 record, row, column = _corner(n, height, width)
                 map_ = x + 4 * (record * down * across * reals + channel)
-                _find(places, 4, map_, row - top, column - left, down, across, reals, nothing.ctypes.data)
+                _find(
+                    places,
+                    4,
+                    map_,
+                    row - top,
+                    column - left,
+                    down,
+                    across,
+                    reals,
+                    nothing.ctypes.data,
+                )
                 _transform_input(where, own // LANES, float32_at(met + 4 * (n - first) * own), step)
                 map_ = g + 4 * (record * height * width * lanes + output)
                 _find(places, 2, map_, row, column, height, width, lanes, nothing.ctypes.data)
-                _transform_gradient(where, whose // LANES, float32_at(gradients + 4 * (n - first) * whose), apart)
+                _transform_gradient(
+                    where, whose // LANES, float32_at(gradients + 4 * (n - first) * whose), apart
+                )
             for f in range(16):
                 for v in range(0, whose, PANEL):
                     of_panel = float32_at(gradients + 4 * (f * apart + v))
@@ -310,9 +419,13 @@ def correlate(task: Any) -> None:
                         target = float32_at(sums + 4 * (f * plane + c // 2 * whose + v))
                         source = float32_at(met + 4 * (f * step + c))
                         if first == first_of:
-                            _correlate_first(source, own, of_panel, whose, last - first, target, whose)
+                            _correlate_first(
+                                source, own, of_panel, whose, last - first, target, whose
+                            )
                         else:
-                            _correlate_further(source, own, of_panel, whose, last - first, target, whose)
+                            _correlate_further(
+                                source, own, of_panel, whose, last - first, target, whose
+                            )
         if parts == 1 or counted(int64_at(done), slice_, 1) == parts - 1:
             of_output = 9 * reals // 2  # complex numbers
             target = to + 8 * ((group * lanes // 2 + output // 2) * of_output + channel // 2 * 9)

@@ -20,17 +20,33 @@ class CNN(nn.Module):
     """3×3 convolutions with padding, each halving the map. [B, C, H, W] -> [B, outputs]; complex weights answer with |z|."""
 
     def __init__(
-        self, input_shape: tuple[int, ...], outputs: int, widths: list[int], activation: str, dtype: torch.dtype
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        widths: list[int],
+        activation: str,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, width = image_shape(f"{kind}_cnn", input_shape)
         at_least_one("model.channels", widths)
-        require(min(height, width) >= 2 ** len(widths), "model.channels", widths, f"{height}×{width} is too small for that depth")
-        conv, pool = (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
+        require(
+            min(height, width) >= 2 ** len(widths),
+            "model.channels",
+            widths,
+            f"{height}×{width} is too small for that depth",
+        )
+        conv, pool = (
+            (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
+        )
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *widths]):
-            stages += [conv(wide, narrow, 3, padding=1, dtype=dtype), make_activation(activation, narrow, dtype), pool(2)]
+            stages += [
+                conv(wide, narrow, 3, padding=1, dtype=dtype),
+                make_activation(activation, narrow, dtype),
+                pool(2),
+            ]
         self.stages = nn.Sequential(*stages)
         for _ in widths:
             height, width = height // 2, width // 2
@@ -44,12 +60,16 @@ class CNN(nn.Module):
 
 
 @register("model", "complex_cnn")
-def complex_cnn(input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "crelu") -> CNN:
+def complex_cnn(
+    input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "crelu"
+) -> CNN:
     """A small complex CNN."""
     return CNN(input_shape, outputs, channels, activation, torch.complex64)
 
 
 @register("model", "real_cnn")
-def real_cnn(input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "relu") -> CNN:
+def real_cnn(
+    input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "relu"
+) -> CNN:
     """The same CNN with real weights."""
     return CNN(input_shape, outputs, channels, activation, torch.float32)

@@ -14,7 +14,9 @@ from zdp_bench.registry import register
 class ConvLinear(nn.Module):
     """conv (3×3, no padding) → flatten → linear. Shapes: [B, C, H, W] -> [B, outputs]; complex weights answer with |z|."""
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, channels: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], outputs: int, channels: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, width = image_shape(f"{kind}_conv_linear", input_shape)
@@ -31,12 +33,16 @@ class ConvLinear(nn.Module):
 
 
 @register("model", "complex_conv_linear")
-def complex_conv_linear(input_shape: tuple[int, ...], outputs: int, *, channels: int = 32) -> ConvLinear:
+def complex_conv_linear(
+    input_shape: tuple[int, ...], outputs: int, *, channels: int = 32
+) -> ConvLinear:
     """The complex network of Table 7."""
     return ConvLinear(input_shape, outputs, channels, torch.complex64)
 
 
 @register("model", "real_conv_linear")
-def real_conv_linear(input_shape: tuple[int, ...], outputs: int, *, channels: int = 32) -> ConvLinear:
+def real_conv_linear(
+    input_shape: tuple[int, ...], outputs: int, *, channels: int = 32
+) -> ConvLinear:
     """The same network with real weights."""
     return ConvLinear(input_shape, outputs, channels, torch.float32)

@@ -47,7 +47,10 @@ class ConvNet(nn.Module):
         channels = (1, *input_shape)[-3]
         for stage in stages:
             for width in stage:
-                layers += [nn.Conv2d(channels, width, kernel, padding=padding), make_activation(activation, width, torch.float32)]
+                layers += [
+                    nn.Conv2d(channels, width, kernel, padding=padding),
+                    make_activation(activation, width, torch.float32),
+                ]
                 channels = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
@@ -55,7 +58,10 @@ class ConvNet(nn.Module):
         widths = [channels * size[0] * size[1], *hidden, outputs]
         head: list[nn.Module] = []
         for wide, narrow in pairwise(widths[:-1]):
-            head += [_linear(linear, wide, narrow, BLOCK), make_activation(activation, narrow, torch.float32)]
+            head += [
+                _linear(linear, wide, narrow, BLOCK),
+                make_activation(activation, narrow, torch.float32),
+            ]
         self.classifier = nn.Sequential(*head, _linear(linear, widths[-2], outputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,14 +69,26 @@ class ConvNet(nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-def _size(input_shape: tuple[int, ...], stages: list[list[int]], kernel: int, padding: int) -> torch.Size:
+def _size(
+    input_shape: tuple[int, ...], stages: list[list[int]], kernel: int, padding: int
+) -> torch.Size:
     """Height and width of the last map."""
-    require(len(input_shape) in (2, 3), "model", str(input_shape), "this network needs images, [channels, height, width]")
+    require(
+        len(input_shape) in (2, 3),
+        "model",
+        str(input_shape),
+        "this network needs images, [channels, height, width]",
+    )
     height, width = input_shape[-2:]
     for stage in stages:
         shrink = len(stage) * (kernel - 1 - 2 * padding)
         height, width = (height - shrink) // 2, (width - shrink) // 2
-    require(min(height, width) >= 1, "model", f"{input_shape[-2]}×{input_shape[-1]}", "images are too small for that depth")
+    require(
+        min(height, width) >= 1,
+        "model",
+        f"{input_shape[-2]}×{input_shape[-1]}",
+        "images are too small for that depth",
+    )
     return torch.Size((height, width))
 
 
@@ -79,18 +97,47 @@ def _linear(kind: Linear, wide: int, narrow: int, block: int) -> nn.Module:
 
 
 @register("model", "lenet5")
-def lenet5(input_shape: tuple[int, ...], outputs: int, *, linear: Linear = "dense", activation: str = "relu") -> ConvNet:
+def lenet5(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    linear: Linear = "dense",
+    activation: str = "relu",
+) -> ConvNet:
     """LeNet-5: 5×5 convolutions of 6 and 16, then 120-84. Table II prints 6 and 6; LeCun et al. 1998 have 16."""
     return ConvNet(input_shape, outputs, [[6], [16]], 5, 0, [120, 84], linear, activation)
 
 
 @register("model", "model3")
-def model3(input_shape: tuple[int, ...], outputs: int, *, linear: Linear = "dense", activation: str = "relu") -> ConvNet:
+def model3(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    linear: Linear = "dense",
+    activation: str = "relu",
+) -> ConvNet:
     """Model-3 of Spectral-DP (Table IV): three stages of two 3×3 convolutions, then 120; widths 32, 64, 128 are ours."""
-    return ConvNet(input_shape, outputs, [[32, 32], [64, 64], [128, 128]], 3, 1, [120], linear, activation)
+    return ConvNet(
+        input_shape, outputs, [[32, 32], [64, 64], [128, 128]], 3, 1, [120], linear, activation
+    )
 
 
 @register("model", "alexnet")
-def alexnet(input_shape: tuple[int, ...], outputs: int, *, linear: Linear = "dense", activation: str = "relu") -> ConvNet:
+def alexnet(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    linear: Linear = "dense",
+    activation: str = "relu",
+) -> ConvNet:
     """AlexNet for 32×32 images (Table V): five 3×3 convolutions, each pooled, then 120-84; widths are ours."""
-    return ConvNet(input_shape, outputs, [[64], [128], [256], [256], [256]], 3, 1, [120, 84], linear, activation)
+    return ConvNet(
+        input_shape,
+        outputs,
+        [[64], [128], [256], [256], [256]],
+        3,
+        1,
+        [120, 84],
+        linear,
+        activation,
+    )

@@ -43,14 +43,30 @@ class DFACNN(nn.Module):
         for wide, narrow in pairwise([images, *channels]):
             height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
             if dtype.is_complex:  # of complex numbers none is the largest: the twin averages
-                stages += [ComplexConv2d(wide, narrow, KERNEL), activation(activations[0], narrow, dtype), ComplexAvgPool2d(2)]
+                stages += [
+                    ComplexConv2d(wide, narrow, KERNEL),
+                    activation(activations[0], narrow, dtype),
+                    ComplexAvgPool2d(2),
+                ]
             else:
-                stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), activation(activations[0], narrow, dtype)]
-        require(min(height, width) > 0, "model.channels", channels, f"images of {input_shape} are too small for that depth")
+                stages += [
+                    nn.Conv2d(wide, narrow, KERNEL),
+                    nn.MaxPool2d(2),
+                    activation(activations[0], narrow, dtype),
+                ]
+        require(
+            min(height, width) > 0,
+            "model.channels",
+            channels,
+            f"images of {input_shape} are too small for that depth",
+        )
         self.convolutions = nn.Sequential(*stages)
         layers: list[nn.Module] = []
         for wide, narrow in pairwise([[images, *channels][-1] * height * width, *hidden, outputs]):
-            layers += [nn.Linear(wide, narrow, dtype=dtype), activation(activations[1], narrow, dtype)]
+            layers += [
+                nn.Linear(wide, narrow, dtype=dtype),
+                activation(activations[1], narrow, dtype),
+            ]
         self.connected = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 
@@ -71,7 +87,9 @@ def real_dfa_cnn(
     fc_activation: str = "relu",
 ) -> DFACNN:
     """The network of the paper."""
-    return DFACNN(input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.float32)
+    return DFACNN(
+        input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.float32
+    )
 
 
 @register("model", "complex_dfa_cnn")
@@ -85,4 +103,6 @@ def complex_dfa_cnn(
     fc_activation: str = "separable_sigmoid",
 ) -> DFACNN:
     """The same with complex weights; ours, the paper knows real networks only."""
-    return DFACNN(input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.complex64)
+    return DFACNN(
+        input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.complex64
+    )

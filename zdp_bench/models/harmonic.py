@@ -33,9 +33,17 @@ class HarmonicFilter(nn.Module):
         super().__init__()
         images, height, wide = image_shape("complex_harmonic", input_shape[-3:])
         require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")
-        require(min(height, wide) > size // 2, "model.size", size, f"reaches beyond the mirrored edge of {height}×{wide}")
         require(
-            images == outputs, "model", "complex_harmonic", f"{images} channels in, {outputs} out: it answers with what it gets"
+            min(height, wide) > size // 2,
+            "model.size",
+            size,
+            f"reaches beyond the mirrored edge of {height}×{wide}",
+        )
+        require(
+            images == outputs,
+            "model",
+            "complex_harmonic",
+            f"{images} channels in, {outputs} out: it answers with what it gets",
         )
         self.register_buffer("cosines", cosines(size), persistent=False)
         self.mix = ComplexConv2d(images * (size**2 - 1), outputs, 1, bias=False)
@@ -68,16 +76,24 @@ def responses(x: Tensor, vectors: Tensor) -> Tensor:
     size, (records, channels) = len(vectors), x.shape[:2]
     edge = size // 2
     parts = torch.view_as_real(x.resolve_conj()).movedim(-1, 2)  # [B, C, 2, H, W]
-    planes = F.pad(parts.flatten(0, 1), (edge, edge, edge, edge), mode="reflect").flatten(0, 1)[:, None]
+    planes = F.pad(parts.flatten(0, 1), (edge, edge, edge, edge), mode="reflect").flatten(0, 1)[
+        :, None
+    ]
     down = F.conv2d(planes, vectors[:, None, :, None])  # [B·C·2, n, H, W + 2·edge]
-    both = F.conv2d(down.flatten(0, 1)[:, None], vectors[:, None, None, :]).to(parts.dtype)  # [B·C·2·n, n, H, W]
-    each = both.unflatten(0, (records, channels, 2, size)).flatten(3, 4)[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
+    both = F.conv2d(down.flatten(0, 1)[:, None], vectors[:, None, None, :]).to(
+        parts.dtype
+    )  # [B·C·2·n, n, H, W]
+    each = both.unflatten(0, (records, channels, 2, size)).flatten(3, 4)[
+        :, :, :, 1:
+    ]  # [B, C, 2, n² − 1, H, W]
     power = each.square().sum(dim=2, keepdim=True).mean(dim=(-2, -1), keepdim=True)
     even = each / (power + EPS).sqrt()
     return as_complex_channels(even.movedim(2, 3).flatten(1, 3))
 
 
 @register("model", "complex_harmonic")
-def complex_harmonic(input_shape: tuple[int, ...], outputs: int, *, size: int = 9) -> HarmonicFilter:
+def complex_harmonic(
+    input_shape: tuple[int, ...], outputs: int, *, size: int = 9
+) -> HarmonicFilter:
     """One complex harmonic block around its input; of 9×9 it has 80 complex parameters."""
     return HarmonicFilter(input_shape, outputs, size)

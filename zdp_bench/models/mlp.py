@@ -20,12 +20,17 @@ class MLP(nn.Module):
     Shapes: [B, *input_shape] -> [B, outputs]. Complex weights take complex inputs and answer with |z|, the real logits.
     """
 
-    def __init__(self, widths: list[int], dtype: torch.dtype, activation: str, init: Initialisation) -> None:
+    def __init__(
+        self, widths: list[int], dtype: torch.dtype, activation: str, init: Initialisation
+    ) -> None:
         super().__init__()
         at_least_one("model.hidden", widths[1:-1])
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [initialise(nn.Linear(wide, narrow, dtype=dtype), init), make_activation(activation, narrow, dtype)]
+            layers += [
+                initialise(nn.Linear(wide, narrow, dtype=dtype), init),
+                make_activation(activation, narrow, dtype),
+            ]
         self.net = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 

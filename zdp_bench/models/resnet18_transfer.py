@@ -35,7 +35,12 @@ class Transfer(nn.Module):
 
 @register("model", "resnet18_transfer")
 def resnet18_transfer(
-    input_shape: tuple[int, ...], outputs: int, *, convolutions: int = 1, weights: str = IMAGENET, enlarge: int = 1
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    convolutions: int = 1,
+    weights: str = IMAGENET,
+    enlarge: int = 1,
 ) -> Transfer:
     """ResNet-18. convolutions: how many of the last two are trained. weights: imagenet, by torchvision's downloader, a file, or
     untrained.
@@ -43,16 +48,25 @@ def resnet18_transfer(
     Raises:
         UserError: the weights cannot be had.
     """
-    from torchvision.models import resnet18  # takes a second to load, which only this model should cost
+    from torchvision.models import (
+        resnet18,
+    )  # takes a second to load, which only this model should cost
     from torchvision.ops import FrozenBatchNorm2d
 
     require(1 <= convolutions <= 2, "model.convolutions", convolutions, "must be 1 or 2")
-    require(image_shape("resnet18_transfer", input_shape)[0] == 3, "model", "resnet18_transfer", "needs images of three colours")
+    require(
+        image_shape("resnet18_transfer", input_shape)[0] == 3,
+        "model",
+        "resnet18_transfer",
+        "needs images of three colours",
+    )
     network = resnet18(norm_layer=FrozenBatchNorm2d)
     try:
         network.load_state_dict(network.state_dict() if weights == UNTRAINED else _weights(weights))
     except RuntimeError as error:
-        raise UserError(f"model.weights={weights}: not the weights of a ResNet-18 ({str(error).splitlines()[0]})") from None
+        raise UserError(
+            f"model.weights={weights}: not the weights of a ResNet-18 ({str(error).splitlines()[0]})"
+        ) from None
     network.requires_grad_(False)
     last = network.layer4[-1]
     for layer in (last.conv2, last.conv1)[:convolutions]:
@@ -66,7 +80,9 @@ def _weights(source: str) -> dict[str, Tensor]:
 
     if source == IMAGENET:
         try:
-            return dict(ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True))
+            return dict(
+                ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
+            )
         except OSError as error:
             raise UserError(
                 f"model.weights=imagenet: torchvision could not download them ({error}). Set model.weights=FILE to a copy of "
@@ -80,4 +96,6 @@ def _weights(source: str) -> dict[str, Tensor]:
     try:
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:
-        raise UserError(f"model.weights={source}: cannot be read as weights ({type(error).__name__}).") from None
+        raise UserError(
+            f"model.weights={source}: cannot be read as weights ({type(error).__name__})."
+        ) from None

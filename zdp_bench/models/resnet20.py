@@ -39,7 +39,9 @@ class ResNet20(nn.Module):
     def __init__(self, images: int, outputs: int, groups: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(images, WIDTHS[0], 3, padding=1, bias=False), nn.GroupNorm(groups, WIDTHS[0]), nn.ReLU()
+            nn.Conv2d(images, WIDTHS[0], 3, padding=1, bias=False),
+            nn.GroupNorm(groups, WIDTHS[0]),
+            nn.ReLU(),
         )
         blocks: list[nn.Module] = []
         wide = WIDTHS[0]
@@ -58,6 +60,16 @@ class ResNet20(nn.Module):
 @register("model", "resnet20")
 def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: int = 8) -> ResNet20:
     """ResNet-20. groups: of each GroupNorm."""
-    require(groups > 0 and not any(w % groups for w in WIDTHS), "model.groups", groups, "must divide the 16, 32 and 64 channels")
-    require(len(input_shape) in (2, 3), "model=resnet20", list(input_shape), "records must be images, [channels, height, width]")
+    require(
+        groups > 0 and not any(w % groups for w in WIDTHS),
+        "model.groups",
+        groups,
+        "must divide the 16, 32 and 64 channels",
+    )
+    require(
+        len(input_shape) in (2, 3),
+        "model=resnet20",
+        list(input_shape),
+        "records must be images, [channels, height, width]",
+    )
     return ResNet20((1, *input_shape)[-3], outputs, groups)

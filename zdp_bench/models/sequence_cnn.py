@@ -29,19 +29,35 @@ class SequenceCNN(nn.Module):
     """
 
     def __init__(
-        self, input_shape: tuple[int, ...], outputs: int, groups: int, activation: str, convolutions: int, dtype: torch.dtype
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        groups: int,
+        activation: str,
+        convolutions: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, width = image_shape(f"{kind}_sequence_cnn", input_shape)
         small = f"{height}×{width} cannot be halved three times"
-        require(min(height, width) >= 2 ** len(WIDTHS), "the input's size for model", "sequence_cnn", small)
         require(
-            groups > 0 and not any(w % groups for w in WIDTHS), "model.groups", groups, "must divide the 32, 64 and 128 channels"
+            min(height, width) >= 2 ** len(WIDTHS),
+            "the input's size for model",
+            "sequence_cnn",
+            small,
+        )
+        require(
+            groups > 0 and not any(w % groups for w in WIDTHS),
+            "model.groups",
+            groups,
+            "must divide the 32, 64 and 128 channels",
         )
         require(convolutions > 0, "model.convolutions", convolutions, "must be at least 1")
         conv, norm, pool = (
-            (ComplexConv2d, ComplexGroupNorm, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.GroupNorm, nn.AvgPool2d)
+            (ComplexConv2d, ComplexGroupNorm, ComplexAvgPool2d)
+            if dtype.is_complex
+            else (nn.Conv2d, nn.GroupNorm, nn.AvgPool2d)
         )
         layers: list[nn.Module] = []
         for wide, narrow in pairwise([images if dtype.is_complex else 2 * images, *WIDTHS]):
@@ -69,7 +85,12 @@ def two_channels(x: Tensor) -> Tensor:
 
 @register("model", "complex_sequence_cnn")
 def complex_sequence_cnn(
-    input_shape: tuple[int, ...], outputs: int, *, groups: int = 16, activation: str = "conjmish", convolutions: int = 1
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    groups: int = 16,
+    activation: str = "conjmish",
+    convolutions: int = 1,
 ) -> SequenceCNN:
     """The complex network of the 2024 paper."""
     return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.complex64)
@@ -77,7 +98,12 @@ def complex_sequence_cnn(
 
 @register("model", "real_sequence_cnn")
 def real_sequence_cnn(
-    input_shape: tuple[int, ...], outputs: int, *, groups: int = 16, activation: str = "mish", convolutions: int = 1
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    groups: int = 16,
+    activation: str = "mish",
+    convolutions: int = 1,
 ) -> SequenceCNN:
     """The same network with real weights, on real and imaginary part as two channels."""
     return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.float32)

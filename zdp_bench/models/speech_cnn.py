@@ -30,16 +30,30 @@ class SpeechCNN(nn.Module):
     """Complex spectrograms [B, C, frames, bins] -> real logits [B, outputs]."""
 
     def __init__(
-        self, input_shape: tuple[int, ...], outputs: int, activation: str, last_activation: bool, pooled: int, gain: float
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        activation: str,
+        last_activation: bool,
+        pooled: int,
+        gain: float,
     ) -> None:
         super().__init__()
         images, frames, bins = image_shape("speech_cnn", input_shape)
         at_least_one("model.pooled", pooled)
         smallest = 2 * (pooled + 4) + 4  # two convolutions take 4, pooling halves, two more take 4
-        require(min(frames, bins) >= smallest, "dataset", f"{frames}×{bins}", f"speech_cnn needs at least {smallest}×{smallest}")
+        require(
+            min(frames, bins) >= smallest,
+            "dataset",
+            f"{frames}×{bins}",
+            f"speech_cnn needs at least {smallest}×{smallest}",
+        )
         layers: list[nn.Module] = []
         for depth, (wide, narrow) in enumerate(pairwise((images, *WIDTHS)), start=1):
-            layers += [ComplexConv2d(wide, narrow, 3), make_activation(activation, narrow, torch.complex64)]
+            layers += [
+                ComplexConv2d(wide, narrow, 3),
+                make_activation(activation, narrow, torch.complex64),
+            ]
             if depth == 2:
                 layers.append(MagnitudeMaxPool2d(2))
         self.features = nn.Sequential(*layers, AdaptiveMagnitudeMaxPool2d(pooled))

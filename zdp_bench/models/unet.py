@@ -38,24 +38,48 @@ class UNet(nn.Module):
         pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
-        images, height, wide = image_shape("complex_unet" if dtype.is_complex else "real_unet", input_shape[-3:])
+        images, height, wide = image_shape(
+            "complex_unet" if dtype.is_complex else "real_unet", input_shape[-3:]
+        )
         at_least_one("model.width", width)
         require(depth >= 0, "model.depth", depth, "must be at least 0")
-        require(min(height, wide) >= 2**depth, "model.depth", depth, f"nothing is left of {height}×{wide} after so many halvings")
-        require(not residual or images == outputs, "model.residual", residual, f"{images} channels in, {outputs} out")
-        conv, transposed = (ComplexConv2d, ComplexConvTranspose2d) if dtype.is_complex else (nn.Conv2d, nn.ConvTranspose2d)
+        require(
+            min(height, wide) >= 2**depth,
+            "model.depth",
+            depth,
+            f"nothing is left of {height}×{wide} after so many halvings",
+        )
+        require(
+            not residual or images == outputs,
+            "model.residual",
+            residual,
+            f"{images} channels in, {outputs} out",
+        )
+        conv, transposed = (
+            (ComplexConv2d, ComplexConvTranspose2d)
+            if dtype.is_complex
+            else (nn.Conv2d, nn.ConvTranspose2d)
+        )
 
         def block(inside: int, out: int) -> nn.Sequential:
             layers: list[nn.Module] = []
             for channels in (inside, out):
                 norm = per_sample_norm(normalisation, out, dtype)
-                layers += [conv(channels, out, 3, padding=1, dtype=dtype), *norm, make_activation(activation, out, dtype)]
+                layers += [
+                    conv(channels, out, 3, padding=1, dtype=dtype),
+                    *norm,
+                    make_activation(activation, out, dtype),
+                ]
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]
-        self.down = nn.ModuleList(block(a, b) for a, b in zip([images, *widths[:-1]], widths, strict=True))
+        self.down = nn.ModuleList(
+            block(a, b) for a, b in zip([images, *widths[:-1]], widths, strict=True)
+        )
         self.pool = ComplexAvgPool2d(2) if dtype.is_complex else pool(2)
-        self.up = nn.ModuleList(transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1]))
+        self.up = nn.ModuleList(
+            transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1])
+        )
         self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
         self.last = conv(width, outputs, 1, dtype=dtype)
         self.dtype, self.residual = dtype, residual
@@ -96,7 +120,9 @@ def complex_unet(
     residual: bool = False,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(input_shape, outputs, width, depth, activation, torch.complex64, normalisation, residual)
+    return UNet(
+        input_shape, outputs, width, depth, activation, torch.complex64, normalisation, residual
+    )
 
 
 @register("model", "real_unet")
@@ -114,6 +140,8 @@ def real_unet(
 
 
 @register("model", "transposed_unet")
-def transposed_unet(input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4) -> UNet:
+def transposed_unet(
+    input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4
+) -> UNet:
     """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
     return UNet(input_shape, outputs, width, depth, "relu", torch.float32, pool=nn.MaxPool2d)

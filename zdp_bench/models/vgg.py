@@ -17,14 +17,25 @@ from zdp_bench.registry import register
 
 Norm = Literal["none", "batch", "group"]
 
-STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # widths in units of the first; a 2×2 max-pooling after each stage
+STAGES = (
+    (1,),
+    (2,),
+    (4, 4),
+    (8, 8),
+    (8, 8),
+)  # widths in units of the first; a 2×2 max-pooling after each stage
 SMALLEST = 2 ** len(STAGES)
 
 
 def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
     """The norm over `channels` maps as a list of one layer, or of none. BatchNorm keeps no running statistics."""
     if norm == "group":
-        require(groups > 0 and channels % groups == 0, "model.groups", groups, f"must divide the {channels} maps of every layer")
+        require(
+            groups > 0 and channels % groups == 0,
+            "model.groups",
+            groups,
+            f"must divide the {channels} maps of every layer",
+        )
         return [nn.GroupNorm(groups, channels)]
     return [nn.BatchNorm2d(channels, track_running_stats=False)] if norm == "batch" else []
 
@@ -50,15 +61,28 @@ class VGG(nn.Module):
     """[B, C, H, W] -> [B, outputs]; H, W at least 32. The map is pooled to `pool`×`pool` whatever the input's size."""
 
     def __init__(
-        self, images: int, outputs: int, norm: Norm = "none", groups: int = 32, width: int = 64, pool: int = 7, hidden: int = 4096
+        self,
+        images: int,
+        outputs: int,
+        norm: Norm = "none",
+        groups: int = 32,
+        width: int = 64,
+        pool: int = 7,
+        hidden: int = 4096,
     ) -> None:
         super().__init__()
         stages = encoder_stages(images, width, norm, groups)
-        self.features = nn.Sequential(*(layer for stage in stages for layer in (*stage, nn.MaxPool2d(2))))
+        self.features = nn.Sequential(
+            *(layer for stage in stages for layer in (*stage, nn.MaxPool2d(2)))
+        )
         self.pool = nn.AdaptiveAvgPool2d(pool)
         wide = STAGES[-1][-1] * width * pool**2
         self.classifier = nn.Sequential(
-            nn.Linear(wide, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+            nn.Linear(wide, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, outputs),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,5 +104,10 @@ def vgg11(
     images, height, wide = image_shape("vgg11", input_shape)
     for key, value in {"width": width, "pool": pool, "hidden": hidden}.items():
         at_least_one(f"model.{key}", value)
-    require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", f"images of at least {SMALLEST}² are needed")
+    require(
+        min(height, wide) >= SMALLEST,
+        "model=vgg11",
+        f"{height}×{wide}",
+        f"images of at least {SMALLEST}² are needed",
+    )
     return VGG(images, outputs, norm, groups, width, pool, hidden)

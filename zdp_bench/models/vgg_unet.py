@@ -18,23 +18,43 @@ from zdp_bench.registry import register
 class VGGUNet(nn.Module):
     """[B, C, H, W] -> [B, outputs, H, W]; H and W divide by 32. A skip connection at each of five scales."""
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, norm: Norm, groups: int, width: int) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], outputs: int, norm: Norm, groups: int, width: int
+    ) -> None:
         super().__init__()
         images, height, wide = image_shape("vgg11_unet", input_shape)
         require(
-            height % SMALLEST == 0 == wide % SMALLEST, "model=vgg11_unet", f"{height}×{wide}", f"images must divide by {SMALLEST}"
+            height % SMALLEST == 0 == wide % SMALLEST,
+            "model=vgg11_unet",
+            f"{height}×{wide}",
+            f"images must divide by {SMALLEST}",
         )
-        require(width % 4 == 0 and width > 0, "model.width", width, "must be a multiple of 4, for the last layers have a quarter")
-        self.down = nn.ModuleList(nn.Sequential(*stage) for stage in encoder_stages(images, width, norm, groups))
+        require(
+            width % 4 == 0 and width > 0,
+            "model.width",
+            width,
+            "must be a multiple of 4, for the last layers have a quarter",
+        )
+        self.down = nn.ModuleList(
+            nn.Sequential(*stage) for stage in encoder_stages(images, width, norm, groups)
+        )
         self.pool = nn.MaxPool2d(2)
         skipped = [stage[-1] * width for stage in STAGES]
         deepest = skipped[-1]
-        self.centre = nn.Sequential(*convolution(deepest, deepest, norm, groups), *convolution(deepest, deepest, norm, groups))
+        self.centre = nn.Sequential(
+            *convolution(deepest, deepest, norm, groups),
+            *convolution(deepest, deepest, norm, groups),
+        )
         self.up = nn.Upsample(scale_factor=2, mode="nearest")
         narrow = [4 * width, 2 * width, width, width // 2, width // 4]
-        joined = [below + beside for below, beside in zip([deepest, *narrow[:-1]], reversed(skipped), strict=True)]
+        joined = [
+            below + beside
+            for below, beside in zip([deepest, *narrow[:-1]], reversed(skipped), strict=True)
+        ]
         self.join = nn.ModuleList(
-            nn.Sequential(*convolution(inside, out, norm, groups), *convolution(out, out, norm, groups))
+            nn.Sequential(
+                *convolution(inside, out, norm, groups), *convolution(out, out, norm, groups)
+            )
             for inside, out in zip(joined, narrow, strict=True)
         )
         self.last = nn.Conv2d(narrow[-1], outputs, 3, padding=1)
@@ -52,6 +72,13 @@ class VGGUNet(nn.Module):
 
 
 @register("model", "vgg11_unet")
-def vgg11_unet(input_shape: tuple[int, ...], outputs: int, *, norm: Norm = "none", groups: int = 4, width: int = 64) -> VGGUNet:
+def vgg11_unet(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    norm: Norm = "none",
+    groups: int = 4,
+    width: int = 64,
+) -> VGGUNet:
     """U-Net with a VGG-11 encoder. norm, groups, width: as of `vgg11`; groups must divide a quarter of the width."""
     return VGGUNet(input_shape, outputs, norm, groups, width)

@@ -25,7 +25,11 @@ def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn
     builder = lookup("activation", name)
     if dtype is not None and _for_real(builder) is dtype.is_complex:
         kind, other = ("complex", "real") if dtype.is_complex else ("real", "complex")
-        fitting = [one for one in names("activation") if _for_real(lookup("activation", one)) is not dtype.is_complex]
+        fitting = [
+            one
+            for one in names("activation")
+            if _for_real(lookup("activation", one)) is not dtype.is_complex
+        ]
         raise UserError(
             f"activation '{name}' is for {other} numbers, and this network's are {kind}. Take one of {', '.join(fitting)}."
         )
@@ -36,7 +40,9 @@ def _for_real(builder: object) -> bool | None:
     """Whether an activation is for real numbers, and not for complex ones; None for one of another package: nobody knows."""
     if getattr(builder, "__module__", "") != __name__:
         return None
-    return isinstance(builder, type) and issubclass(builder, nn.ReLU | nn.Sigmoid | nn.Tanh | nn.Mish)
+    return isinstance(builder, type) and issubclass(
+        builder, nn.ReLU | nn.Sigmoid | nn.Tanh | nn.Mish
+    )
 
 
 def on_parts(function: object, z: Tensor) -> Tensor:

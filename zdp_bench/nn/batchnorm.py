@@ -41,7 +41,9 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         setattr(model.get_submodule(parent), own, new)
         replaced = True
     if not replaced:
-        raise UserError(f"model.replace_batchnorm={how}: the model has no BatchNorm. Leave the key out.")
+        raise UserError(
+            f"model.replace_batchnorm={how}: the model has no BatchNorm. Leave the key out."
+        )
     return model
 
 
@@ -49,14 +51,24 @@ def _per_sample_norm(norm: _BatchNorm, how: Replacement) -> nn.Module:
     if how == "frozen":
         return FrozenBatchNorm(norm)
     channels, affine = norm.num_features, norm.affine
-    kinds = {nn.BatchNorm1d: nn.InstanceNorm1d, nn.BatchNorm2d: nn.InstanceNorm2d, nn.BatchNorm3d: nn.InstanceNorm3d}
+    kinds = {
+        nn.BatchNorm1d: nn.InstanceNorm1d,
+        nn.BatchNorm2d: nn.InstanceNorm2d,
+        nn.BatchNorm3d: nn.InstanceNorm3d,
+    }
     kind = next((kinds[base] for base in kinds if isinstance(norm, base)), None)
     new: nn.Module
     if how == "instance" and kind is not None:
         new = kind(channels, norm.eps, affine=affine, track_running_stats=False, **_like(norm))
     else:
         most = channels if how == "instance" else min(32, max(1, channels // 4))
-        new = nn.GroupNorm(max(n for n in range(1, most + 1) if channels % n == 0), channels, norm.eps, affine, **_like(norm))
+        new = nn.GroupNorm(
+            max(n for n in range(1, most + 1) if channels % n == 0),
+            channels,
+            norm.eps,
+            affine,
+            **_like(norm),
+        )
     if affine:
         new.weight, new.bias = norm.weight, norm.bias
     return new
@@ -72,12 +84,19 @@ class FrozenBatchNorm(nn.Module):
         super().__init__()
         self.eps = norm.eps
         mean, variance = norm.running_mean, norm.running_var
-        self.register_buffer("mean", torch.zeros(norm.num_features, **_like(norm)) if mean is None else mean.clone())
-        self.register_buffer("variance", torch.ones(norm.num_features, **_like(norm)) if variance is None else variance.clone())
+        self.register_buffer(
+            "mean", torch.zeros(norm.num_features, **_like(norm)) if mean is None else mean.clone()
+        )
+        self.register_buffer(
+            "variance",
+            torch.ones(norm.num_features, **_like(norm)) if variance is None else variance.clone(),
+        )
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, training=False, eps=self.eps)
+        return F.batch_norm(
+            x, self.mean, self.variance, self.weight, self.bias, training=False, eps=self.eps
+        )
 
 
 def _like(norm: _BatchNorm) -> dict[str, Any]:
@@ -88,7 +107,12 @@ def _like(norm: _BatchNorm) -> dict[str, Any]:
 def surgery(model: nn.Module) -> list[dict[str, str]]:
     """What `replace_batchnorm` did to a model, for the record: layer, what it was, what it is, why."""
     return [
-        {"layer": name, "was": str(module.in_place_of), "is": type(module).__name__, "why": "batch statistics mix samples"}
+        {
+            "layer": name,
+            "was": str(module.in_place_of),
+            "is": type(module).__name__,
+            "why": "batch statistics mix samples",
+        }
         for name, module in model.named_modules()
         if hasattr(module, "in_place_of")
     ]

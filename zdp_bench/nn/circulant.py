@@ -29,7 +29,9 @@ class CirculantLinear(nn.Module):
         if block < 1:
             raise ValueError(f"a circulant block has at least one row, not {block}")
         self.in_features, self.out_features, self.block = in_features, out_features, block
-        self.weight = nn.Parameter(torch.empty(-(-out_features // block), -(-in_features // block), block))
+        self.weight = nn.Parameter(
+            torch.empty(-(-out_features // block), -(-in_features // block), block)
+        )
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         bound = 1 / math.sqrt(in_features)  # as torch.nn.Linear
         with torch.no_grad():
@@ -49,9 +51,13 @@ class CirculantLinear(nn.Module):
     def dense(self) -> Tensor:
         """The matrix [out_features, in_features] this layer is."""
         d = self.block
-        lag = (torch.arange(d).unsqueeze(0) - torch.arange(d).unsqueeze(1)) % d  # [r, s] -> (s − r) mod d
+        lag = (
+            torch.arange(d).unsqueeze(0) - torch.arange(d).unsqueeze(1)
+        ) % d  # [r, s] -> (s − r) mod d
         blocks = self.weight[:, :, lag]  # [p, q, d, d]
-        return blocks.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
+        return (
+            blocks.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
+        )
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, block={self.block}, bias={self.bias is not None}"

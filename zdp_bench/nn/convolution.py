@@ -19,7 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.kernels import few_channels, winograd
-from zdp_bench.kernels.memory_format import as_complex_channels, as_real_channels, channels_last, in_transform
+from zdp_bench.kernels.memory_format import (
+    as_complex_channels,
+    as_real_channels,
+    channels_last,
+    in_transform,
+)
 
 Size = int | tuple[int, ...]
 
@@ -36,16 +41,27 @@ class Geometry:
     groups: int
 
     def numbers(self) -> tuple[Any, ...]:
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+        return (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+        )
 
     def of_loops(self, weight: Tensor) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
         """What the loops for few channels and those for many are called with, where it may be one of theirs and torch compiles
         nothing."""
-        return (None, None) if torch.compiler.is_compiling() else _loops_for(tuple(weight.shape), self)
+        return (
+            (None, None) if torch.compiler.is_compiling() else _loops_for(tuple(weight.shape), self)
+        )
 
 
 @cache
-def _loops_for(weight: tuple[int, ...], of: Geometry) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
+def _loops_for(
+    weight: tuple[int, ...], of: Geometry
+) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
     sizes = weight, of.stride, of.padding, of.dilation, of.transposed, of.groups
     return few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
 
@@ -72,7 +88,10 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
     m = real.unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))  # [*, O, (re, im), C, (re, im), k]
     first, second = m.unbind(-4)
     sign = -1 if transposed else 1
-    return torch.complex(first.select(-2, 0) + second.select(-2, 1), sign * (second.select(-2, 0) - first.select(-2, 1)))
+    return torch.complex(
+        first.select(-2, 0) + second.select(-2, 1),
+        sign * (second.select(-2, 0) - first.select(-2, 1)),
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,9 @@ class _Kept:
     became: Tensor
 
 
-_kept: dict[int, dict[Callable[..., Tensor], _Kept]] = {}  # by where a weight lies, and by what it is made into
+_kept: dict[
+    int, dict[Callable[..., Tensor], _Kept]
+] = {}  # by where a weight lies, and by what it is made into
 
 
 @contextmanager
@@ -94,7 +115,11 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
     """Inside, what a convolution makes of a weight of the model is made once, and held until the weight changes: for a batch that
     comes in pieces. It takes twice the weight's memory, and of one that `winograd` serves, which is small beside its maps, seven
     times. Of changes that torch does not count (`.data`), those of most numbers are seen."""
-    own = [p.data_ptr() for p in model.parameters() if p.is_complex() and p.dim() > 2 and p.is_contiguous()]
+    own = [
+        p.data_ptr()
+        for p in model.parameters()
+        if p.is_complex() and p.dim() > 2 and p.is_contiguous()
+    ]
     try:
         for place in own:
             _kept[place] = {}
@@ -135,11 +160,17 @@ class _Convolve(torch.autograd.Function):
             return winograd.convolved(many, x, _made(weight, winograd.filters), bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
         real_weight = _made(weight, interleaved_weight, geometry.transposed)
-        y = torch.convolution(as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers())
-        return as_complex_channels(y.to(real_weight.dtype))  # under autocast y is half precision; complex numbers stay whole
+        y = torch.convolution(
+            as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers()
+        )
+        return as_complex_channels(
+            y.to(real_weight.dtype)
+        )  # under autocast y is half precision; complex numbers stay whole
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Geometry], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Geometry], output: Tensor
+    ) -> None:
         x, weight, bias, ctx.geometry = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight)
@@ -151,16 +182,27 @@ class _Convolve(torch.autograd.Function):
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
         few, many = geometry.of_loops(weight)
         if few is not None and few.serves(x, g, weight) and not (to_input and few.stride != (1, 1)):
-            of_input = few_channels.input_gradient(few, g, weight, x.shape[2:]) if to_input else None
-            of_weight, of_bias = few_channels.gradient(few, x, g) if to_weight or to_bias else (None, None)
+            of_input = (
+                few_channels.input_gradient(few, g, weight, x.shape[2:]) if to_input else None
+            )
+            of_weight, of_bias = (
+                few_channels.gradient(few, x, g) if to_weight or to_bias else (None, None)
+            )
             return of_input, of_weight, of_bias if ctx.has_bias else None, None
         if many is not None and many.serves(x, g, weight):
             back = _made(weight, winograd.backward_filters) if to_input else None
             of_input = winograd.input_gradient(many, g, back) if back is not None else None
             of_weight = winograd.gradient(many, x, g) if to_weight else None
         else:
-            of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), geometry)
-        return of_input, of_weight, g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None, None
+            of_input, of_weight = _interleaved_gradients(
+                x, g, weight, (to_input, to_weight), geometry
+            )
+        return (
+            of_input,
+            of_weight,
+            g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None,
+            None,
+        )
 
 
 class _ConvolvePlainly(torch.autograd.Function):
@@ -183,13 +225,19 @@ def _interleaved_gradients(
         return None, None
     x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
     real_weight = _made(weight, interleaved_weight, geometry.transposed)
-    if x.dtype != torch.float32 or x.is_contiguous():  # torch's slow kernel: of a map of one pixel no layout can be told
-        x, g, real_weight = (y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight))
+    if (
+        x.dtype != torch.float32 or x.is_contiguous()
+    ):  # torch's slow kernel: of a map of one pixel no layout can be told
+        x, g, real_weight = (
+            y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight)
+        )
     given = g, x, real_weight, None, *geometry.numbers(), [*wanted, False]
     of_input, of_weight, _ = torch.ops.aten.convolution_backward(*given)
     return (
         as_complex_channels(of_input) if of_input is not None else None,
-        folded_gradient(of_weight.flatten(2), geometry.transposed).view_as(weight) if of_weight is not None else None,
+        folded_gradient(of_weight.flatten(2), geometry.transposed).view_as(weight)
+        if of_weight is not None
+        else None,
     )
 
 
@@ -216,17 +264,25 @@ class _Convolution(nn.Module):
     ) -> None:
         super().__init__()
         if not dtype.is_complex:
-            raise ValueError(f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real weights")
+            raise ValueError(
+                f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real weights"
+            )
         if in_channels % groups or out_channels % groups:
-            raise ValueError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
+            raise ValueError(
+                f"{in_channels} and {out_channels} channels do not divide into {groups} groups"
+            )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride = self._each(kernel_size), self._each(stride)
         self.padding, self.dilation = self._each(padding), self._each(dilation)
         self.output_padding = self._each(output_padding)
-        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        first, second = (
+            (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        )
         shape = (first, second // groups, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(out_channels, dtype=dtype, device=device)) if bias else None
+        self.bias = (
+            nn.Parameter(torch.empty(out_channels, dtype=dtype, device=device)) if bias else None
+        )
         self.reset_parameters()
 
     def _each(self, size: Size) -> tuple[int, ...]:
@@ -244,14 +300,23 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
-        outside = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        outside = (
+            not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        )
         function = _ConvolvePlainly if outside else _Convolve
         return function.apply(x, self.weight, self.bias, self.geometry)
 
     @property
     def geometry(self) -> Geometry:
         """What the convolution of interleaved channels is called with."""
-        numbers = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
+        numbers = (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+        )
         return Geometry(*numbers)
 
 

@@ -50,14 +50,22 @@ class ComplexGroupNorm(nn.Module):
     ) -> None:
         super().__init__()
         if not dtype.is_complex:
-            raise ValueError(f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real numbers")
+            raise ValueError(
+                f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real numbers"
+            )
         if channels % groups:
             raise ValueError(f"{channels} channels do not divide into {groups} groups")
         if not eps > 0:
-            raise ValueError(f"eps={eps}: must be positive, or groups on a line have no inverse square root")
+            raise ValueError(
+                f"eps={eps}: must be positive, or groups on a line have no inverse square root"
+            )
         self.groups, self.channels, self.eps = groups, channels, eps
-        self.weight = nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
-        self.bias = nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
+        self.weight = (
+            nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
+        )
+        self.bias = (
+            nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -88,9 +96,17 @@ class ComplexLayerNorm(ComplexGroupNorm):
         super().__init__(1, channels, eps, affine, **where)
 
 
-def normalise(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
+def normalise(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = EPS,
+) -> Tensor:
     """γ·ŷ + β for complex x [B, C, *]; without weight and bias, ŷ. See `ComplexGroupNorm`."""
-    positions = channels_last(x).movedim(1, -1).reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])  # [B, T, C], a view
+    positions = (
+        channels_last(x).movedim(1, -1).reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])
+    )  # [B, T, C], a view
     normalised, *_ = _Normalise.apply(positions, weight, bias, groups, eps)
     return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
@@ -107,8 +123,14 @@ def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[
         return []
     if how not in ("group", "instance"):
         raise unknown("model.normalisation", how, ["group", "instance", "null"])
-    groups = channels if how == "instance" else max(n for n in range(1, GROUPS + 1) if channels % n == 0)
-    return [ComplexGroupNorm(groups, channels, dtype=dtype) if dtype.is_complex else nn.GroupNorm(groups, channels, dtype=dtype)]
+    groups = (
+        channels if how == "instance" else max(n for n in range(1, GROUPS + 1) if channels % n == 0)
+    )
+    return [
+        ComplexGroupNorm(groups, channels, dtype=dtype)
+        if dtype.is_complex
+        else nn.GroupNorm(groups, channels, dtype=dtype)
+    ]
 
 
 # ------------------------------------------------------------------------- inside: x, c, g [B, T, C]; one number a group [B, G]
@@ -138,7 +160,9 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, g: Tensor, *_: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, h, p = ctx.saved_tensors
         to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
         of_x = of_weight = None
@@ -149,11 +173,21 @@ class _Normalise(torch.autograd.Function):
             c_conj = _conj(c)
             sum_gc, sum_gc_conj = _over_positions(g * c), _over_positions(g * c_conj)
             if to_weight:  # Σ g·conj(ŷ)
-                of_weight = _to_channels(root.along, x)[:, 0] * sum_gc_conj + _to_channels(root.across.conj(), x)[:, 0] * sum_gc
+                of_weight = (
+                    _to_channels(root.along, x)[:, 0] * sum_gc_conj
+                    + _to_channels(root.across.conj(), x)[:, 0] * sum_gc
+                )
             if to_x:
                 back = x.new_ones(()) if weight is None else weight.conj()
-                sums = torch.stack([_over_channels(back * each, h.shape[1]) for each in (sum_g, sum_gc, sum_gc_conj)])
-                constant, of_h, of_p = _through_moments(h, p, root, ctx.eps, sums, g.shape[1] * g.shape[2] // h.shape[1])
+                sums = torch.stack(
+                    [
+                        _over_channels(back * each, h.shape[1])
+                        for each in (sum_g, sum_gc, sum_gc_conj)
+                    ]
+                )
+                constant, of_h, of_p = _through_moments(
+                    h, p, root, ctx.eps, sums, g.shape[1] * g.shape[2] // h.shape[1]
+                )
                 of_x = torch.addcmul(_to_channels(constant, x), c, _to_channels(of_h, x))
                 of_x = torch.addcmul(of_x, c_conj, _to_channels(of_p, x))
                 of_x = torch.addcmul(of_x, g, _to_channels(root.along, x) * back)
@@ -179,7 +213,9 @@ class _Root(NamedTuple):
 def _inverse_root(h: Tensor, p: Tensor, eps: float) -> _Root:
     """The inverse square root of a covariance, eps added to its eigenvalues."""
     # (h + eps)² − |p|²/4, with |p|/2 ≤ h whatever rounding made of them
-    s = ((h.square() - (p.real.square() + p.imag.square()) / 4).clamp(min=0) + eps * (2 * h + eps)).sqrt()
+    s = (
+        (h.square() - (p.real.square() + p.imag.square()) / 4).clamp(min=0) + eps * (2 * h + eps)
+    ).sqrt()
     t = (2 * (h + eps + s)).sqrt()
     k = 1 / (2 * s * t)
     return _Root(t.square() * k, -p * k, k, s)
@@ -191,13 +227,24 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean = _over_channels(_over_positions(x), groups) / max(1, numbers)
     c = x - _to_channels(mean, x)
     parts = torch.view_as_real(c)
-    squares = _over_channels(parts.square().sum(dim=1).double(), groups) / max(1, numbers - 1)  # [B, G, (re, im)]
-    product = _over_channels((parts[..., 0] * parts[..., 1]).sum(dim=1).double(), groups) / max(1, numbers - 1)
+    squares = _over_channels(parts.square().sum(dim=1).double(), groups) / max(
+        1, numbers - 1
+    )  # [B, G, (re, im)]
+    product = _over_channels((parts[..., 0] * parts[..., 1]).sum(dim=1).double(), groups) / max(
+        1, numbers - 1
+    )
     re, im = squares.unbind(2)
-    return c, mean, (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im), torch.complex(re - im, 2 * product)
+    return (
+        c,
+        mean,
+        (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im),
+        torch.complex(re - im, 2 * product),
+    )
 
 
-def _through_moments(h: Tensor, p: Tensor, root: _Root, eps: float, sums: Tensor, numbers: int) -> tuple[Tensor, Tensor, Tensor]:
+def _through_moments(
+    h: Tensor, p: Tensor, root: _Root, eps: float, sums: Tensor, numbers: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """What the mean, h and p of a group pass on to its numbers: constant + of_h·c + of_p·c̄.
 
     Args:

@@ -39,7 +39,9 @@ class _ByMagnitude(torch.optim.Optimizer, ABC):
         return loss
 
     @abstractmethod
-    def move(self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def move(
+        self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
         """Change the parameter, and the state that its last step left (empty at the first)."""
 
 
@@ -59,13 +61,17 @@ class Adam(_ByMagnitude):
         _require_means(*betas)
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
-    def move(self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def move(
+        self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
         (first, second), lr = group["betas"], group["lr"]
         g = _decay(parameter, g, group, self.decoupled)
         step = state["step"] = state.get("step", 0) + 1
         m = _mean(state, "mean", g, first)
         v = _mean(state, "mean_square", squared_modulus(g), second)
-        parameter.sub_(lr / (1 - first**step) * m / ((v / (1 - second**step)).sqrt_().add_(group["eps"])))
+        parameter.sub_(
+            lr / (1 - first**step) * m / ((v / (1 - second**step)).sqrt_().add_(group["eps"]))
+        )
 
 
 class AdamW(Adam):
@@ -97,18 +103,31 @@ class NAdam(_ByMagnitude):
         momentum_decay: float = 4e-3,
     ) -> None:
         _require_means(*betas)
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum_decay=momentum_decay,
+        )
 
-    def move(self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def move(
+        self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
         (first, second), lr = group["betas"], group["lr"]
         g = _decay(parameter, g, group)
         step = state["step"] = state.get("step", 0) + 1
-        mu, mu_next = (first * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (step, step + 1))
+        mu, mu_next = (
+            first * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (step, step + 1)
+        )
         product = state["mu_product"] = state.get("mu_product", 1.0) * mu
         m = _mean(state, "mean", g, first)
         v = _mean(state, "mean_square", squared_modulus(g), second)
         root = (v / (1 - second**step)).sqrt_().add_(group["eps"])
-        parameter.sub_((lr * (1 - mu) / (1 - product) * g + lr * mu_next / (1 - product * mu_next) * m) / root)
+        parameter.sub_(
+            (lr * (1 - mu) / (1 - product) * g + lr * mu_next / (1 - product * mu_next) * m) / root
+        )
 
 
 class RMSprop(_ByMagnitude):
@@ -124,9 +143,13 @@ class RMSprop(_ByMagnitude):
         momentum: float = 0.0,
     ) -> None:
         _require_means(alpha, momentum)
-        super().__init__(params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+        super().__init__(
+            params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum
+        )
 
-    def move(self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def move(
+        self, parameter: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
         g = _decay(parameter, g, group)
         v = _mean(state, "mean_square", squared_modulus(g), group["alpha"])
         quotient = g / v.sqrt().add_(group["eps"])
@@ -140,7 +163,9 @@ BY_MAGNITUDE = {"adam": Adam, "adamw": AdamW, "nadam": NAdam, "rmsprop": RMSprop
 
 def squared_modulus(g: Tensor) -> Tensor:
     """|g|², real."""
-    return torch.view_as_real(g.resolve_conj()).square().sum(dim=-1) if g.is_complex() else g.square()
+    return (
+        torch.view_as_real(g.resolve_conj()).square().sum(dim=-1) if g.is_complex() else g.square()
+    )
 
 
 def _mean(state: dict[str, Any], name: str, value: Tensor, keep: float) -> Tensor:

@@ -26,10 +26,16 @@ class ComplexAvgPool2d(nn.Module):
         x = channels_last(x.resolve_conj()).movedim(1, -1)  # [B, H, W, C]
         down, across = x.shape[1] // self.size, x.shape[2] // self.size
         if down == 0:
-            raise ValueError(f"no window of {self.size}×{self.size} fits into a map of {x.shape[1]}×{x.shape[2]}")
+            raise ValueError(
+                f"no window of {self.size}×{self.size} fits into a map of {x.shape[1]}×{x.shape[2]}"
+            )
         # Lines of windows are maps of their own: torch's threads share maps between them, and not the windows of one.
-        lines = torch.view_as_real(x[:, : down * self.size]).reshape(len(x) * down, self.size, x.shape[2], 2 * x.shape[3])
-        means = F.avg_pool2d(lines.movedim(-1, 1), self.size).movedim(1, -1).contiguous()  # [B·H', 1, W', 2C]
+        lines = torch.view_as_real(x[:, : down * self.size]).reshape(
+            len(x) * down, self.size, x.shape[2], 2 * x.shape[3]
+        )
+        means = (
+            F.avg_pool2d(lines.movedim(-1, 1), self.size).movedim(1, -1).contiguous()
+        )  # [B·H', 1, W', 2C]
         return torch.view_as_complex(means.view(len(x), down, across, x.shape[3], 2)).movedim(-1, 1)
 
 
@@ -52,7 +58,9 @@ class AdaptiveMagnitudeMaxPool2d(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return picked(x, lambda modulus: F.adaptive_max_pool2d(modulus, self.size, return_indices=True)[1])
+        return picked(
+            x, lambda modulus: F.adaptive_max_pool2d(modulus, self.size, return_indices=True)[1]
+        )
 
 
 def picked(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:

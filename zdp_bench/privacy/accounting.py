@@ -47,7 +47,9 @@ MOST = 10**9  # records, epochs, steps
 LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 
 
-@lru_cache(maxsize=1024)  # it takes up to a second, and one ε is asked for as tight, as claimed and as a patient's one record's
+@lru_cache(
+    maxsize=1024
+)  # it takes up to a second, and one ε is asked for as tight, as claimed and as a patient's one record's
 def pld(z: float, sample_rate: float, steps: int, delta: float) -> float:
     """Tight ε of the Poisson-subsampled Gaussian mechanism, records added or removed.
 
@@ -85,7 +87,9 @@ def pld_uniform_at_least(z: float, sample_rate: float, steps: int, delta: float)
     return _at_least(z, one_record(sample_rate), steps, delta)
 
 
-def _trivial(z: float, sample_rate: float, steps: int, delta: float, hopeless: float = HOPELESS) -> tuple[float] | None:
+def _trivial(
+    z: float, sample_rate: float, steps: int, delta: float, hopeless: float = HOPELESS
+) -> tuple[float] | None:
     """The answer where nothing must be composed: no step, no noise, hardly any, δ = 0, or every record in every batch."""
     if steps == 0 or sample_rate == 0 or math.isinf(z):
         return (0.0,)
@@ -126,7 +130,9 @@ def rdp_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float
 
 def rdp_classic(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
     """The conversion of Mironov 2017, Proposition 3, that the papers print: min over α of rdp(α) + log(1/δ)/(α − 1)."""
-    return min(float(r) + math.log(1 / delta) / (a - 1) for a, r in zip(orders, divergences, strict=True))
+    return min(
+        float(r) + math.log(1 / delta) / (a - 1) for a, r in zip(orders, divergences, strict=True)
+    )
 
 
 def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
@@ -167,7 +173,13 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def gdp_clt(z: float, sample_rate: float, steps: int, delta: float, batches: Literal["uniform", "poisson"] = "uniform") -> float:
+def gdp_clt(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    batches: Literal["uniform", "poisson"] = "uniform",
+) -> float:
     """The central-limit approximation of Gaussian DP (Bu, Dong, Long & Su 2020). NOT a bound: claimed columns only.
 
     uniform: μ = √2·q√T·√(e^{1/z²}Φ(3/2z) + 3Φ(−1/2z) − 2), the default of deepee and of TensorFlow Privacy.
@@ -178,7 +190,9 @@ def gdp_clt(z: float, sample_rate: float, steps: int, delta: float, batches: Lit
     if z < 0.05:  # e^{1/z²} overflows, and no limit theorem holds there
         return math.inf
     grown = math.exp(z**-2)
-    spread = 2 * (grown * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2) if batches == "uniform" else grown - 1
+    spread = (
+        2 * (grown * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2) if batches == "uniform" else grown - 1
+    )
     return gdp_epsilon(sample_rate * math.sqrt(steps * spread), delta)
 
 
@@ -208,7 +222,9 @@ def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[floa
     if mechanism.sampling.scheme != "uniform":
         return high, high
     # Rounding can put the lower bound above the upper by 1e-12 where both are exact.
-    return min(high, pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)), high
+    return min(
+        high, pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)
+    ), high
 
 
 def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
@@ -221,7 +237,9 @@ def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     return rdp(mechanism.z, 1.0 if scheme == "full" else rate, steps, delta)
 
 
-def patient_epsilon(mechanism: Mechanism, records_per_patient: int, steps: int, delta: float) -> float:
+def patient_epsilon(
+    mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
+) -> float:
     """Tight ε for a PATIENT who owns at most so many records: all of them come and go, or are replaced, together.
 
     The records are clipped one by one, so j drawn records move the sum by at most j bounds. How many are drawn is binomial
@@ -233,7 +251,9 @@ def patient_epsilon(mechanism: Mechanism, records_per_patient: int, steps: int, 
     """
     sampling, z, count = mechanism.sampling, mechanism.z, records_per_patient
     if not 1 <= count <= sampling.records:
-        raise ValueError(f"records_per_patient must lie between 1 and the {sampling.records} records there are, not {count}")
+        raise ValueError(
+            f"records_per_patient must lie between 1 and the {sampling.records} records there are, not {count}"
+        )
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)
     rate, batch = sampling.sample_rate, round(sampling.sample_rate * sampling.records)
@@ -244,12 +264,16 @@ def patient_epsilon(mechanism: Mechanism, records_per_patient: int, steps: int, 
     if sampling.scheme == "poisson":
         chances = several_records(binom.logpmf(np.arange(count + 1), count, rate))
         return epsilon(poisson_laws(z, chances, steps, delta), steps, delta)
-    if count + batch > sampling.records:  # every batch holds some of this patient's records: sampling hides nothing
+    if (
+        count + batch > sampling.records
+    ):  # every batch holds some of this patient's records: sampling hides nothing
         return pld(z / min(count, batch), 1.0, steps, delta)
     return epsilon(uniform_laws(z, _patients_share(sampling, count), steps, delta), steps, delta)
 
 
-def patient_interval(mechanism: Mechanism, records_per_patient: int, steps: int, delta: float) -> tuple[float, float]:
+def patient_interval(
+    mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
+) -> tuple[float, float]:
     """A lower and an upper bound for a patient: twice `patient_epsilon` but for fixed-size batches; see `tight_interval`.
 
     Raises:
@@ -259,14 +283,20 @@ def patient_interval(mechanism: Mechanism, records_per_patient: int, steps: int,
     if count == 1:
         return tight_interval(mechanism, steps, delta)
     high = patient_epsilon(mechanism, count, steps, delta)
-    exact = sampling.scheme != "uniform" or _trivial(z, sampling.sample_rate, steps, delta, hopeless=0.0)
-    return high if exact else min(high, _at_least(z, _patients_share(sampling, count), steps, delta)), high
+    exact = sampling.scheme != "uniform" or _trivial(
+        z, sampling.sample_rate, steps, delta, hopeless=0.0
+    )
+    return high if exact else min(
+        high, _at_least(z, _patients_share(sampling, count), steps, delta)
+    ), high
 
 
 def _patients_share(sampling: Sampling, count: int) -> Mixture:
     """How many of a patient's records a batch of fixed size holds."""
     batch = round(sampling.sample_rate * sampling.records)
-    return several_records(hypergeom.logpmf(np.arange(min(count, batch) + 1), sampling.records, count, batch))
+    return several_records(
+        hypergeom.logpmf(np.arange(min(count, batch) + 1), sampling.records, count, batch)
+    )
 
 
 def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, limit: int) -> int:
@@ -276,7 +306,11 @@ def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, lim
     low, high = 0, limit  # invariant: ε(low) ≤ max_epsilon < ε(high)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if tight_epsilon(mechanism, middle, delta) <= max_epsilon else (low, middle)
+        low, high = (
+            (middle, high)
+            if tight_epsilon(mechanism, middle, delta) <= max_epsilon
+            else (low, middle)
+        )
     return low
 
 
@@ -319,7 +353,12 @@ def zeta_dp_2021(claim: Claim) -> float:
     Its Tables 2, 3 and 5 are reproduced by nothing that was tried.
     """
     lot = 64
-    return gdp_clt(claim.noise_multiplier, lot / claim.records, claim.epochs * (claim.records // lot), claim.delta)
+    return gdp_clt(
+        claim.noise_multiplier,
+        lot / claim.records,
+        claim.epochs * (claim.records // lot),
+        claim.delta,
+    )
 
 
 def zeta_dp_2024(claim: Claim) -> float:

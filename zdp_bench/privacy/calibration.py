@@ -35,8 +35,15 @@ def calibrate(target: float, accountant: str, claim: Claim) -> float:
     Raises:
         ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
     """
-    question = {"accountant": accountant, "claim": dataclasses.asdict(claim) | {"noise_multiplier": None}}
-    return solve(target, lambda sigma: ACCOUNTANTS[accountant](dataclasses.replace(claim, noise_multiplier=sigma)), question)
+    question = {
+        "accountant": accountant,
+        "claim": dataclasses.asdict(claim) | {"noise_multiplier": None},
+    }
+    return solve(
+        target,
+        lambda sigma: ACCOUNTANTS[accountant](dataclasses.replace(claim, noise_multiplier=sigma)),
+        question,
+    )
 
 
 def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float) -> float:
@@ -49,13 +56,23 @@ def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float
         ValueError: see `calibrate`.
     """
     sampling = unit.sampling
-    question = {"accountant": "tight", "scheme": sampling.scheme, "rate": sampling.sample_rate, "steps": steps, "delta": delta}
+    question = {
+        "accountant": "tight",
+        "scheme": sampling.scheme,
+        "rate": sampling.sample_rate,
+        "steps": steps,
+        "delta": delta,
+    }
 
     def epsilon_of(z: float) -> float:
         std = sampling.shift * z  # of one block with bound 1: its z is std / shift
-        return tight_epsilon(Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling), steps, delta)
+        return tight_epsilon(
+            Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling), steps, delta
+        )
 
-    return solve(target, epsilon_of, question) / unit.z * (1 + 1e-12)  # z may not come out one rounding lower
+    return (
+        solve(target, epsilon_of, question) / unit.z * (1 + 1e-12)
+    )  # z may not come out one rounding lower
 
 
 def solve(target: float, epsilon_of: Callable[[float], float], question: dict[str, Any]) -> float:
@@ -71,7 +88,11 @@ def solve(target: float, epsilon_of: Callable[[float], float], question: dict[st
     """
     if target == math.inf:
         return 0.0
-    asked = question | {"target": target, "arithmetic": ARITHMETIC, "dp-accounting": version("dp-accounting")}
+    asked = question | {
+        "target": target,
+        "arithmetic": ARITHMETIC,
+        "dp-accounting": version("dp-accounting"),
+    }
     text = json.dumps(asked, sort_keys=True)
     path = cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     if (found := _read(path, text)) is not None:

@@ -29,7 +29,13 @@ from scipy.stats import norm
 
 def gdp_delta(mu: float, epsilon: float) -> float:
     """δ(ε) of a μ-GDP mechanism, exact (Dong, Roth & Su 2019, Corollary 2.13; Balle & Wang 2018, Theorem 8); μ > 0."""
-    return max(0.0, float(norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon + norm.logcdf(-epsilon / mu - mu / 2))))
+    return max(
+        0.0,
+        float(
+            norm.cdf(-epsilon / mu + mu / 2)
+            - math.exp(epsilon + norm.logcdf(-epsilon / mu - mu / 2))
+        ),
+    )
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
@@ -67,7 +73,11 @@ def per_component_mu(sigma: float, sensitivity: float = 1.0) -> float:
 
 
 def correlated_mu(
-    sigma: float, rho: float, sensitivity: float = 1.0, real: float | None = None, imaginary: float | None = None
+    sigma: float,
+    rho: float,
+    sensitivity: float = 1.0,
+    real: float | None = None,
+    imaginary: float | None = None,
 ) -> float:
     """μ with variance σ² on each part and correlation ρ between the two (2024, Theorem 1, eq. 3).
 

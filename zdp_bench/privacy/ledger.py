@@ -92,7 +92,9 @@ class Ledger:
         """
         self.path = path
         self.repeatable = repeatable
-        self.counted_again = 0  # steps on record that `begin` found to be taken again as new releases
+        self.counted_again = (
+            0  # steps on record that `begin` found to be taken again as new releases
+        )
         self._entries: list[Entry] = []
         self._furthest: dict[str, int] = {}  # generation -> its last step
         self._of: set[tuple[str, int, str]] = set()
@@ -102,7 +104,11 @@ class Ledger:
         aside = sorted(path.parent.glob(f"{path.name}.*"))
         counted = sum(self._learn_from(earlier) for earlier in aside)
         self.earlier = 0 if repeatable else counted
-        self._head: dict[str, Any] = {"ledger": _FORMAT, "mechanism": mechanism.digest(), "repeatable": repeatable}
+        self._head: dict[str, Any] = {
+            "ledger": _FORMAT,
+            "mechanism": mechanism.digest(),
+            "repeatable": repeatable,
+        }
         self._head |= {"whose": whose} if whose else {}
         self._head |= {"earlier": self.earlier} if self.earlier else {}
         self._aside = "".join(_sha256(earlier) for earlier in aside)
@@ -158,7 +164,9 @@ class Ledger:
         if body["state"]:
             self._starts[body["made"], body["step"], body["state"]] = body["generation"]
         else:
-            self._starts = {start: of for start, of in self._starts.items() if of != body["generation"]}
+            self._starts = {
+                start: of for start, of in self._starts.items() if of != body["generation"]
+            }
 
     def _learn_from(self, path: Path) -> int:
         """The starts in a ledger that was set aside, as far as it can be read, and how many steps it holds at most."""
@@ -182,7 +190,11 @@ class Ledger:
         """
         if self.holds(step, of):
             return
-        self._write({"step": step} | ({"of": of} if of else {}) | ({"generation": self.generation} if self.generation else {}))
+        self._write(
+            {"step": step}
+            | ({"of": of} if of else {})
+            | ({"generation": self.generation} if self.generation else {})
+        )
         self._enter(step, of, self.generation)
 
     def holds(self, step: int, of: str = "") -> bool:
@@ -209,7 +221,9 @@ class Ledger:
         """
         if not self.repeatable:
             return self.releases
-        return sum(done < step or generation != self.generation for done, generation in self._entries)
+        return sum(
+            done < step or generation != self.generation for done, generation in self._entries
+        )
 
     @property
     def position(self) -> Position:
@@ -235,18 +249,26 @@ class Ledger:
 
     def _read(self, at_least: Position) -> None:
         *lines, cut = self.path.read_bytes().split(b"\n")
-        passed: set[str] = set()  # the chain's digests where the checkpoint's number of steps was there
+        passed: set[str] = (
+            set()
+        )  # the chain's digests where the checkpoint's number of steps was there
         for number, line in enumerate(lines, start=1):
             try:
                 body = json.loads(line)
                 claimed = body.pop("sha256")
             except (ValueError, KeyError, AttributeError, TypeError):
-                raise LedgerError(f"{self.path}, line {number}: not a ledger line; the file was edited or damaged") from None
+                raise LedgerError(
+                    f"{self.path}, line {number}: not a ledger line; the file was edited or damaged"
+                ) from None
             if claimed != _chain(self._digest, body):
-                raise LedgerError(f"{self.path}, line {number}: the chain of digests breaks here; the file was edited")
+                raise LedgerError(
+                    f"{self.path}, line {number}: the chain of digests breaks here; the file was edited"
+                )
             if number == 1:
                 if body != self._head:
-                    raise LedgerError(f"{self.path}, line 1: belongs to another mechanism or noise source than this run's")
+                    raise LedgerError(
+                        f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
+                    )
             elif _is_start(body):
                 self._learn(body)
                 continue
@@ -270,9 +292,13 @@ class Ledger:
         if not lines:  # killed while the very first line was written: nothing was released yet
             self._rewrite([])
             self._digest = _chain(_START, self._head)
-        elif cut:  # count the step whose line a kill cut short: drop the fragment, write the line whole
+        elif (
+            cut
+        ):  # count the step whose line a kill cut short: drop the fragment, write the line whole
             last = self._entries[-1] if self._entries else Entry(-1, "")
-            body = {"step": last.step + 1} | ({"generation": last.generation} if last.generation else {})
+            body = {"step": last.step + 1} | (
+                {"generation": last.generation} if last.generation else {}
+            )
             self._rewrite([*lines, _line(self._digest, body)])
             self._digest = _chain(self._digest, body)
             self._enter(last.step + 1, "", last.generation)
@@ -291,7 +317,9 @@ class Ledger:
 class Copy(Ledger):
     """A ledger as another process knows it: the same count, no file. Rank 0 of a run, or a federation's node, has that."""
 
-    def __init__(self, entries: tuple[Entry, ...], position: Position, repeatable: bool, generation: str = "") -> None:
+    def __init__(
+        self, entries: tuple[Entry, ...], position: Position, repeatable: bool, generation: str = ""
+    ) -> None:
         self.repeatable = repeatable
         self.generation = generation
         self.earlier = position.entries - len(entries)
@@ -303,7 +331,9 @@ class Copy(Ledger):
         self._digest = position.digest
         for entry in entries:
             self._entries.append(entry)
-            self._furthest[entry.generation] = max(entry.step, self._furthest.get(entry.generation, -1))
+            self._furthest[entry.generation] = max(
+                entry.step, self._furthest.get(entry.generation, -1)
+            )
 
     def close(self) -> None: ...
 
@@ -322,12 +352,18 @@ def set_aside(path: Path) -> None:
 
 def _is_start(body: dict[str, Any]) -> bool:
     kinds = {"made": str, "step": int, "state": str, "generation": str}
-    return set(body) - {"sha256"} == set(kinds) and all(type(body[name]) is kind for name, kind in kinds.items())
+    return set(body) - {"sha256"} == set(kinds) and all(
+        type(body[name]) is kind for name, kind in kinds.items()
+    )
 
 
 def _is_step(body: dict[str, Any]) -> bool:
     kinds = {"step": int, "of": str, "generation": str}
-    return "step" in body and set(body) <= set(kinds) and all(type(value) is kinds[name] for name, value in body.items())
+    return (
+        "step" in body
+        and set(body) <= set(kinds)
+        and all(type(value) is kinds[name] for name, value in body.items())
+    )
 
 
 def _sha256(path: Path) -> str:

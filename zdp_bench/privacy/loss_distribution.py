@@ -64,7 +64,9 @@ def several_records(log_chances: np.ndarray) -> Mixture:
     """`log_chances[j]` of j records, j = 0 … k, cut where what is left is below 1e-30: that counts as disclosure."""
     left = np.exp(np.logaddexp.accumulate(log_chances[::-1])[::-1])  # chance of j or more
     kept = max(2, int(np.searchsorted(-left, -1e-30)))
-    return Mixture(tuple(float(chance) for chance in log_chances[:kept]), float(left[kept:].max(initial=0.0)))
+    return Mixture(
+        tuple(float(chance) for chance in log_chances[:kept]), float(left[kept:].max(initial=0.0))
+    )
 
 
 @dataclass(frozen=True)
@@ -131,11 +133,19 @@ def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
     the grid's δ at ε plus that, less p. What is lost in tails and in the FFT's rounding counts as no disclosure.
     """
     chance = delta / 1000
-    rounding = law.width * min(steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / chance) / 2))
+    rounding = law.width * min(
+        steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / chance) / 2)
+    )
     mass, first, truncated, noise = _compose(law, steps, delta)
-    positive = max(0, -first)  # the losses below 0 have no part in an ε of at least 0, and can overflow
-    grid = DensePLDPmf(law.width, first + positive, mass[positive:], 0.0, pessimistic_estimate=False)
-    return max(0.0, float(grid.get_epsilon_for_delta(delta + chance + truncated + noise)) - rounding)
+    positive = max(
+        0, -first
+    )  # the losses below 0 have no part in an ε of at least 0, and can overflow
+    grid = DensePLDPmf(
+        law.width, first + positive, mass[positive:], 0.0, pessimistic_estimate=False
+    )
+    return max(
+        0.0, float(grid.get_epsilon_for_delta(delta + chance + truncated + noise)) - rounding
+    )
 
 
 def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float, float]:
@@ -143,7 +153,9 @@ def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float
     if steps == 1:
         return law.mass, law.first, 0.0, 0.0
     truncated = min(1e-15, 1e-4 * delta)
-    with np.errstate(all="ignore"):  # of the moments it bounds the tails with, some may overflow; it takes the best
+    with np.errstate(
+        all="ignore"
+    ):  # of the moments it bounds the tails with, some may overflow; it takes the best
         offset, composed = self_convolve(law.mass, steps, truncated)
     mass = np.asarray(composed)
     # Rounding in the FFT leaves a floor, positive or negative, under the law.
@@ -168,7 +180,9 @@ def _epsilon_by_moments(law: Law, steps: int, delta: float) -> float:
     with np.errstate(divide="ignore"):
         log_mass = np.log(law.mass)
     orders = np.concatenate([1 + np.geomspace(1e-3, 1, 40), np.geomspace(2.1, 1e4, 120)])
-    divergences = [max(0.0, steps * float(logsumexp(log_mass + (a - 1) * losses)) / (a - 1)) for a in orders]
+    divergences = [
+        max(0.0, steps * float(logsumexp(log_mass + (a - 1) * losses)) / (a - 1)) for a in orders
+    ]
     return float(compute_epsilon(orders, divergences, left)[0])
 
 
@@ -177,7 +191,9 @@ def _poisson_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[L
     remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf, top)
     losses = (remove.first + np.arange(len(remove.mass))) * width
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
-        mirrored = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)[::-1]  # V against U, on the mirrored grid
+        mirrored = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)[
+            ::-1
+        ]  # V against U, on the mirrored grid
     add = Law(width, 1 - remove.first - len(mirrored), mirrored, below)
     return _whole(remove, drawn.excess), _whole(add, drawn.excess)
 
@@ -187,7 +203,11 @@ def _uniform_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[L
     rate = drawn.drawn
     shares = np.exp(np.array(drawn.log_weights[1:])) / rate  # of j, given that any is drawn
     weights = np.array([drawn.log_weights[0], math.log(rate)])
-    parts = [(share, _cells(z / j, weights, width, 0.0, top / j)[0]) for j, share in enumerate(shares, start=1) if share > 0]
+    parts = [
+        (share, _cells(z / j, weights, width, 0.0, top / j)[0])
+        for j, share in enumerate(shares, start=1)
+        if share > 0
+    ]
     mass = np.zeros(max(len(part.mass) for _, part in parts))
     for share, part in parts:
         mass[: len(part.mass)] += share * part.mass
@@ -210,7 +230,9 @@ def _whole(law: Law, excess: float, rest: int | None = None) -> Law:
 # -------------------------------------------------------------------------------------------------- the grid of a step
 
 
-def _grid(z: float, drawn: Mixture, steps: int, delta: float, fine: int | None = None, cells: int = CELLS) -> tuple[float, float]:
+def _grid(
+    z: float, drawn: Mixture, steps: int, delta: float, fine: int | None = None, cells: int = CELLS
+) -> tuple[float, float]:
     """The distance between grid points, and the x where the upper tail is cut.
 
     The distance is small beside the spread of a step's loss, not so small that composing takes seconds. The largest losses are
@@ -219,7 +241,9 @@ def _grid(z: float, drawn: Mixture, steps: int, delta: float, fine: int | None =
     weights = np.array(drawn.log_weights)
     x = np.linspace(-TAIL * z, len(weights) - 1 + TAIL * z, 8001)
     with np.errstate(under="ignore"):
-        density = sum(math.exp(w) * np.exp(-((x - j) ** 2) / (2 * z * z)) for j, w in enumerate(weights))
+        density = sum(
+            math.exp(w) * np.exp(-((x - j) ** 2) / (2 * z * z)) for j, w in enumerate(weights)
+        )
         beyond = sum(math.exp(w) * ndtr((j - x) / z) for j, w in enumerate(weights))
     loss = _loss(x, z, weights)
     spread = math.sqrt(float(np.sum(density * loss**2) / np.sum(density)))
@@ -242,7 +266,11 @@ def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
         none, one = log_weights
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # e^ε − w₀ as expm1(ε) + w₁ where ε is small, in logarithms where e^ε would overflow.
-            grown = np.where(loss > 1, loss + np.log1p(-np.exp(none - loss)), np.log(np.expm1(loss) + math.exp(one)))
+            grown = np.where(
+                loss > 1,
+                loss + np.log1p(-np.exp(none - loss)),
+                np.log(np.expm1(loss) + math.exp(one)),
+            )
             return np.where(loss > none, 0.5 + z * z * (grown - one), -np.inf)
     table = np.linspace(-4 * TAIL * z, len(log_weights) - 1 + (TAIL + 1) * z, 20001)
     at = _loss(table, z, log_weights)
@@ -259,7 +287,9 @@ def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
     return x
 
 
-def _cells(z: float, log_weights: np.ndarray, width: float, least: float, top: float) -> tuple[Law, float]:
+def _cells(
+    z: float, log_weights: np.ndarray, width: float, least: float, top: float
+) -> tuple[Law, float]:
     """U's mass at the grid points up to x = `top`, from cells whose loss is at least `least` (0, or −∞), and V's mass below."""
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
     first = math.floor(max(float(lowest), least) / width)
@@ -269,7 +299,9 @@ def _cells(z: float, log_weights: np.ndarray, width: float, least: float, top: f
     base = _log_mass(x[:-1] / z, x[1:] / z)  # V's
     own = np.full_like(base, -np.inf)
     for j, weight in enumerate(log_weights):
-        own = np.logaddexp(own, weight + (base if j == 0 else _log_mass((x[:-1] - j) / z, (x[1:] - j) / z)))
+        own = np.logaddexp(
+            own, weight + (base if j == 0 else _log_mass((x[:-1] - j) / z, (x[1:] - j) / z))
+        )
     with np.errstate(under="ignore", invalid="ignore"):
         # Within a cell e^(−loss) averages e^(log V − log U); the two ends share the mass so that this average is kept.
         ratio = np.exp(np.clip(np.nan_to_num(losses[:-1] + base - own, nan=0.0), -width, 0.0))

@@ -56,21 +56,35 @@ class Block:
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "float64", "complex64", "complex128"):
-            raise ValueError(f"block '{self.name}': a sum in {self.dtype} is rounded past its bound; keep parameters in float32")
+            raise ValueError(
+                f"block '{self.name}': a sum in {self.dtype} is rounded past its bound; keep parameters in float32"
+            )
         complex_kind = self.noise in ("circular", "correlated", "hermitian", "real_on_complex")
         if self.noise != "none" and complex_kind != self.dtype.startswith("complex"):
-            raise ValueError(f"block '{self.name}': noise '{self.noise}' does not fit dtype {self.dtype}")
+            raise ValueError(
+                f"block '{self.name}': noise '{self.noise}' does not fit dtype {self.dtype}"
+            )
         if not self.bound > 0:
             raise ValueError(f"block '{self.name}': bound must be positive, not {self.bound}")
         if not 0 <= self.std < math.inf:
-            raise ValueError(f"block '{self.name}': std must be finite and not negative, not {self.std}")
+            raise ValueError(
+                f"block '{self.name}': std must be finite and not negative, not {self.std}"
+            )
         if not -1 <= self.rho <= 1:
             raise ValueError(f"block '{self.name}': rho must lie in [-1, 1], not {self.rho}")
         if self.rho and self.noise != "correlated":
-            raise ValueError(f"block '{self.name}': rho belongs to noise 'correlated', not to '{self.noise}'")
+            raise ValueError(
+                f"block '{self.name}': rho belongs to noise 'correlated', not to '{self.noise}'"
+            )
         if (self.noise == "hermitian") != bool(self.fft_dims):
-            raise ValueError(f"block '{self.name}': noise 'hermitian', and it alone, names the transformed dimensions fft_dims")
-        axes = [dim % len(self.shape) for dim in self.fft_dims if -len(self.shape) <= dim < len(self.shape)]
+            raise ValueError(
+                f"block '{self.name}': noise 'hermitian', and it alone, names the transformed dimensions fft_dims"
+            )
+        axes = [
+            dim % len(self.shape)
+            for dim in self.fft_dims
+            if -len(self.shape) <= dim < len(self.shape)
+        ]
         if len(set(axes)) != len(self.fft_dims):
             raise ValueError(
                 f"block '{self.name}': fft_dims {self.fft_dims} do not name dimensions of shape {self.shape}, once each"

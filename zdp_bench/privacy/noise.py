@@ -79,7 +79,9 @@ class White(NamedTuple):
 class NoiseSource(Protocol):
     """Where standard normal numbers come from."""
 
-    repeatable: bool  # the same step draws the same noise again, so a repeated step is the same release
+    repeatable: (
+        bool  # the same step draws the same noise again, so a repeated step is the same release
+    )
 
     def add_white(self, *asked: White) -> None:
         """Add all of it. What is asked together is no less independent, and sooner done."""
@@ -113,9 +115,17 @@ class SeededNoise:
             if out.device.type != "cpu":
                 generator = torch.Generator(device=out.device)
                 generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
-                out.add_(torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype), alpha=std)
+                out.add_(
+                    torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype),
+                    alpha=std,
+                )
             else:
-                out.add_(torch.from_numpy(np.random.Generator(np.random.PCG64DXSM(seeds)).standard_normal(len(out))), alpha=std)
+                out.add_(
+                    torch.from_numpy(
+                        np.random.Generator(np.random.PCG64DXSM(seeds)).standard_normal(len(out))
+                    ),
+                    alpha=std,
+                )
             if white.times != 1:
                 out.mul_(white.times)
         if streams:
@@ -134,7 +144,9 @@ def _hashed(key: int | str, step: int | str, *rest: int | str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _of_steps(key: int | str, which: int, rest: tuple[int | str, ...]) -> list[bytes]:
-    return [hashed((key, "noise", step, *rest)) for step in range(which * _AHEAD, (which + 1) * _AHEAD)]
+    return [
+        hashed((key, "noise", step, *rest)) for step in range(which * _AHEAD, (which + 1) * _AHEAD)
+    ]
 
 
 _PIECE = 2**16  # numbers that secure noise makes at once
@@ -151,7 +163,9 @@ class SecureRandom:
     def choice(self, records: int, size: int, replace: bool) -> np.ndarray:
         """`size` different numbers below `records`: the places of the smallest of as many random numbers."""
         if replace or size > records:
-            raise ValueError("a secure choice is made without replacement, and of no more than there are")
+            raise ValueError(
+                "a secure choice is made without replacement, and of no more than there are"
+            )
         return np.argsort(self.random(records))[:size]
 
 
@@ -177,7 +191,9 @@ class SecureNoise:
     def add_white(self, *asked: White) -> None:
         for white in asked:
             reals = white.prepared()
-            side_by_side(partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE)
+            side_by_side(
+                partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE
+            )
             if white.times != 1:
                 reals.mul_(white.times)
 
@@ -199,7 +215,14 @@ def _box_muller(count: int) -> np.ndarray:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def draw(block: Block, source: NoiseSource, step: int, device: torch.device, rank: int = 0, ranks: int = 1) -> Tensor:
+def draw(
+    block: Block,
+    source: NoiseSource,
+    step: int,
+    device: torch.device,
+    rank: int = 0,
+    ranks: int = 1,
+) -> Tensor:
     """One step's noise ξ for one block, in the block's shape and dtype; or the share of it that one of several ranks draws.
 
     Formal guarantees:
@@ -214,19 +237,25 @@ def draw(block: Block, source: NoiseSource, step: int, device: torch.device, ran
 
     def white(parts: int) -> Tensor:
         numbers = torch.zeros(entries * parts, dtype=real_dtype, device=device)
-        source.add_white(White(numbers, block.std / math.sqrt(ranks), _key(block, step, rank, ranks)))
+        source.add_white(
+            White(numbers, block.std / math.sqrt(ranks), _key(block, step, rank, ranks))
+        )
         return numbers
 
     if block.noise == "real":
         return white(1).view(block.shape)
     if block.noise == "real_on_complex":
-        return torch.complex(white(1), torch.zeros(entries, dtype=real_dtype, device=device)).view(block.shape)
+        return torch.complex(white(1), torch.zeros(entries, dtype=real_dtype, device=device)).view(
+            block.shape
+        )
     if block.noise == "hermitian":
         return torch.fft.fftn(white(1).view(block.shape), dim=block.fft_dims, norm="ortho")
     parts = white(2).view(*block.shape, 2)  # [..., (re, im)]
     if block.noise == "correlated":
         real, independent = parts.unbind(-1)
-        parts = torch.stack([real, block.rho * real + (1 - block.rho**2) ** 0.5 * independent], dim=-1)
+        parts = torch.stack(
+            [real, block.rho * real + (1 - block.rho**2) ** 0.5 * independent], dim=-1
+        )
     return torch.view_as_complex(parts.contiguous())
 
 
@@ -239,11 +268,15 @@ def widened(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
     """The sum in float64, where secure noise is to be added to it."""
     if not source.repeatable:
         for name, value in total.items():
-            total[name] = value.resolve_conj().to(torch.complex128 if value.is_complex() else torch.float64)
+            total[name] = value.resolve_conj().to(
+                torch.complex128 if value.is_complex() else torch.float64
+            )
     return total
 
 
-def rounded(release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource) -> dict[str, Tensor]:
+def rounded(
+    release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource
+) -> dict[str, Tensor]:
     """What leaves: sum and secure noise in each block's own dtype, on a grid that depends on `std` alone.
 
     The grid is 2⁻¹⁶ of std or a little finer: of no account beside the noise, and coarse beside what float64 leaves of the sum's
@@ -285,7 +318,9 @@ def add_noise(
         conjugate = sum_.is_conj()
         if block.noise in ("real", "circular") and sum_.is_contiguous():
             total[block.name] = memory = sum_.conj() if conjugate else sum_
-            laid_over.append(White(memory, block.std * share, _key(block, step, rank, ranks), conjugate, times))
+            laid_over.append(
+                White(memory, block.std * share, _key(block, step, rank, ranks), conjugate, times)
+            )
             continue
         total[block.name] = sum_ = sum_.resolve_conj()
         if block.noise != "none":

@@ -45,4 +45,6 @@ def chance_of(indices: np.ndarray, numbers: int, key: bytes) -> np.ndarray:
     blocks = np.empty((len(indices), -(-numbers // 2), 2), dtype="<u8")  # 128 bits make two numbers
     blocks[..., 0], blocks[..., 1] = np.asarray(indices)[:, None], np.arange(blocks.shape[1])
     bits = np.frombuffer(Cipher(AES(key), ECB()).encryptor().update(blocks.tobytes()), dtype="<u8")
-    return ((bits >> np.uint64(11)) * 2.0**-53).reshape(len(indices), 2 * blocks.shape[1])[:, :numbers]
+    return ((bits >> np.uint64(11)) * 2.0**-53).reshape(len(indices), 2 * blocks.shape[1])[
+        :, :numbers
+    ]

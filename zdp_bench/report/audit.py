@@ -15,7 +15,17 @@ from zdp_bench.report.results import as_text as frame_as_text
 
 Finding = dict[str, Any]  # `audit.Finding` as plain values
 
-COLUMNS = ("case", "claim", "ε claimed", "ε at least", "δ", "confidence", "verdict", "expected", "evidence")
+COLUMNS = (
+    "case",
+    "claim",
+    "ε claimed",
+    "ε at least",
+    "δ",
+    "confidence",
+    "verdict",
+    "expected",
+    "evidence",
+)
 NOTES = (
     "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than is claimed, so the claim is "
     "false. 'passes': this attack did not refute it.",
@@ -44,7 +54,9 @@ def _cells(finding: Finding) -> list[str]:
 
 def as_rich(findings: list[Finding], title: str) -> Table:
     """The findings on a terminal; what is not as expected stands out."""
-    table = Table(title=title, title_justify="left", caption="\n".join(NOTES), caption_justify="left")
+    table = Table(
+        title=title, title_justify="left", caption="\n".join(NOTES), caption_justify="left"
+    )
     for column in COLUMNS:
         table.add_column(column)
     for finding in findings:
@@ -56,9 +68,15 @@ def as_text(findings: list[Finding], form: str, title: str) -> str:
     """The findings as Markdown (with title and notes), CSV or JSON; an infinite ε is "inf" there."""
     if form == "md":
         lines = [f"# {title}", "", "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(finding)) + " |" for finding in findings]
+        lines += [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(finding)) + " |"
+            for finding in findings
+        ]
         return "\n".join([*lines, "", *(f"- {note}" for note in NOTES)])
-    plain = [{k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in finding.items()} for finding in findings]
+    plain = [
+        {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in finding.items()}
+        for finding in findings
+    ]
     return frame_as_text(pd.DataFrame(plain), form)
 
 

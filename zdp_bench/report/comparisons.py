@@ -49,10 +49,15 @@ class Family:
             )
         return told
 
-    def _compare(self, first: list[Record], second: list[Record], results: Path) -> tuple[str, float, list[int]]:
+    def _compare(
+        self, first: list[Record], second: list[Record], results: Path
+    ) -> tuple[str, float, list[int]]:
         """The test's name, p and the seeds it rests on; p is NaN where nothing can be compared."""
         if self.metric != "roc_auc":
-            p = students_t([run["metrics"][self.metric] for run in first], [run["metrics"][self.metric] for run in second])
+            p = students_t(
+                [run["metrics"][self.metric] for run in first],
+                [run["metrics"][self.metric] for run in second],
+            )
             return "Student's t", p, sorted({run["seed"] for run in (*first, *second)})
         found = {}
         for a in first:

@@ -47,7 +47,9 @@ AXES: dict[str, Axis] = {
     "dp_dfa_2020/fig2": EPOCH,
     "dp_dfa_2020/fig3": EPOCH,
     "dp_dfa_2020/fig4": EPOCH,
-    "gredp_2024/fig3": Axis("config.privacy.claimed_epsilon or config.privacy.target_epsilon", "ε aimed at"),
+    "gredp_2024/fig3": Axis(
+        "config.privacy.claimed_epsilon or config.privacy.target_epsilon", "ε aimed at"
+    ),
     "gredp_2024/fig3epochs": EPOCH,
     "gredp_2024/fig4": Axis("privacy.sampling.expected_batch_size", "batch size", log=True),
     "gredp_2024/fig5": Axis("config.optimizer.lr", "learning rate", log=True),
@@ -66,7 +68,9 @@ class Point:
     @property
     def shown(self) -> str:
         """'71.23 ± 0.12': mean and sample standard deviation over seeds."""
-        return f"{mean(self.values):.2f}" + (f" ± {stdev(self.values):.2f}" if len(self.values) > 1 else "")
+        return f"{mean(self.values):.2f}" + (
+            f" ± {stdev(self.values):.2f}" if len(self.values) > 1 else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,9 @@ class Curve:
     @property
     def private(self) -> bool:
         """Whether an ε is claimed for it, or it has one: an ε that is claimed and is not there must be seen."""
-        return any(math.isfinite(min(point.epsilon_claimed, point.epsilon_tight)) for point in self.points)
+        return any(
+            math.isfinite(min(point.epsilon_claimed, point.epsilon_tight)) for point in self.points
+        )
 
     @property
     def lacking(self) -> list[Filling]:
@@ -109,7 +115,11 @@ class Curves:
     def panels(self) -> list[str]:
         """The panels in the paper's order: a `where` that other ones end with is not one itself, but part of all of those."""
         names = list(dict.fromkeys(curve.panel for curve in self.curves))
-        return [name for name in names if not any(other != name and other.endswith(name) for other in names)]
+        return [
+            name
+            for name in names
+            if not any(other != name and other.endswith(name) for other in names)
+        ]
 
     def of_panel(self, panel: str) -> list[Curve]:
         """Its curves, and those that stand in several panels."""
@@ -134,7 +144,9 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     if not recipes_of(table):
         raise UserError(f"figure '{table}' is filled by no recipe.")
     axis, every = AXES[table], records.read_all(results)
-    drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}  # row -> what its curve shows
+    drawn = {
+        number.row: number for number in reversed(numbers) if " at " not in number.column
+    }  # row -> what its curve shows
     curves = []
     for row in dict.fromkeys(number.row for number in numbers):
         of_row = [filling for filling in fillings if filling.row == row]
@@ -145,11 +157,23 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
             known = {(f.recipe, f.digest) for f in chosen}
             runs = tuple(run for run in every if (run["recipe"], run["experiment"]) in known)
             points = tuple(_points(runs, axis, drawn[row]))
-            printed = ({}, {}) if on else (_printed(numbers, row, drawn[row].column), _printed(numbers, row, "epsilon"))
+            printed = (
+                ({}, {})
+                if on
+                else (_printed(numbers, row, drawn[row].column), _printed(numbers, row, "epsilon"))
+            )
             curves.append(Curve(drawn[row].where, label, chosen, points, runs, *printed))
     metric = next(iter(drawn.values()))
     number = table.partition("/")[2].removeprefix("fig")
-    return Curves(table, f"{numbers[0].paper}, Figure {number}", axis, metric.column, metric.unit, curves, _notes(table, curves))
+    return Curves(
+        table,
+        f"{numbers[0].paper}, Figure {number}",
+        axis,
+        metric.column,
+        metric.unit,
+        curves,
+        _notes(table, curves),
+    )
 
 
 def _points(runs: Sequence[Record], axis: Axis, metric: Reference) -> Iterator[Point]:
@@ -161,21 +185,38 @@ def _points(runs: Sequence[Record], axis: Axis, metric: Reference) -> Iterator[P
         if axis.path == EPOCH.path:
             for epoch in run["epochs"]:
                 if epoch["epoch"] is not None:
-                    found = epoch[metric.column] * scale, _claimed(run, epoch), epoch["epsilon_tight"]
+                    found = (
+                        epoch[metric.column] * scale,
+                        _claimed(run, epoch),
+                        epoch["epsilon_tight"],
+                    )
                     by_x.setdefault(float(epoch["epoch"]), []).append(found)
         else:
-            found = run["metrics"][metric.column] * scale, privacy["epsilon_claimed"], privacy["epsilon_tight"]
+            found = (
+                run["metrics"][metric.column] * scale,
+                privacy["epsilon_claimed"],
+                privacy["epsilon_tight"],
+            )
             by_x.setdefault(_x(run, axis), []).append(found)
     for x, found_there in sorted(by_x.items()):
         values, claimed, tight = zip(*found_there, strict=True)
-        yield Point(x, values, max(claimed), max(tight))  # the ε are the same for every seed: none depends on data
+        yield Point(
+            x, values, max(claimed), max(tight)
+        )  # the ε are the same for every seed: none depends on data
 
 
 def _claimed(run: Record, epoch: dict[str, Any]) -> float:
     """ε by the run's own claiming accountant, had it ended with this epoch."""
     privacy = run["privacy"]
     sampling, sigma = privacy["sampling"], privacy["noise_multiplier"]
-    claim = Claim(sigma, sampling["sample_rate"], epoch["step"], privacy["delta"], sampling["records"], epoch["epoch"])
+    claim = Claim(
+        sigma,
+        sampling["sample_rate"],
+        epoch["step"],
+        privacy["delta"],
+        sampling["records"],
+        epoch["epoch"],
+    )
     return ACCOUNTANTS[privacy["claimed_by"]](claim)
 
 
@@ -207,7 +248,11 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
     ]
     runs = [run for curve in curves for run in curve.runs]
     notes += sorted(
-        {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in runs if r["data"]["notes"]}
+        {
+            f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}."
+            for r in runs
+            if r["data"]["notes"]
+        }
     )
     lacking: dict[str, list[Filling]] = {}
     for curve in curves:
@@ -216,9 +261,13 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
                 lacking.setdefault(filling.recipe, []).append(filling)
     for recipe, jobs in lacking.items():
         if len(jobs) == 1:
-            notes.append(f"Not run: `zdp-bench run {' '.join([f'recipe={recipe}', *jobs[0].overrides])}`.")
+            notes.append(
+                f"Not run: `zdp-bench run {' '.join([f'recipe={recipe}', *jobs[0].overrides])}`."
+            )
         else:
-            notes.append(f"Not run: {len(jobs)} of the curves that `zdp-bench run -m recipe={recipe}` makes.")
+            notes.append(
+                f"Not run: {len(jobs)} of the curves that `zdp-bench run -m recipe={recipe}` makes."
+            )
     return notes
 
 
@@ -231,14 +280,19 @@ def cells(of: Curves, panel: str) -> tuple[list[str], list[list[str]]]:
     spent: dict[tuple[tuple[float, float, float], ...], list[Curve]] = {}
     for curve in curves:
         if curve.private:
-            spent.setdefault(tuple((p.x, p.epsilon_claimed, p.epsilon_tight) for p in curve.points), []).append(curve)
+            spent.setdefault(
+                tuple((p.x, p.epsilon_claimed, p.epsilon_tight) for p in curve.points), []
+            ).append(curve)
     unit = f", {of.unit}" if of.unit else ""
     head = [of.axis.label]
     columns: list[dict[float, str]] = []
     for points, sharing in spent.items():
         whose = "" if len(spent) == 1 else f" ({', '.join(curve.label for curve in sharing)})"
         head += [f"ε claimed{whose}", f"ε tight{whose}"]
-        columns += [{x: epsilon(claimed) for x, claimed, _ in points}, {x: epsilon(tight) for x, _, tight in points}]
+        columns += [
+            {x: epsilon(claimed) for x, claimed, _ in points},
+            {x: epsilon(tight) for x, _, tight in points},
+        ]
     for curve in curves:
         head.append(f"{curve.label}{unit}")
         columns.append({point.x: point.shown for point in curve.points})
@@ -251,8 +305,14 @@ def cells(of: Curves, panel: str) -> tuple[list[str], list[list[str]]]:
 
 def printed_epsilons(of: Curves, panel: str) -> str:
     """'ε printed: 1.28 at epoch 50, …': what the paper says of a panel's private curves; empty where it says nothing."""
-    said = next((curve.epsilon_printed for curve in of.of_panel(panel) if curve.epsilon_printed), {})
-    return "ε printed: " + ", ".join(f"{value} at {of.axis.label} {x:g}" for x, value in said.items()) if said else ""
+    said = next(
+        (curve.epsilon_printed for curve in of.of_panel(panel) if curve.epsilon_printed), {}
+    )
+    return (
+        "ε printed: " + ", ".join(f"{value} at {of.axis.label} {x:g}" for x, value in said.items())
+        if said
+        else ""
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -276,7 +336,12 @@ def as_rich(of: Curves) -> Iterator[RichTable | str]:
 
 def as_markdown(of: Curves) -> str:
     """One table a panel."""
-    lines = [f"# {of.title}", "", f"`zdp-bench table {of.name}` made this from the records; do not edit.", ""]
+    lines = [
+        f"# {of.title}",
+        "",
+        f"`zdp-bench table {of.name}` made this from the records; do not edit.",
+        "",
+    ]
     for panel in of.panels:
         head, body = cells(of, panel)
         lines += [f"## {panel}", ""] if panel else []
@@ -293,7 +358,11 @@ def as_csv(of: Curves) -> str:
     """One line a point, unrounded: what `report/figures` draws from."""
     lines = [_plain(of, curve, point) for curve in of.curves for point in curve.points]
     out = io.StringIO()
-    writer = csv.DictWriter(out, lines[0] if lines else ["panel", "curve", "x", "values", "epsilon_tight"], lineterminator="\n")
+    writer = csv.DictWriter(
+        out,
+        lines[0] if lines else ["panel", "curve", "x", "values", "epsilon_tight"],
+        lineterminator="\n",
+    )
     writer.writeheader()
     writer.writerows(lines)
     return out.getvalue()

@@ -23,7 +23,11 @@ def state(root: Path, of: Card) -> str:
     """In words: bundled, made when needed, there, or what is missing and what fetches it or says how to get it."""
     needs = card(of.uses) if of.uses else of
     if needs.holds:
-        return "there" if there(root, needs) else f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
+        return (
+            "there"
+            if there(root, needs)
+            else f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
+        )
     if not needs.files:
         return "made when needed" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]

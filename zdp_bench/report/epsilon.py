@@ -22,7 +22,13 @@ from rich import box
 from rich.table import Table as RichTable
 
 from zdp_bench import assets
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, patient_interval, tight_epsilon, tight_interval
+from zdp_bench.privacy.accounting import (
+    ACCOUNTANTS,
+    Claim,
+    patient_interval,
+    tight_epsilon,
+    tight_interval,
+)
 from zdp_bench.privacy.calibration import calibrate
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
 from zdp_bench.records import write_text
@@ -126,7 +132,10 @@ def quoted() -> list[Quoted]:
     def typed(field: str, value: str) -> Any:
         return numbers.get(field, str)(value) if value else None
 
-    return [Quoted(**{field: typed(field, value) for field, value in line.items()}) for line in csv.DictReader(io.StringIO(text))]
+    return [
+        Quoted(**{field: typed(field, value) for field, value in line.items()})
+        for line in csv.DictReader(io.StringIO(text))
+    ]
 
 
 def rows() -> list[Row]:
@@ -136,15 +145,35 @@ def rows() -> list[Row]:
 
 def _row(q: Quoted) -> Row:
     if q.noise == "none":
-        return Row(q, None, 0.0, None, None, math.inf, "reproduced", math.inf, math.inf, None, None, None, None)
+        return Row(
+            q,
+            None,
+            0.0,
+            None,
+            None,
+            math.inf,
+            "reproduced",
+            math.inf,
+            math.inf,
+            None,
+            None,
+            None,
+            None,
+        )
     if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
-        raise ValueError(f"results/reference/epsilon.csv: the line of {q.paper}, {q.place}, {q.label} lacks a number")
+        raise ValueError(
+            f"results/reference/epsilon.csv: the line of {q.paper}, {q.place}, {q.label} lacks a number"
+        )
     rate = q.sample_rate or (q.batch_size or 0) / q.records
     steps = q.epochs * (q.records // q.batch_size) if q.batch_size else round(q.epochs / rate)
-    claim = Claim(q.sigma or 0.0, rate, steps, q.delta, q.records, q.epochs, q.batch_size, q.sensitivity)
+    claim = Claim(
+        q.sigma or 0.0, rate, steps, q.delta, q.records, q.epochs, q.batch_size, q.sensitivity
+    )
     verdict: Literal["reproduced", "not reproduced", "calibrated"]
     if q.sigma is None:
-        claim = dataclasses.replace(claim, noise_multiplier=calibrate(float(q.printed), q.convention, claim))
+        claim = dataclasses.replace(
+            claim, noise_multiplier=calibrate(float(q.printed), q.convention, claim)
+        )
         verdict = "calibrated"
     reproduced = ACCOUNTANTS[q.convention](claim)
     if q.sigma is not None:
@@ -208,7 +237,10 @@ def _cells(row: Row) -> tuple[str, ...]:
     q = row.quoted
     parameters = "no noise"
     if row.steps is not None and row.sigma is not None and row.sample_rate is not None:
-        rate, sampling = f"{row.sample_rate:.3g}", "Poisson" if q.sampling == "poisson" else "uniform"
+        rate, sampling = (
+            f"{row.sample_rate:.3g}",
+            "Poisson" if q.sampling == "poisson" else "uniform",
+        )
         parameters = f"σ {row.sigma:.4g}, q {rate}, {row.steps:,} steps, δ {q.delta:g}, {sampling}, z {row.z:.3g}"
     return (
         q.paper,
@@ -254,7 +286,10 @@ def as_rich(table: list[Row]) -> RichTable:
     for column in ("where", *COLUMNS[2:]):
         right = column.startswith("ε") or column == "factor"
         made.add_column(
-            column, justify="right" if right else "left", width=widths.get(column, 8 if right else 12), overflow="fold"
+            column,
+            justify="right" if right else "left",
+            width=widths.get(column, 8 if right else 12),
+            overflow="fold",
         )
     for row in table:
         paper, where, *rest = _cells(row)
@@ -263,7 +298,10 @@ def as_rich(table: list[Row]) -> RichTable:
 
 
 def _title(table: list[Row]) -> str:
-    counts = {verdict: sum(row.verdict == verdict for row in table) for verdict in ("reproduced", "not reproduced", "calibrated")}
+    counts = {
+        verdict: sum(row.verdict == verdict for row in table)
+        for verdict in ("reproduced", "not reproduced", "calibrated")
+    }
     printed = sum(row.quoted.noise != "real_on_complex" for row in table)
     verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     return f"{printed} ε of five papers in {len(table)} readings: {verdicts}"
@@ -280,7 +318,11 @@ def as_markdown(table: list[Row]) -> str:
 def plain(table: list[Row]) -> list[dict[str, object]]:
     """The numbers behind the table, one dictionary a row, to six digits; ∞ as "inf"."""
     return [
-        {key: rounded(value) for key, value in (vars(row.quoted) | vars(row)).items() if key not in ("quoted", "delta")}
+        {
+            key: rounded(value)
+            for key, value in (vars(row.quoted) | vars(row)).items()
+            if key not in ("quoted", "delta")
+        }
         | {"delta": row.quoted.delta}
         for row in table
     ]

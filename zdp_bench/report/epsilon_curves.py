@@ -25,14 +25,29 @@ def draw(runs: list[Record]) -> Figure | None:
         figure = Figure(figsize=(WIDTH, 0.5 * WIDTH * len(names)))
         for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
             here = [run for run in runs if run["headline"]["name"] == name]
-            of = {digest: number for number, digest in enumerate(dict.fromkeys(r["experiment"] for r in here if _points(r)))}
+            of = {
+                digest: number
+                for number, digest in enumerate(
+                    dict.fromkeys(r["experiment"] for r in here if _points(r))
+                )
+            }
             labelled = set()
             for run in here:
                 label = _label(run) if run["experiment"] not in labelled else None
                 labelled.add(run["experiment"])
                 if points := _points(run):
-                    style = {"color": COLOURS[of[run["experiment"]] % 8], "linestyle": LINES[of[run["experiment"]] % 8]}
-                    axes.plot(*zip(*points, strict=True), label=label, linewidth=1, marker=".", markersize=3, **style)
+                    style = {
+                        "color": COLOURS[of[run["experiment"]] % 8],
+                        "linestyle": LINES[of[run["experiment"]] % 8],
+                    }
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        label=label,
+                        linewidth=1,
+                        marker=".",
+                        markersize=3,
+                        **style,
+                    )
                 else:
                     axes.axhline(run["headline"]["value"], color="0.5", linewidth=0.8, label=label)
             axes.set(xscale="log", xlabel="tight ε spent", ylabel=f"test {name.replace('_', ' ')}")
@@ -43,7 +58,11 @@ def draw(runs: list[Record]) -> Figure | None:
 def _points(run: Record) -> list[tuple[float, float]]:
     name = run["headline"]["name"]
     points = [(epoch["epsilon_tight"], epoch[name]) for epoch in run["epochs"] if name in epoch]
-    return [(epsilon, value) for epsilon, value in points if 0 < epsilon < math.inf and math.isfinite(value)]
+    return [
+        (epsilon, value)
+        for epsilon, value in points
+        if 0 < epsilon < math.inf and math.isfinite(value)
+    ]
 
 
 def _label(run: Record) -> str:

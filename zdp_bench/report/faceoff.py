@@ -68,17 +68,29 @@ def read(results: Path) -> list[FaceOff]:
     for digest, runs in settings.items():
         cells: dict[tuple[str, float], list[Record]] = {}
         for run in runs:
-            cells.setdefault((_label(run), float(run["config"]["privacy"]["target_epsilon"])), []).append(run)
+            cells.setdefault(
+                (_label(run), float(run["config"]["privacy"]["target_epsilon"])), []
+            ).append(run)
         data, config = runs[0]["data"], runs[0]["config"]
-        found.append(FaceOff(data["name"], data["provenance"], config["model"]["name"], digest, cells))
+        found.append(
+            FaceOff(data["name"], data["provenance"], config["model"]["name"], digest, cells)
+        )
     return sorted(found, key=lambda faceoff: faceoff.name)
 
 
 def _setting(record: Record) -> str:
     """SHA-256 of what the runs of one face-off share: all but algorithm, ε, seed and claims."""
-    config = {key: value for key, value in record["config"].items() if key not in ("algorithm", "seed", "claims")}
-    config["privacy"] = {key: value for key, value in config["privacy"].items() if key != "target_epsilon"}
-    return hashlib.sha256(json.dumps([config, record["data"]["digest"]], sort_keys=True).encode()).hexdigest()
+    config = {
+        key: value
+        for key, value in record["config"].items()
+        if key not in ("algorithm", "seed", "claims")
+    }
+    config["privacy"] = {
+        key: value for key, value in config["privacy"].items() if key != "target_epsilon"
+    }
+    return hashlib.sha256(
+        json.dumps([config, record["data"]["digest"]], sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _label(record: Record) -> str:
@@ -94,7 +106,9 @@ def _label(record: Record) -> str:
 
 def as_rich(faceoff: FaceOff) -> RichTable:
     """The table on a terminal."""
-    shown = RichTable(title=f"{faceoff.title}, test {faceoff.metric} at equal tight ε", title_justify="left")
+    shown = RichTable(
+        title=f"{faceoff.title}, test {faceoff.metric} at equal tight ε", title_justify="left"
+    )
     for column in _columns(faceoff):
         shown.add_column(column)
     for row in _rows(faceoff):
@@ -124,12 +138,33 @@ def as_csv(faceoff: FaceOff) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["algorithm", "target_epsilon", "epsilon_tight", "z", "noise_multiplier", "n", "mean", "values", "seeds", "runs"]
+        [
+            "algorithm",
+            "target_epsilon",
+            "epsilon_tight",
+            "z",
+            "noise_multiplier",
+            "n",
+            "mean",
+            "values",
+            "seeds",
+            "runs",
+        ]
     )
     for (algorithm, target), runs in sorted(faceoff.runs.items()):
         privacy, values = runs[0]["privacy"], faceoff.values(algorithm, target)
-        told = [privacy["epsilon_tight"], privacy["z"], privacy["noise_multiplier"], len(runs), round(mean(values), 8)]
-        lists = (map(str, values), (str(run["seed"]) for run in runs), (run["run"][:16] for run in runs))
+        told = [
+            privacy["epsilon_tight"],
+            privacy["z"],
+            privacy["noise_multiplier"],
+            len(runs),
+            round(mean(values), 8),
+        ]
+        lists = (
+            map(str, values),
+            (str(run["seed"]) for run in runs),
+            (run["run"][:16] for run in runs),
+        )
         writer.writerow([algorithm, target, *told, *(" ".join(words) for words in lists)])
     return out.getvalue()
 
@@ -141,9 +176,16 @@ def _columns(faceoff: FaceOff) -> list[str]:
 def _rows(faceoff: FaceOff) -> list[list[str]]:
     def cell(algorithm: str, epsilon: float) -> str:
         values = faceoff.values(algorithm, epsilon)
-        return mean_and_deviation(values, "%" if faceoff.metric == "accuracy" else "") if values else ""
+        return (
+            mean_and_deviation(values, "%" if faceoff.metric == "accuracy" else "")
+            if values
+            else ""
+        )
 
-    return [[algorithm, *(cell(algorithm, epsilon) for epsilon in faceoff.epsilons)] for algorithm in faceoff.algorithms]
+    return [
+        [algorithm, *(cell(algorithm, epsilon) for epsilon in faceoff.epsilons)]
+        for algorithm in faceoff.algorithms
+    ]
 
 
 def write(faceoff: FaceOff, results: Path, command: str) -> list[Path]:

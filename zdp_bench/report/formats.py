@@ -16,7 +16,11 @@ def as_text(lines: list[dict[str, object]], form: str) -> str:
         return as_csv(lines).rstrip()
     head = "| " + " | ".join(lines[0]) + " |"
     return "\n".join(
-        [head, "|" + " --- |" * len(lines[0]), *("| " + " | ".join(map(str, line.values())) + " |" for line in lines)]
+        [
+            head,
+            "|" + " --- |" * len(lines[0]),
+            *("| " + " | ".join(map(str, line.values())) + " |" for line in lines),
+        ]
     )
 
 

@@ -21,10 +21,19 @@ def as_rich(found: dict[str, Any]) -> Table:
         f"{epsilon(found['epsilon_with_run'])} (δ = {found['delta']:g})\ncount them: privacy.range_test_steps={found['to_count']}"
     )
     table = Table(
-        "learning rate", "validation loss", title="range test", caption=bill, title_justify="left", caption_justify="left"
+        "learning rate",
+        "validation loss",
+        title="range test",
+        caption=bill,
+        title_justify="left",
+        caption_justify="left",
     )
     every = max(1, len(rates) // SHOWN)
     for index in range(0, len(rates), every):
-        mark = "  <" if suggested and rates[index] <= suggested < rates[min(index + every, len(rates) - 1)] else ""
+        mark = (
+            "  <"
+            if suggested and rates[index] <= suggested < rates[min(index + every, len(rates) - 1)]
+            else ""
+        )
         table.add_row(f"{rates[index]:.3g}", f"{losses[index]:.4f}{mark}")
     return table

@@ -39,7 +39,9 @@ def mean_and_deviation(values: Sequence[float], unit: str) -> str:
     """
     if any(math.isnan(value) for value in values):
         return f"undefined (n = {len(values)})"
-    scale, suffix, digits = (100.0, " %", 2) if unit == "%" else (1.0, f" {unit}".rstrip(), 2 if unit else 4)
+    scale, suffix, digits = (
+        (100.0, " %", 2) if unit == "%" else (1.0, f" {unit}".rstrip(), 2 if unit else 4)
+    )
     scaled = [scale * value for value in values]
     spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
     return f"{mean(scaled):.{digits}f}{spread}{suffix} (n = {len(scaled)})"

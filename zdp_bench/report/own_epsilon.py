@@ -61,7 +61,9 @@ class Answer:
     at_least: float | None = None
 
 
-UNKNOWN_RECORDS = 10**9  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
+UNKNOWN_RECORDS = (
+    10**9
+)  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
@@ -95,35 +97,64 @@ def setting(
         require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
     if sampling == "full":
         require(
-            sample_rate in (None, 1.0) and batch_size is None, "--sampling", "full", "takes neither sample rate nor batch size"
+            sample_rate in (None, 1.0) and batch_size is None,
+            "--sampling",
+            "full",
+            "takes neither sample rate nor batch size",
         )
         sample_rate = 1.0
     elif batch_size is not None:
-        require(sample_rate is None, "--batch-size", batch_size, "say it or --sample-rate, not both")
+        require(
+            sample_rate is None, "--batch-size", batch_size, "say it or --sample-rate, not both"
+        )
         if records is None:
-            raise UserError(f"--batch-size={batch_size}: needs --records N, the number of training records.")
-        require(0 < batch_size <= records, "--batch-size", batch_size, f"must lie between 1 and the {records:,} records")
+            raise UserError(
+                f"--batch-size={batch_size}: needs --records N, the number of training records."
+            )
+        require(
+            0 < batch_size <= records,
+            "--batch-size",
+            batch_size,
+            f"must lie between 1 and the {records:,} records",
+        )
         sample_rate = batch_size / records
     if sample_rate is None:
         raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
     if (steps is None) == (epochs is None):
-        raise UserError("say either --steps or --epochs, " + ("not both." if steps is not None else "one of them is needed."))
-    require(epochs is None or epochs / sample_rate <= MOST, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
+        raise UserError(
+            "say either --steps or --epochs, "
+            + ("not both." if steps is not None else "one of them is needed.")
+        )
+    require(
+        epochs is None or epochs / sample_rate <= MOST,
+        "--sample-rate",
+        sample_rate,
+        f"makes more than {MOST:,} steps",
+    )
     if steps is None:
         assert epochs is not None
         steps = (
-            epochs * (records // batch_size) if batch_size and records and sampling == "uniform" else round(epochs / sample_rate)
+            epochs * (records // batch_size)
+            if batch_size and records and sampling == "uniform"
+            else round(epochs / sample_rate)
         )
     if records_per_patient is not None:
         if records is None:
-            raise UserError(f"--records-per-patient={records_per_patient}: needs --records N, the number of training records.")
+            raise UserError(
+                f"--records-per-patient={records_per_patient}: needs --records N, the number of training records."
+            )
         require(
-            1 <= records_per_patient <= records, "--records-per-patient", records_per_patient, f"must lie in 1 to {records:,}"
+            1 <= records_per_patient <= records,
+            "--records-per-patient",
+            records_per_patient,
+            f"must lie in 1 to {records:,}",
         )
     number = records or UNKNOWN_RECORDS
     drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
-    return Setting(drawn, steps, epochs or max(1, round(steps * sample_rate)), delta, records_per_patient)
+    return Setting(
+        drawn, steps, epochs or max(1, round(steps * sample_rate)), delta, records_per_patient
+    )
 
 
 def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answer]:
@@ -132,15 +163,31 @@ def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answ
     Raises:
         UserError: σ is out of range, or no accountant has this name.
     """
-    require(sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
+    require(
+        sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE,
+        "--sigma",
+        sigma,
+        "must be 0, or lie in 0.0001 to 1000000",
+    )
     if _is_convention(given, accountant):
-        return [Answer("as claimed", sigma, sigma, str(accountant), ACCOUNTANTS[str(accountant)](_claim(given, sigma)), CLAIMED)]
+        return [
+            Answer(
+                "as claimed",
+                sigma,
+                sigma,
+                str(accountant),
+                ACCOUNTANTS[str(accountant)](_claim(given, sigma)),
+                CLAIMED,
+            )
+        ]
     answers = []
     for noise in CONVENTIONS:
         mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
         for name, epsilon_of, remark, at_least in _accountants(given, accountant):
             low = at_least(mechanism) if at_least else None
-            answers.append(Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark, low))
+            answers.append(
+                Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark, low)
+            )
     return answers
 
 
@@ -156,14 +203,28 @@ def for_target(given: Setting, target: float, accountant: str | None) -> list[An
     try:
         if convention:
             sigma = calibrate(target, name, _claim(given, 0.0))
-            return [Answer("as claimed", sigma, sigma, name, ACCOUNTANTS[name](_claim(given, sigma)), CLAIMED)]
+            return [
+                Answer(
+                    "as claimed",
+                    sigma,
+                    sigma,
+                    name,
+                    ACCOUNTANTS[name](_claim(given, sigma)),
+                    CLAIMED,
+                )
+            ]
         answers = []
         entries = _accountants(given, name)
         if given.records_per_patient:
             entries = entries[1:] if name == "pld" else entries  # the target is then the patient's
         _, epsilon_of, remark, at_least = entries[0]
         for noise in CONVENTIONS:
-            question = {"given": dataclasses.asdict(given), "noise": noise, "by": name, "remark": remark}
+            question = {
+                "given": dataclasses.asdict(given),
+                "noise": noise,
+                "by": name,
+                "remark": remark,
+            }
 
             def of(sigma: float, noise: str = noise) -> float:
                 return epsilon_of(mechanism_of(noise, 1.0, sigma, given.sampling))
@@ -193,7 +254,9 @@ def _is_convention(given: Setting, accountant: str | None) -> bool:
     if accountant not in ACCOUNTANTS:
         raise unknown("accountant", str(accountant), ACCOUNTANTS)
     if given.sampling.records == UNKNOWN_RECORDS:
-        raise UserError(f"--accountant={accountant}: needs --records N, the number of training records.")
+        raise UserError(
+            f"--accountant={accountant}: needs --records N, the number of training records."
+        )
     return True
 
 
@@ -203,20 +266,35 @@ def _accountants(given: Setting, only: str | None) -> list[tuple[str, Bound, str
     per_patient = given.records_per_patient
 
     def clt(mechanism: Mechanism) -> float:
-        batches: Literal["uniform", "poisson"] = "uniform" if sampling.scheme == "uniform" else "poisson"
+        batches: Literal["uniform", "poisson"] = (
+            "uniform" if sampling.scheme == "uniform" else "poisson"
+        )
         return gdp_clt(mechanism.z * sampling.shift, sampling.sample_rate, steps, delta, batches)
 
     fixed = sampling.scheme == "uniform"
-    tight = "tight: from the best attack known to the best proven bound" if fixed else "tight: an upper bound, nearly exact"
+    tight = (
+        "tight: from the best attack known to the best proven bound"
+        if fixed
+        else "tight: an upper bound, nearly exact"
+    )
     every: list[tuple[str, Bound, str, Bound | None]] = [
-        ("pld", lambda m: tight_epsilon(m, steps, delta), tight, lambda m: tight_interval(m, steps, delta)[0]),
+        (
+            "pld",
+            lambda m: tight_epsilon(m, steps, delta),
+            tight,
+            lambda m: tight_interval(m, steps, delta)[0],
+        ),
         ("rdp", lambda m: rdp_epsilon(m, steps, delta), "an upper bound, looser", None),
         ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth", None),
     ]
     if per_patient:
         text = f"tight, for a patient or image with {per_patient} records"
-        patient = partial(patient_epsilon, records_per_patient=per_patient, steps=steps, delta=delta)
-        every.insert(1, ("pld", patient, text, lambda m: patient_interval(m, per_patient, steps, delta)[0]))
+        patient = partial(
+            patient_epsilon, records_per_patient=per_patient, steps=steps, delta=delta
+        )
+        every.insert(
+            1, ("pld", patient, text, lambda m: patient_interval(m, per_patient, steps, delta)[0])
+        )
     return [entry for entry in every if only in (None, entry[0])]
 
 
@@ -229,12 +307,23 @@ def as_rich(given: Setting, answers: list[Answer]) -> RichTable:
         table.add_column(column)
     for a in answers:
         epsilon = interval(a.at_least, a.epsilon)
-        table.add_row(CONVENTIONS.get(a.noise, a.noise), f"{a.sigma:.5g}", f"{a.z:.4g}", a.accountant, epsilon, a.remark)
+        table.add_row(
+            CONVENTIONS.get(a.noise, a.noise),
+            f"{a.sigma:.5g}",
+            f"{a.z:.4g}",
+            a.accountant,
+            epsilon,
+            a.remark,
+        )
     return table
 
 
 def as_text(given: Setting, answers: list[Answer], form: str) -> str:
     """A user's answers as Markdown, CSV or JSON."""
-    common = {"sampling": given.sampling.scheme, "sample_rate": given.sampling.sample_rate, "steps": given.steps}
+    common = {
+        "sampling": given.sampling.scheme,
+        "sample_rate": given.sampling.sample_rate,
+        "steps": given.steps,
+    }
     own = [{key: rounded(value) for key, value in vars(answer).items()} for answer in answers]
     return formats.as_text([common | {"delta": given.delta} | answer for answer in own], form)

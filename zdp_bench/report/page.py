@@ -41,7 +41,11 @@ def write(tables: list[Table], results: Path, path: Path) -> Path:
     others = [(file.stem, _markdown(file)) for file in found if file.stem not in shown]
     figures = [(file.stem, _svg(file)) for file in sorted((results / "figures").glob("*.svg"))]
     environment = Environment(
-        loader=PackageLoader("zdp_bench.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("zdp_bench.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     total = verdicts.counts([verdict for table in tables for verdict in verdicts.of_table(table)])
     page = environment.get_template("page.html").render(
@@ -51,7 +55,10 @@ def write(tables: list[Table], results: Path, path: Path) -> Path:
         total=total,
         rule=verdicts.RULE,
         records=len(every),
-        provenances={kind: sum(r["data"]["provenance"] == kind for r in every) for kind in ("official", "derived", "synthetic")},
+        provenances={
+            kind: sum(r["data"]["provenance"] == kind for r in every)
+            for kind in ("official", "derived", "synthetic")
+        },
         version=__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -66,14 +73,20 @@ def _section(table: Table, every: list[Record], results: Path, page: Path) -> Se
     label = f"{table.title}: test metric against tight ε"
     drawn = Markup(epsilon_curves.inline_svg(curve, label)) if curve else None
     lines = [_line(row, table, runs, results, page) for row in table.rows]
-    return Section(file_stem(table.name), table, lines, verdicts.counts(verdicts.of_table(table)), drawn)
+    return Section(
+        file_stem(table.name), table, lines, verdicts.counts(verdicts.of_table(table)), drawn
+    )
 
 
 def _line(row: Row, table: Table, runs: list[Record], results: Path, page: Path) -> dict[str, Any]:
     """A row's cells, its verdict, its provenance, and where its records lie."""
     kind, why = verdicts.judge(row)
     own = set(str(row.numbers.get("runs", "")).split())
-    links = [(r["seed"], _relative(records.folder(results, r["recipe"], r["run"]), page)) for r in runs if r["run"][:16] in own]
+    links = [
+        (r["seed"], _relative(records.folder(results, r["recipe"], r["run"]), page))
+        for r in runs
+        if r["run"][:16] in own
+    ]
     claimed, tight = row.numbers.get("epsilon_claimed"), row.numbers.get("epsilon_tight")
     over = isinstance(claimed, float) and isinstance(tight, float) and tight > 1.01 * claimed
     cells = [(column, row.cells[column]) for column in table.columns]
@@ -96,9 +109,20 @@ def _relative(folder: Path, page: Path) -> str:
 
 def _markdown(file: Path) -> Markup:
     """A generated table as HTML; raw HTML in it stays text."""
-    made = MarkdownIt("commonmark", {"html": False}).enable("table").render(file.read_text(encoding="utf-8"))
-    made = made.replace("<h2>", "<h4>").replace("</h2>", "</h4>").replace("<h1>", "<h3>").replace("</h1>", "</h3>")
-    return Markup(made.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>"))
+    made = (
+        MarkdownIt("commonmark", {"html": False})
+        .enable("table")
+        .render(file.read_text(encoding="utf-8"))
+    )
+    made = (
+        made.replace("<h2>", "<h4>")
+        .replace("</h2>", "</h4>")
+        .replace("<h1>", "<h3>")
+        .replace("</h1>", "</h3>")
+    )
+    return Markup(
+        made.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    )
 
 
 def _svg(file: Path) -> Markup:

@@ -25,7 +25,9 @@ TELLING = [
 ]
 
 
-def select(results: Path, filters: list[str], columns: str | None, sort: str | None, by: str | None = None) -> pd.DataFrame:
+def select(
+    results: Path, filters: list[str], columns: str | None, sort: str | None, by: str | None = None
+) -> pd.DataFrame:
     """The records that pass every `column=value` filter, with the chosen columns; or one line a group, `by` columns.
 
     Raises:
@@ -41,7 +43,9 @@ def select(results: Path, filters: list[str], columns: str | None, sort: str | N
     for condition in filters:
         column, equals, value = condition.partition("=")
         if not equals:
-            raise UserError(f"'{condition}' is no filter: write column=value, such as recipe=phasemnist.")
+            raise UserError(
+                f"'{condition}' is no filter: write column=value, such as recipe=phasemnist."
+            )
         frame = frame[frame[known(column)].astype(str) == value]
     if by:
         frame = group(frame, by)
@@ -75,7 +79,9 @@ def as_rich(frame: pd.DataFrame) -> Table:
     for column in frame.columns:
         table.add_column(column)
     for row in frame.itertuples(index=False):
-        table.add_row(*(_cell(column, value) for column, value in zip(frame.columns, row, strict=True)))
+        table.add_row(
+            *(_cell(column, value) for column, value in zip(frame.columns, row, strict=True))
+        )
     return table
 
 
@@ -87,7 +93,13 @@ def as_text(frame: pd.DataFrame, form: str) -> str:
         return str(frame.to_json(orient="records", indent=1, force_ascii=False))
     lines = ["| " + " | ".join(frame.columns) + " |", "|" + " --- |" * len(frame.columns)]
     for row in frame.itertuples(index=False):
-        lines.append("| " + " | ".join(_cell(column, value) for column, value in zip(frame.columns, row, strict=True)) + " |")
+        lines.append(
+            "| "
+            + " | ".join(
+                _cell(column, value) for column, value in zip(frame.columns, row, strict=True)
+            )
+            + " |"
+        )
     return "\n".join(lines)
 
 

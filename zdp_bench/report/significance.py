@@ -47,7 +47,10 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     truth = np.asarray(truth).astype(bool)
     ill, well = int(truth.sum()), int((~truth).sum())
     require(
-        len(truth) == len(first) == len(second), "DeLong test", (len(first), len(second)), "both need a score for each record"
+        len(truth) == len(first) == len(second),
+        "DeLong test",
+        (len(first), len(second)),
+        "both need a score for each record",
     )
     require(min(ill, well) >= 2, "DeLong test", (ill, well), "needs two records of each class")
     placements = [_placements(truth, np.asarray(scores, dtype=float)) for scores in (first, second)]
@@ -57,7 +60,13 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
     error = math.sqrt(max(variance, 0.0))
     difference = areas[0] - areas[1]
-    z = difference / error if error > 1e-12 else 0.0 if abs(difference) < 1e-12 else math.copysign(math.inf, difference)
+    z = (
+        difference / error
+        if error > 1e-12
+        else 0.0
+        if abs(difference) < 1e-12
+        else math.copysign(math.inf, difference)
+    )
     errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
     return DeLong((areas[0], areas[1]), errors, error, z, float(2 * norm.sf(abs(z))))
 
@@ -66,16 +75,22 @@ def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.n
     """For each record of class 1, the share of class 0 below it; for each of class 0, the share of class 1 above it."""
     ill, well = scores[truth], scores[~truth]
     every = rankdata(scores)  # midranks: ties count one half
-    return (every[truth] - rankdata(ill)) / len(well), 1 - (every[~truth] - rankdata(well)) / len(ill)
+    return (every[truth] - rankdata(ill)) / len(well), 1 - (every[~truth] - rankdata(well)) / len(
+        ill
+    )
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
     """Two-sided p of Student's t-test for equal means, equal variances assumed; NaN with fewer than two values on a side."""
     if min(len(first), len(second)) < 2:
         return math.nan
-    if len(set(first)) == 1 == len(set(second)):  # no spread at all: scipy would warn and divide by nothing
+    if (
+        len(set(first)) == 1 == len(set(second))
+    ):  # no spread at all: scipy would warn and divide by nothing
         return 1.0 if first[0] == second[0] else 0.0
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # scipy's, where values are nearly the same
+    with warnings.catch_warnings(
+        action="ignore", category=RuntimeWarning
+    ):  # scipy's, where values are nearly the same
         return float(ttest_ind(first, second).pvalue)
 
 

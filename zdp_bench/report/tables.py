@@ -40,7 +40,19 @@ INTERVAL = (
     "B is proven; quote B."
 )
 
-COLUMNS = ("row", "metric", "paper", "ours", "difference", "ε printed", "ε claimed", "ε tight", "ε per unit", "δ", "provenance")
+COLUMNS = (
+    "row",
+    "metric",
+    "paper",
+    "ours",
+    "difference",
+    "ε printed",
+    "ε claimed",
+    "ε tight",
+    "ε per unit",
+    "δ",
+    "provenance",
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,9 @@ class Reference:
     def printed(self) -> str:
         """The number as the paper prints it: '93.4 ± 0.01 %'; where it prints none, that in words and without a unit."""
         unit = "" if _plain(self.value) is None else self.unit
-        return " ".join(part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part)
+        return " ".join(
+            part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part
+        )
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,11 @@ class Table:
 
 def available() -> list[str]:
     """Every table there is reference data for: PAPER/N, and PAPER/figN for a figure's curves (see `curves`)."""
-    found = [path.stem for pattern in ("*_table*.csv", "*_fig*.csv") for path in sorted(assets.REFERENCE.glob(pattern))]
+    found = [
+        path.stem
+        for pattern in ("*_table*.csv", "*_fig*.csv")
+        for path in sorted(assets.REFERENCE.glob(pattern))
+    ]
     return [stem.replace("_table", "/").replace("_fig", "/fig") for stem in found]
 
 
@@ -152,7 +170,10 @@ def recipes_of(table: str) -> list[str]:
     """
     if table not in available():
         raise unknown("table", table, available())
-    claims = {name: assets.read_yaml(path).get("claims") or {} for name, path in assets.group(assets.RECIPES).items()}
+    claims = {
+        name: assets.read_yaml(path).get("claims") or {}
+        for name, path in assets.group(assets.RECIPES).items()
+    }
     return [name for name, claim in claims.items() if claim.get("table") == table]
 
 
@@ -167,20 +188,28 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     """
     numbers = reference(table)
     if not recipes_of(table):
-        raise UserError(f"table '{table}' is filled by no recipe; its numbers are measured by `zdp-bench bench {table}`.")
+        raise UserError(
+            f"table '{table}' is filled by no recipe; its numbers are measured by `zdp-bench bench {table}`."
+        )
     order = list(dict.fromkeys(number.row for number in numbers))
     fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
     every = records.read_all(results)
     rows, shown = [], []
-    families: dict[tuple[str, str], Family] = {}  # metric and data digest -> rows that can be compared with one another
+    families: dict[
+        tuple[str, str], Family
+    ] = {}  # metric and data digest -> rows that can be compared with one another
     for filling in fillings:
-        runs = [r for r in every if (r["recipe"], r["experiment"]) == (filling.recipe, filling.digest)]
+        runs = [
+            r for r in every if (r["recipe"], r["experiment"]) == (filling.recipe, filling.digest)
+        ]
         shown += runs
         printed = {number.column: number for number in numbers if number.row == filling.row}
         for metric in (number for column, number in printed.items() if column != "epsilon"):
             rows.append(_row(filling, metric, printed.get("epsilon"), runs))
             if runs:
-                family = families.setdefault((metric.column, runs[0]["data"]["digest"]), Family(metric.column, {}))
+                family = families.setdefault(
+                    (metric.column, runs[0]["data"]["digest"]), Family(metric.column, {})
+                )
                 family.rows[rows[-1].cells["row"]] = runs
     notes = [
         "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
@@ -188,7 +217,11 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
         *of_paper(table),
     ]
     notes += sorted(
-        {f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}." for r in shown if r["data"]["notes"]}
+        {
+            f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}."
+            for r in shown
+            if r["data"]["notes"]
+        }
     )
     notes += sorted({words for run in shown if (words := _baseline(run))})
     notes += [sentence for family in families.values() for sentence in family.sentences(results)]
@@ -200,9 +233,14 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
             "are of one record."
         )
     ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
-    notes += [f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}." for recipe in ours]
+    notes += [
+        f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}."
+        for recipe in ours
+    ]
     if any(f.on for f in fillings):
-        notes.append("Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it.")
+        notes.append(
+            "Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it."
+        )
     return Table(table, f"{numbers[0].paper}, Table {numbers[0].table}", rows, notes)
 
 
@@ -218,16 +256,32 @@ def _units_differ(rows: list[Row]) -> bool:
 
 def _baseline(run: Record) -> str:
     """What the metrics are of the zero-filled image that a reconstruction starts from; empty for a run without one."""
-    of = {name.removeprefix("zero_filled_"): value for name, value in run["metrics"].items() if name.startswith("zero_filled_")}
-    return f"{run['data']['name']}, zero-filled: " + ", ".join(f"{n} {v:.4g}" for n, v in of.items()) + "." if of else ""
+    of = {
+        name.removeprefix("zero_filled_"): value
+        for name, value in run["metrics"].items()
+        if name.startswith("zero_filled_")
+    }
+    return (
+        f"{run['data']['name']}, zero-filled: "
+        + ", ".join(f"{n} {v:.4g}" for n, v in of.items())
+        + "."
+        if of
+        else ""
+    )
 
 
 def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: list[Record]) -> Row:
-    marks = ([f"{filling.variant}, ours"] if filling.variant else []) + ([f"on {filling.on}"] if filling.on else [])
+    marks = ([f"{filling.variant}, ours"] if filling.variant else []) + (
+        [f"on {filling.on}"] if filling.on else []
+    )
     label = metric.label + (f" ({'; '.join(marks)})" if marks else "")
     cells = dict.fromkeys(COLUMNS, "")
     cells |= {"row": label, "metric": metric.column.replace("_", " ")}
-    plain: dict[str, object] = {"recipe": filling.recipe, "overrides": " ".join(filling.overrides), "on": filling.on}
+    plain: dict[str, object] = {
+        "recipe": filling.recipe,
+        "overrides": " ".join(filling.overrides),
+        "on": filling.on,
+    }
     plain |= {"variant": filling.variant, "metric": metric.column, "unit": metric.unit}
     plain |= {"paper": None, "epsilon_printed": None}
     if not filling.on:  # a number on other data is compared with nothing
@@ -253,7 +307,9 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
         "provenance": provenance,
     }
     if isinstance(plain["paper"], float) and not math.isnan(ours):
-        cells["difference"] = f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
+        cells["difference"] = (
+            f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
+        )
     unit = privacy.get("unit", "patient")  # records of older versions do not name it
     if "epsilon_patient" in privacy:
         together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
@@ -287,7 +343,11 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
 def _dataset_words(on: str | None) -> list[str]:
     """The overrides that put the data set of a filling's label, `NAME, OPTION=VALUE, ...`, in its recipe."""
     name, *options = re.split(r", (?=\w+=)", on) if on else [""]
-    return [shlex.quote(word) for word in ([f"dataset={name}"] if name else []) + [f"dataset.{option}" for option in options]]
+    return [
+        shlex.quote(word)
+        for word in ([f"dataset={name}"] if name else [])
+        + [f"dataset.{option}" for option in options]
+    ]
 
 
 def _plain(value: str) -> float | None:
@@ -303,7 +363,12 @@ def _plain(value: str) -> float | None:
 
 def as_rich(table: Table) -> RichTable:
     """The table on a terminal."""
-    shown = RichTable(title=table.title, title_justify="left", caption="\n".join(table.notes), caption_justify="left")
+    shown = RichTable(
+        title=table.title,
+        title_justify="left",
+        caption="\n".join(table.notes),
+        caption_justify="left",
+    )
     for column in table.columns:
         shown.add_column(column)
     for row in table.rows:
@@ -313,9 +378,17 @@ def as_rich(table: Table) -> RichTable:
 
 def as_markdown(table: Table) -> str:
     """The table as Markdown."""
-    lines = [f"# {table.title}", "", f"`zdp-bench table {table.name}` made this from the records; do not edit.", ""]
+    lines = [
+        f"# {table.title}",
+        "",
+        f"`zdp-bench table {table.name}` made this from the records; do not edit.",
+        "",
+    ]
     lines += ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
-    lines += ["| " + " | ".join(row.cells[column] for column in table.columns) + " |" for row in table.rows]
+    lines += [
+        "| " + " | ".join(row.cells[column] for column in table.columns) + " |"
+        for row in table.rows
+    ]
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
 
 

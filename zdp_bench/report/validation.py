@@ -11,16 +11,39 @@ from zdp_bench.report.number_format import epsilon, name_one
 
 def as_rich(report: dict[str, Any]) -> list[Table]:
     """The tables of one report (see `validate.Report`), as plain values."""
-    data, sampling, privacy, cost = report["data"], report["sampling"], report["privacy"], report["cost"]
-    facts = Table(title=f"recipe {report['recipe']}, not run", show_header=False, title_justify="left")
-    there = "found" if data["found"] else "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
+    data, sampling, privacy, cost = (
+        report["data"],
+        report["sampling"],
+        report["privacy"],
+        report["cost"],
+    )
+    facts = Table(
+        title=f"recipe {report['recipe']}, not run", show_header=False, title_justify="left"
+    )
+    there = (
+        "found"
+        if data["found"]
+        else "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
+    )
     facts.add_row("data", f"{data['name']}: {there}")
-    facts.add_row("records", f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}")
-    facts.add_row("model", f"{report['model']['name']}: {report['model']['parameters_real']:,} real parameters that train")
+    facts.add_row(
+        "records", f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}"
+    )
+    facts.add_row(
+        "model",
+        f"{report['model']['name']}: {report['model']['parameters_real']:,} real parameters that train",
+    )
     facts.add_row("sampling", _sampling(sampling))
-    facts.add_row("noise", f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} (of the weakest direction)")
-    facts.add_row("claimed ε", f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})")
-    facts.add_row("tight ε", f"{epsilon(privacy['epsilon_tight'])} of a record at δ = {privacy['delta']:g}")
+    facts.add_row(
+        "noise",
+        f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} (of the weakest direction)",
+    )
+    facts.add_row(
+        "claimed ε", f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})"
+    )
+    facts.add_row(
+        "tight ε", f"{epsilon(privacy['epsilon_tight'])} of a record at δ = {privacy['delta']:g}"
+    )
     many, unit = data["records_per_patient"], privacy["unit"]
     owner = f"{name_one(unit)} with {many} record{'s' if many > 1 else ''}"
     facts.add_row(f"{unit} ε", f"{epsilon(privacy['epsilon_patient'])} of {owner}")
@@ -28,9 +51,17 @@ def as_rich(report: dict[str, Any]) -> list[Table]:
         facts.add_row("budget", f"stops before a tight ε of {privacy['max_epsilon']:g}")
     if cost:
         facts.add_row(
-            "cost", f"about {duration(cost['seconds'])} and {size(cost['bytes'])} ({cost['measured_on']}), evaluation apart"
+            "cost",
+            f"about {duration(cost['seconds'])} and {size(cost['bytes'])} ({cost['measured_on']}), evaluation apart",
         )
-    layers = Table("layer", "kind", "parameters", "a record's gradient is bounded by", title="layers", title_justify="left")
+    layers = Table(
+        "layer",
+        "kind",
+        "parameters",
+        "a record's gradient is bounded by",
+        title="layers",
+        title_justify="left",
+    )
     for layer in report["layers"]:
         layers.add_row(layer["name"], layer["kind"], f"{layer['parameters']:,}", layer["rule"])
     tables = [facts, layers]

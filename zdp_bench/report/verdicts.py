@@ -28,7 +28,10 @@ class Verdict:
 
 def of_table(table: Table) -> list[Verdict]:
     """The verdict of every row of a table that has been laid out."""
-    return [Verdict(table.name, row.cells["row"], row.cells["metric"], *judge(row)) for row in table.rows]
+    return [
+        Verdict(table.name, row.cells["row"], row.cells["metric"], *judge(row))
+        for row in table.rows
+    ]
 
 
 def of_curves(figure: Curves, missing: Mapping[tuple[str, tuple[str, ...]], str]) -> list[Verdict]:
@@ -41,9 +44,18 @@ def of_curves(figure: Curves, missing: Mapping[tuple[str, tuple[str, ...]], str]
     for curve in figure.curves:
         why = "a curve, of which the paper prints few points"
         if not curve.points:
-            why = next((missing[key] for f in curve.fillings if (key := (f.recipe, f.overrides)) in missing), "")
+            why = next(
+                (
+                    missing[key]
+                    for f in curve.fillings
+                    if (key := (f.recipe, f.overrides)) in missing
+                ),
+                "",
+            )
         kind = "not compared" if curve.points else "not run"
-        found.append(Verdict(figure.name, f"{curve.panel}: {curve.label}", figure.metric, kind, why))
+        found.append(
+            Verdict(figure.name, f"{curve.panel}: {curve.label}", figure.metric, kind, why)
+        )
     return found
 
 
@@ -61,12 +73,19 @@ def judge(row: Row) -> tuple[str, str]:
     values = [float(value) for value in str(numbers["values"]).split()]
     paper, mean = numbers["paper"], sum(values) / len(values)
     percent = numbers["unit"] == "%"
-    tolerance = max(1.0 if percent else 0.02 * abs(paper), 2 * stdev(values) if len(values) > 1 else 0.0)
+    tolerance = max(
+        1.0 if percent else 0.02 * abs(paper), 2 * stdev(values) if len(values) > 1 else 0.0
+    )
     unit = " points" if percent else ""
-    why = f"{mean - paper:+.3g}{unit}, tolerance {tolerance:.2g}{unit}, {numbers['provenance']} data"
+    why = (
+        f"{mean - paper:+.3g}{unit}, tolerance {tolerance:.2g}{unit}, {numbers['provenance']} data"
+    )
     return ("reproduced" if abs(mean - paper) <= tolerance + 1e-9 else "different"), why
 
 
 def counts(verdicts: list[Verdict]) -> dict[str, int]:
     """How many there are of each kind, in a fixed order."""
-    return {kind: sum(v.verdict == kind for v in verdicts) for kind in ("reproduced", "different", "not run", "not compared")}
+    return {
+        kind: sum(v.verdict == kind for v in verdicts)
+        for kind in ("reproduced", "different", "not run", "not compared")
+    }

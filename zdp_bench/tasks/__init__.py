@@ -16,7 +16,9 @@ class Task(Protocol):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One loss per record, [B]; never a mean, so that per-sample gradients are what they say."""
 
-    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
+    def metrics(
+        self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
+    ) -> dict[str, float]:
         """Metrics over a whole set, each a fraction or in the unit its name gives.
 
         Args:

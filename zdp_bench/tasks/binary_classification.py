@@ -33,22 +33,31 @@ class BinaryClassification:
 
     def __init__(self, *, weights: list[float] | None = None) -> None:
         require(
-            weights is None or (len(weights) == 2 and min(weights) > 0), "task.weights", weights, "must be two positive numbers"
+            weights is None or (len(weights) == 2 and min(weights) > 0),
+            "task.weights",
+            weights,
+            "must be two positive numbers",
         )
         self.weights = torch.tensor(weights or [1.0, 1.0])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = F.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none")  # [B]
+        loss = F.binary_cross_entropy_with_logits(
+            outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none"
+        )  # [B]
         return loss * self.weights.to(loss)[targets.long()]
 
     def scores(self, outputs: Tensor) -> np.ndarray:
         """One number a record [n], higher for class 1: what ROC curves are drawn and compared from."""
         return outputs.squeeze(-1).cpu().numpy()
 
-    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
+    def metrics(
+        self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
+    ) -> dict[str, float]:
         scores, truth = outputs.squeeze(-1).cpu().numpy(), targets.cpu().numpy()
         return {
-            "roc_auc": float(roc_auc_score(truth, scores)) if len(set(truth.tolist())) == 2 else math.nan,  # needs both classes
+            "roc_auc": float(roc_auc_score(truth, scores))
+            if len(set(truth.tolist())) == 2
+            else math.nan,  # needs both classes
             "accuracy": float(accuracy_score(truth, scores > 0)),
             "loss": float(self.loss(outputs, targets).mean()),
         }

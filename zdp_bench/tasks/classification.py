@@ -32,12 +32,16 @@ class Classification:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")  # [B]
 
-    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
+    def metrics(
+        self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
+    ) -> dict[str, float]:
         truth, classes = targets.cpu().numpy(), outputs.shape[1]
         scores = outputs.double().softmax(dim=1).cpu().numpy()
         complete = len(set(truth.tolist())) == classes and classes > 2
         return {
             "accuracy": float(accuracy_score(truth, scores.argmax(axis=1))),
-            "roc_auc": float(roc_auc_score(truth, scores, multi_class="ovr", average="macro")) if complete else math.nan,
+            "roc_auc": float(roc_auc_score(truth, scores, multi_class="ovr", average="macro"))
+            if complete
+            else math.nan,
             "loss": float(self.loss(outputs, targets).mean()),
         }

@@ -35,7 +35,9 @@ class Reconstruction:
         reference = targets[..., 0, :, :] / scale(targets)
         return (outputs[..., 0, :, :] - reference).abs().flatten(1).mean(dim=1)  # [B]
 
-    def metrics(self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None) -> dict[str, float]:
+    def metrics(
+        self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
+    ) -> dict[str, float]:
         """NMSE, PSNR in dB, SSIM, and each for the zero-filled image that is the network's input.
 
         Args:
@@ -44,7 +46,9 @@ class Reconstruction:
         found: list[dict[str, float]] = []
         answers = outputs[..., 0, :, :] * scale(targets)
         for chosen in _volumes(len(targets), groups):
-            reference, zero_filled = targets[chosen].flatten(0, -4).double().unbind(dim=1)  # each [slices, H, W]
+            reference, zero_filled = (
+                targets[chosen].flatten(0, -4).double().unbind(dim=1)
+            )  # each [slices, H, W]
             answer = answers[chosen].flatten(0, -3).double()
             ours = volume_metrics(reference.numpy(), answer.numpy())
             baseline = volume_metrics(reference.numpy(), zero_filled.numpy())
@@ -55,7 +59,9 @@ class Reconstruction:
     def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
         """Reference, zero-filled and reconstructed magnitude [H, W] of the slice in the middle of the test set, for a figure."""
         middle = len(targets) // 2
-        reference, zero_filled = targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
+        reference, zero_filled = (
+            targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
+        )
         answer = (outputs[..., 0, :, :] * scale(targets))[middle].reshape(-1, *reference.shape)[-1]
         named = {"reference": reference, "zero_filled": zero_filled, "reconstruction": answer}
         return {name: image.numpy() for name, image in named.items()}
@@ -71,7 +77,10 @@ def _volumes(count: int, groups: Tensor | None) -> Iterator[Tensor]:
 def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:
     """NMSE, PSNR and SSIM of one volume, float [slices, H, W]; higher is better but for NMSE."""
     largest = reference.max()
-    ssim = [structural_similarity(a, b, data_range=largest) for a, b in zip(reference, answer, strict=True)]
+    ssim = [
+        structural_similarity(a, b, data_range=largest)
+        for a, b in zip(reference, answer, strict=True)
+    ]
     return {
         "nmse": float(((reference - answer) ** 2).sum() / (reference**2).sum()),
         "psnr": float(peak_signal_noise_ratio(reference, answer, data_range=largest)),

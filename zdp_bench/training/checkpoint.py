@@ -32,9 +32,13 @@ class Checkpoint:
     ledger: Position
     epochs: list[dict[str, Any]]
     scheduler: dict[str, Any] = field(default_factory=dict)  # empty where there is none
-    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)  # what a federation's server knows of each node
+    nodes: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # what a federation's server knows of each node
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> None:
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
+    ) -> None:
         """Put model, optimiser and scheduler back where they stood."""
         model.load_state_dict(self.model)
         optimizer.load_state_dict(self.optimizer)
@@ -69,7 +73,11 @@ def state_digest(*states: dict[str, Any]) -> str:
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write atomically: a kill leaves the old file or the new one, never half of one."""
-    body = {**vars(checkpoint), "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest], "format": _FORMAT}
+    body = {
+        **vars(checkpoint),
+        "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest],
+        "format": _FORMAT,
+    }
     whole = io.BytesIO()  # first, because torch tells of a full disk in words of its own
     torch.save(body, whole)
     partial = path.with_suffix(".partial")
@@ -95,14 +103,29 @@ def load(path: Path, run: str) -> Checkpoint | None:
     # OSError is torch's too, for a file cut short: it seeks where nothing is.
     advice = "Delete the run's folder, or add force=true, to start it anew."
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch warns of odd pickle protocols before it refuses them
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # torch warns of odd pickle protocols before it refuses them
             body = torch.load(path, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
         if body.pop("format") != _FORMAT:
             raise ValueError("another format")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{path}: is damaged, or no checkpoint of this version of zdp-bench. {advice}") from None
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):
+        raise UserError(
+            f"{path}: is damaged, or no checkpoint of this version of zdp-bench. {advice}"
+        ) from None
     if checkpoint.run != run:
-        raise UserError(f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}")
+        raise UserError(
+            f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
+        )
     return checkpoint

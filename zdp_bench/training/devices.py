@@ -39,7 +39,9 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        return torch.device(
+            "cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+        )
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
@@ -55,7 +57,12 @@ def own_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
     Yields the device's name. Where every GPU has its job, or there is at most one, `name` is yielded as it came: GPUs are then
     shared, as without this.
     """
-    several = name == "auto" and "LOCAL_RANK" not in os.environ and torch.cuda.is_available() and torch.cuda.device_count() > 1
+    several = (
+        name == "auto"
+        and "LOCAL_RANK" not in os.environ
+        and torch.cuda.is_available()
+        and torch.cuda.device_count() > 1
+    )
     if not several:
         yield name
         return
@@ -63,11 +70,15 @@ def own_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
 
     folder = folder or Path(tempfile.gettempdir()) / f"zdp-bench-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")  # Slurm shows each job its own: name what is behind a number
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(
+        ","
+    )  # Slurm shows each job its own: name what is behind a number
     with ExitStack() as held:
         for number in range(torch.cuda.device_count()):
             behind = visible[number] if len(visible) == torch.cuda.device_count() else str(number)
-            lock: TextIO = held.enter_context(open(folder / f"gpu-{behind.replace('/', '-')}.lock", "w"))
+            lock: TextIO = held.enter_context(
+                open(folder / f"gpu-{behind.replace('/', '-')}.lock", "w")
+            )
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -79,7 +90,11 @@ def own_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def arithmetic(
-    precision: str | None, deterministic: bool, model: nn.Module, algorithm: Any, device: torch.device
+    precision: str | None,
+    deterministic: bool,
+    model: nn.Module,
+    algorithm: Any,
+    device: torch.device,
 ) -> Iterator[None]:
     """Within, torch computes as the policy above says; what was set before is set again at the end.
 
@@ -87,12 +102,18 @@ def arithmetic(
         UserError: this precision would not do what it says for this model or algorithm.
     """
     check_precision(precision, model, algorithm)
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    before = (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+    )
     hooks = _autocast(model, device) if precision == "bf16" else []
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's context is made
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when CUDA's context is made
         torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -121,9 +142,13 @@ def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> 
             "take precision=bf16."
         )
     if precision == "bf16" and private and not getattr(algorithm, "sums_in_float32", False):
-        raise UserError(f"precision=bf16: {type(algorithm).__name__} does not keep its clipped sums in float32. Leave it out.")
+        raise UserError(
+            f"precision=bf16: {type(algorithm).__name__} does not keep its clipped sums in float32. Leave it out."
+        )
     if precision == "bf16" and any(parameter.is_complex() for parameter in model.parameters()):
-        raise UserError("precision=bf16: there are no complex numbers of bfloat16, and this model has complex parameters.")
+        raise UserError(
+            "precision=bf16: there are no complex numbers of bfloat16, and this model has complex parameters."
+        )
 
 
 def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
@@ -137,7 +162,10 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
     def enter(module: nn.Module, inputs: Any) -> None:
         region.__enter__()
 
-    return [model.register_forward_pre_hook(enter), model.register_forward_hook(leave, always_call=True)]
+    return [
+        model.register_forward_pre_hook(enter),
+        model.register_forward_hook(leave, always_call=True),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- input

@@ -51,12 +51,17 @@ class Ranks:
             return total
         for name, value in total.items():
             total[name] = value.resolve_conj()
-        flat = {name: torch.view_as_real(value) if value.is_complex() else value for name, value in total.items()}
+        flat = {
+            name: torch.view_as_real(value) if value.is_complex() else value
+            for name, value in total.items()
+        }
         for dtype in sorted({value.dtype for value in flat.values()}, key=str):
             of = {name: value for name, value in flat.items() if value.dtype == dtype}
             message = torch.cat([value.reshape(-1) for value in of.values()])
             dist.all_reduce(message)
-            for value, part in zip(of.values(), message.split([value.numel() for value in of.values()]), strict=True):
+            for value, part in zip(
+                of.values(), message.split([value.numel() for value in of.values()]), strict=True
+            ):
                 value.copy_(part.view_as(value))
         return total
 
@@ -83,7 +88,9 @@ ALONE = Ranks()
 
 def launched() -> bool:
     """Whether torchrun, or something that speaks like it, started this process beside others."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() and int(os.environ["WORLD_SIZE"]) > 1
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() and int(
+        os.environ["WORLD_SIZE"]
+    ) > 1
 
 
 def rank() -> int:

@@ -26,7 +26,9 @@ def environment(device: torch.device) -> dict[str, Any]:
     """What a run was made on and with."""
     named = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})",
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu ({platform.machine()})",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {"zdp-bench": __version__} | {name: _version(name) for name in named},
@@ -46,7 +48,9 @@ def git_commit() -> str | None:
     root = CONF.parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         if not (root / ".git").exists():
@@ -65,7 +69,9 @@ def foreign_code(used: Plugins) -> str:
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
 
-def made_with(used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool) -> str:
+def made_with(
+    used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool
+) -> str:
     """Name everything that decides the bits of a step, beside its key and the state it starts from; SHA-256.
 
     Empty on a GPU without `execution.deterministic`: there no step can be repeated bit for bit.
@@ -73,9 +79,22 @@ def made_with(used: Plugins, device: torch.device, micro_batch: int, ranks: int,
     if device.type != "cpu" and not deterministic:
         return ""
     libraries = {name: _version(name) for name in ("torch", "numpy", "numba", "llvmlite", "scipy")}
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    chip = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
     code = _digest_of(("zdp_bench", *registry.foreign_packages(used)))
-    what = (code, libraries, device.type, chip, platform.machine(), torch.get_num_threads(), ranks, micro_batch)
+    what = (
+        code,
+        libraries,
+        device.type,
+        chip,
+        platform.machine(),
+        torch.get_num_threads(),
+        ranks,
+        micro_batch,
+    )
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 

@@ -16,10 +16,14 @@ from zdp_bench.tasks import Condensing, Scoring, Task
 
 WATCHED = 50  # steps: after so many, a run looks whether it has diverged, and not at the end of an epoch only
 EVALUATION_BATCH = 1000
-EVALUATION_NUMBERS = 2**21  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
+EVALUATION_NUMBERS = (
+    2**21
+)  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
 
 
-def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
+) -> dict[str, float]:
     """The task's metrics over a whole set; of outputs that are no finite numbers there is but a loss, and it is NaN."""
     outputs, targets = predict(model, task, test, device, size)
     if not torch.isfinite(outputs).all():
@@ -27,7 +31,9 @@ def evaluate(model: nn.Module, task: Task, test: Source, device: torch.device, s
     return task.metrics(outputs, targets, test.groups)
 
 
-def refuse_divergence(metrics: dict[str, float], epoch: int | None, step: int, rate: object) -> None:
+def refuse_divergence(
+    metrics: dict[str, float], epoch: int | None, step: int, rate: object
+) -> None:
     """End a run whose model answers with no finite numbers any more: no step leads back from there.
 
     Raises:
@@ -55,7 +61,9 @@ def still_answers(model: nn.Module, test: Source, device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None) -> Batch:
+def predict(
+    model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
+) -> Batch:
     """The model's outputs over a whole set, [n, ...], and the targets beside them, at most `size` records at a time.
 
     A task with maps condenses its outputs batch by batch, and needs no targets afterwards: then neither piles up in memory.
@@ -67,13 +75,21 @@ def predict(model: nn.Module, task: Task, test: Source, device: torch.device, si
     for part in torch.arange(len(test)).split(at_once):
         inputs, targets = test.batch(part)
         answer = model(inputs.to(device))
-        outputs.append((task.condense(answer, targets.to(device)) if isinstance(task, Condensing) else answer).cpu())
+        outputs.append(
+            (
+                task.condense(answer, targets.to(device))
+                if isinstance(task, Condensing)
+                else answer
+            ).cpu()
+        )
         kept.append(targets[:0] if isinstance(task, Condensing) else targets)
     model.train()
     return torch.cat(outputs), torch.cat(kept)
 
 
-def final_metrics(home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int) -> dict[str, float]:
+def final_metrics(
+    home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int
+) -> dict[str, float]:
     """The trained model on the test set; what the task keeps of it beside the metrics is written into the run's folder."""
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):

@@ -25,7 +25,15 @@ from zdp_bench.errors import UserError
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 
 # A write failed for what a user can mend; reading gives none of these but the last two.
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
+UNWRITABLE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+}
 NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
@@ -108,7 +116,9 @@ def writes(home: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or home
         if error.errno in NO_FOLDER:
-            raise UserError(f"{where}: {error.strerror}, so no results can be written there. Set paths.results.") from None
+            raise UserError(
+                f"{where}: {error.strerror}, so no results can be written there. Set paths.results."
+            ) from None
         if error.errno not in UNWRITABLE:
             raise
         raise UserError(
@@ -137,7 +147,9 @@ def probe(folder: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}, so nothing can be written there. Name another folder.") from None
+        raise UserError(
+            f"{folder}: {error.strerror}, so nothing can be written there. Name another folder."
+        ) from None
 
 
 class Lasting:
@@ -170,7 +182,9 @@ class Lasting:
             do()
         except OSError as error:
             self.failed = error
-            with suppress(OSError, ValueError):  # what Python still holds back for it goes nowhere, and not wrong at exit
+            with suppress(
+                OSError, ValueError
+            ):  # what Python still holds back for it goes nowhere, and not wrong at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 

@@ -52,14 +52,23 @@ class MicroBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         records = self.size.records
-        return self.placed(self.piece(slice(start, start + records)) for start in range(0, self.count, records))
+        return self.placed(
+            self.piece(slice(start, start + records)) for start in range(0, self.count, records)
+        )
 
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory is at its end, on the GPU or on the CPU."""
     said = str(error)
-    words = ("out of memory", "can't allocate memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in said for word in words)
+    words = (
+        "out of memory",
+        "can't allocate memory",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        word in said for word in words
+    )
 
 
 def let_go() -> None:
@@ -69,7 +78,9 @@ def let_go() -> None:
         torch.cuda.empty_cache()
 
 
-def largest(model: nn.Module, loss: Loss, like: Batch, expected_batch_size: float, device: torch.device) -> Size:
+def largest(
+    model: nn.Module, loss: Loss, like: Batch, expected_batch_size: float, device: torch.device
+) -> Size:
     """The micro-batch to begin with: on a GPU the whole batch, to be halved until it fits; on a CPU what should fit.
 
     A CPU's memory does not run out in an error but in a killed process, so there it is estimated: `bytes_a_record`.
@@ -101,7 +112,10 @@ def bytes_a_record(model: nn.Module, loss: Loss, like: Batch) -> int:
             return tensor
 
         inputs, targets = (part.new_zeros(records, *part.shape[1:]) for part in like)
-        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
             losses = loss(model(inputs), targets)
             return sum(seen.values()) + losses.nbytes + inputs.nbytes + targets.nbytes
 

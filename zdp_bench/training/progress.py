@@ -7,7 +7,14 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 BAR, ROOMY = 20, 110  # the bar's width, and that of a terminal that has room for one
 SHORTEST = 12  # of a run's name, before its metrics are cut
@@ -23,7 +30,9 @@ class Silent:
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
-    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None: ...
+    def evaluated(
+        self, epoch: int, step: int, metrics: dict[str, float], epsilon: float
+    ) -> None: ...
 
 
 class Live:
@@ -40,12 +49,22 @@ class Live:
     def __enter__(self) -> Live:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar:
             self._bar.stop()
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
-        self._name, self._steps, self._first, self._since = f"{recipe} seed {seed}", steps, done, time.monotonic()
+        self._name, self._steps, self._first, self._since = (
+            f"{recipe} seed {seed}",
+            steps,
+            done,
+            time.monotonic(),
+        )
         if done:
             self._console.print(f"{self._name}: goes on at step {done:,} of {steps:,}")
         if self._console.is_terminal:
@@ -58,7 +77,9 @@ class Live:
                 TimeRemainingColumn(),
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(self._fitted([], "")[0], total=steps, completed=done, state="", spent="")
+            self._task = self._bar.add_task(
+                self._fitted([], "")[0], total=steps, completed=done, state="", spent=""
+            )
             self._bar.start()
 
     def stepped(self, step: int) -> None:
@@ -71,10 +92,13 @@ class Live:
             name, state = self._fitted(told, spent)
             self._bar.update(self._task, description=name, state=state, spent=spent)
         else:
-            left = (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
+            left = (
+                (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
+            )
             state = "  ".join([*told, spent])
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} s left", highlight=False
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} s left",
+                highlight=False,
             )
 
     def _fitted(self, told: list[str], spent: str) -> tuple[str, str]:

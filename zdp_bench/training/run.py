@@ -42,7 +42,13 @@ from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.devices import arithmetic, own_gpu, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.environment import environment, foreign_code, made_with, peak_memory
-from zdp_bench.training.evaluation import WATCHED, evaluate, final_metrics, refuse_divergence, still_answers
+from zdp_bench.training.evaluation import (
+    WATCHED,
+    evaluate,
+    final_metrics,
+    refuse_divergence,
+    still_answers,
+)
 from zdp_bench.training.interrupts import Stopped, stop_signals, writes
 from zdp_bench.training.setup import (
     Plan,
@@ -61,7 +67,9 @@ from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
 
-NOT_RECORDED = set(OPERATIONAL) - {"claims"}  # of the configuration: what may differ between a run and its resumption
+NOT_RECORDED = set(OPERATIONAL) - {
+    "claims"
+}  # of the configuration: what may differ between a run and its resumption
 
 
 class Watcher(Protocol):
@@ -69,7 +77,9 @@ class Watcher(Protocol):
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
-    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None: ...
+    def evaluated(
+        self, epoch: int, step: int, metrics: dict[str, float], epsilon: float
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,10 +91,14 @@ class Outcome:
     found: bool
 
 
-Carrying = Callable[[Run, Watcher, torch.device, bool], Outcome]  # how a run is carried out, on a device, and whether it waits
+Carrying = Callable[
+    [Run, Watcher, torch.device, bool], Outcome
+]  # how a run is carried out, on a device, and whether it waits
 
 
-def run(config: Run, watcher: Watcher, wait: bool = True, carrying: Carrying | None = None) -> Outcome:
+def run(
+    config: Run, watcher: Watcher, wait: bool = True, carrying: Carrying | None = None
+) -> Outcome:
     """Carry out one run, or find it done. One of several ranks brings its share, and rank 0 writes.
 
     Args:
@@ -110,12 +124,22 @@ def run(config: Run, watcher: Watcher, wait: bool = True, carrying: Carrying | N
 def centrally(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
     """One model, one training set: what every recipe without `federated.nodes` is."""
     ranks = distributed.join(device.type)
-    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    data: Splits = lookup("dataset", config.dataset.name)(
+        config.data_root, **config.dataset.options
+    )
     digest = run_digest(config, data.digest)
-    return once(config, digest, ranks, wait, lambda home: _train(config, data, digest, home, device, watcher, ranks))
+    return once(
+        config,
+        digest,
+        ranks,
+        wait,
+        lambda home: _train(config, data, digest, home, device, watcher, ranks),
+    )
 
 
-def once(config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Record]) -> Outcome:
+def once(
+    config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Record]
+) -> Outcome:
     """Find the record of a run, or make it: one process at a time, and written by rank 0 alone.
 
     Args:
@@ -148,7 +172,15 @@ def _start_anew(home: Path) -> None:
         set_aside(path)
 
 
-def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.device, watcher: Watcher, ranks: Ranks) -> Record:
+def _train(
+    config: Run,
+    data: Splits,
+    digest: str,
+    home: Path,
+    device: torch.device,
+    watcher: Watcher,
+    ranks: Ranks,
+) -> Record:
     started = datetime.now(UTC)
     clock = time.perf_counter()
 
@@ -157,7 +189,9 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     check_fit(config, model, task, data)
     model = model.to(device)
     plan = Plan.of(config, len(data.train))
-    problem = Problem(model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0])
+    problem = Problem(
+        model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
+    )
     config, algorithm = build_algorithm(config, problem, plan)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer, data)
@@ -165,21 +199,34 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     mechanism = algorithm.mechanism()
     size = micro_batch_size(config, plan, model, task, data, device)
 
-    saved = ranks.broadcast(checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None)
+    saved = ranks.broadcast(
+        checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None
+    )
     step, epochs = 0, []
     if saved:
         saved.restore(model, optimizer, scheduler)
         step, epochs = saved.step, saved.epochs
 
     def states() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        return model.state_dict(), optimizer.state_dict(), scheduler.state_dict() if scheduler else {}
+        return (
+            model.state_dict(),
+            optimizer.state_dict(),
+            scheduler.state_dict() if scheduler else {},
+        )
 
     def made() -> str:
-        return made_with(config.plugins, device, size.records, ranks.size, config.execution.deterministic)
+        return made_with(
+            config.plugins, device, size.records, ranks.size, config.execution.deterministic
+        )
 
     at_least, path = saved.ledger if saved else None, home / "ledger.jsonl"
     ledger = open_ledger(
-        path, mechanism, not config.privacy.secure, at_least, (made(), step, checkpoint.state_digest(*states())), ranks
+        path,
+        mechanism,
+        not config.privacy.secure,
+        at_least,
+        (made(), step, checkpoint.state_digest(*states())),
+        ranks,
     )
     if ledger.counted_again:
         log.warning(
@@ -190,15 +237,23 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
     delta, budget = config.privacy.delta, config.privacy.max_epsilon
-    still = plan.before + ledger.releases + plan.steps - step  # the most that can have been released at the end
-    limit = max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
+    still = (
+        plan.before + ledger.releases + plan.steps - step
+    )  # the most that can have been released at the end
+    limit = (
+        max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
+    )
     training = Training(algorithm, model, optimizer, noise, ledger, limit, ranks)
 
     def save() -> None:
         if ranks.first:
             weights, moments, rates = states()
-            ledger.note(made(), step, checkpoint.state_digest(weights, moments, rates))  # first: what is saved is then known
-            state = checkpoint.Checkpoint(digest, step, weights, moments, ledger.position, epochs, rates)
+            ledger.note(
+                made(), step, checkpoint.state_digest(weights, moments, rates)
+            )  # first: what is saved is then known
+            state = checkpoint.Checkpoint(
+                digest, step, weights, moments, ledger.position, epochs, rates
+            )
             checkpoint.save(home / "checkpoint.pt", state)
 
     def measured() -> tuple[dict[str, float], float]:
@@ -220,7 +275,16 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                     indices = ranks.broadcast(indices)
                 seed_layers(key, step, ranks.rank, config.privacy.secure)
                 batches = micro_batches(
-                    data.train, indices, config, device, key, step, data.augment, data.augment_targets, size, ranks
+                    data.train,
+                    indices,
+                    config,
+                    device,
+                    key,
+                    step,
+                    data.augment,
+                    data.augment_targets,
+                    size,
+                    ranks,
                 )
                 private_step(training, step, batches, divisor)
                 step += 1
@@ -231,15 +295,28 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 stopped_by = "budget"
             epoch = plan.epoch_ending_at(step)
             due = bool(every) and step % (every or 1) == 0
-            if (epoch is not None or stopped_by == "budget") and not (epochs and epochs[-1]["step"] == step):
+            if (epoch is not None or stopped_by == "budget") and not (
+                epochs and epochs[-1]["step"] == step
+            ):
                 metrics, epsilon = ranks.broadcast(measured())
                 refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
                 epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
                 watcher.evaluated(plan.epoch_of(step), step, metrics, epsilon)
-                due = due or epoch is None or epoch % config.trainer.checkpoint_epochs == 0 or step == plan.steps
+                due = (
+                    due
+                    or epoch is None
+                    or epoch % config.trainer.checkpoint_epochs == 0
+                    or step == plan.steps
+                )
             elif step % WATCHED == 0 or due:  # before a state that leads nowhere is kept
-                loss = 0.0 if ranks.broadcast(ranks.first and still_answers(model, data.test, device)) else math.nan
-                refuse_divergence({"loss": loss}, plan.epoch_of(step), step, config.optimizer.options.get("lr"))
+                loss = (
+                    0.0
+                    if ranks.broadcast(ranks.first and still_answers(model, data.test, device))
+                    else math.nan
+                )
+                refuse_divergence(
+                    {"loss": loss}, plan.epoch_of(step), step, config.optimizer.options.get("lr")
+                )
             signal = ranks.largest(asked())
             if due or signal:
                 save()
@@ -247,14 +324,17 @@ def _train(config: Run, data: Splits, digest: str, home: Path, device: torch.dev
                 raise Stopped(signal)
         if not ranks.first:
             return {}
-        metrics = final_metrics(home, model, task, data.test, device, size.records)  # in the run's own arithmetic
+        metrics = final_metrics(
+            home, model, task, data.test, device, size.records
+        )  # in the run's own arithmetic
     return described(config, data, digest, model, fixed) | {
         "privacy": account(config, mechanism, plan, ledger, data.records_per_patient, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
         "epochs": epochs,
-        "environment": environment(device) | {"ranks": ranks.size, "execution": vars(config.execution)},
+        "environment": environment(device)
+        | {"ranks": ranks.size, "execution": vars(config.execution)},
         "measured": {
             "started_utc": started.isoformat(timespec="seconds"),
             "train_seconds": round(time.perf_counter() - clock, 2),
@@ -285,7 +365,9 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
             "validation": len(data.validation) if data.validation else 0,
         },
         "model": {
-            "parameters_real": sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values()),
+            "parameters_real": sum(
+                p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values()
+            ),
             "surgery": surgery(model),
             "fixed_state": fixed,
         },
@@ -293,11 +375,25 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
     }
 
 
-def account(config: Run, mechanism: Mechanism, plan: Plan, ledger: Ledger, records_per_patient: int, unit: str) -> dict[str, Any]:
+def account(
+    config: Run,
+    mechanism: Mechanism,
+    plan: Plan,
+    ledger: Ledger,
+    records_per_patient: int,
+    unit: str,
+) -> dict[str, Any]:
     """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
     releases, delta = plan.before + ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
-    claim = Claim(sigma, plan.sampling.sample_rate, releases, delta, plan.sampling.records, config.trainer.epochs)
+    claim = Claim(
+        sigma,
+        plan.sampling.sample_rate,
+        releases,
+        delta,
+        plan.sampling.records,
+        config.trainer.epochs,
+    )
     at_least, tight = tight_interval(mechanism, releases, delta)
     patient_at_least, patient = patient_interval(mechanism, records_per_patient, releases, delta)
     return {

@@ -58,15 +58,30 @@ class Plan:
         trainer, before = config.trainer, config.privacy.range_test_steps or 0
         if trainer.sampling == "poisson":
             expected = trainer.batch_size or 1
-            require(expected <= size, "trainer.batch_size", expected, f"the training set has only {size:,} records")
+            require(
+                expected <= size,
+                "trainer.batch_size",
+                expected,
+                f"the training set has only {size:,} records",
+            )
             rate = trainer.sample_rate or expected / size
             steps = max(1, round(trainer.epochs / rate))
             return Plan(Sampling("poisson", rate, rate * size, size), trainer.epochs, steps, before)
         batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
-        require(batch <= size, "trainer.batch_size", batch, f"the training set has only {size:,} records")
+        require(
+            batch <= size,
+            "trainer.batch_size",
+            batch,
+            f"the training set has only {size:,} records",
+        )
         scheme: Any = trainer.sampling
         per_epoch = -(-size // batch) if scheme == "shuffled" else size // batch
-        return Plan(Sampling(scheme, batch / size, batch, size), trainer.epochs, trainer.epochs * per_epoch, before)
+        return Plan(
+            Sampling(scheme, batch / size, batch, size),
+            trainer.epochs,
+            trainer.epochs * per_epoch,
+            before,
+        )
 
     def draw(self, key: int | str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
         """The records of a step, and the divisor of its sum: a function of (key, step) alone, or of nothing when `secure`.
@@ -80,9 +95,13 @@ class Plan:
             rng = np.random.default_rng(stream(key, "shuffle", step // per_epoch))
             indices = sampling.shuffled(size, batch, step % per_epoch, rng)
             return indices, len(indices)
-        random: sampling.Random = SecureRandom() if secure else np.random.default_rng(stream(key, "sample", step))
+        random: sampling.Random = (
+            SecureRandom() if secure else np.random.default_rng(stream(key, "sample", step))
+        )
         if self.sampling.scheme == "poisson":
-            return sampling.poisson(size, self.sampling.sample_rate, random), self.sampling.expected_batch_size
+            return sampling.poisson(
+                size, self.sampling.sample_rate, random
+            ), self.sampling.expected_batch_size
         return sampling.uniform(size, batch, random), self.sampling.expected_batch_size
 
     def epoch_of(self, step: int) -> int:
@@ -105,14 +124,24 @@ def build_model(config: Run, data: Splits | Outline) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
         try:
-            model: nn.Module = lookup("model", config.model.name)(data.input_shape, data.outputs, **config.model.options)
+            model: nn.Module = lookup("model", config.model.name)(
+                data.input_shape, data.outputs, **config.model.options
+            )
         except UNFIT as error:
             raise _unfit(config, data, error) from error
     return replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
 
 
 # What torch and Python raise where sizes do not fit one another.
-UNFIT = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, MemoryError, AssertionError)
+UNFIT = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    ArithmeticError,
+    MemoryError,
+    AssertionError,
+)
 
 
 def _unfit(config: Run, data: Splits | Outline, error: Exception) -> UserError:
@@ -143,7 +172,11 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline)
     finally:
         model.train()
     if losses.shape != (1,) or losses.is_complex():
-        raise _unfit(config, data, ValueError(f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"))
+        raise _unfit(
+            config,
+            data,
+            ValueError(f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"),
+        )
 
 
 def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
@@ -154,26 +187,45 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     Raises:
         UserError: no noise multiplier reaches the ε, or a budget is set that does not pay for the first step.
     """
-    make, options, privacy = lookup("algorithm", config.algorithm.name), dict(config.algorithm.options), config.privacy
+    make, options, privacy = (
+        lookup("algorithm", config.algorithm.name),
+        dict(config.algorithm.options),
+        config.privacy,
+    )
     try:
         if privacy.target_epsilon:
             unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
             if unit.z == 0:
-                raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
+                raise ValueError(
+                    "some direction gets no noise, so its ε is ∞ at every noise multiplier"
+                )
             options["noise_multiplier"] = calibrate_mechanism(
                 privacy.target_epsilon, unit, plan.before + plan.steps, privacy.delta
             )
         elif privacy.claimed_epsilon:
-            claim = Claim(1.0, plan.sampling.sample_rate, plan.steps, privacy.delta, plan.sampling.records, plan.epochs)
-            options["noise_multiplier"] = calibrate(privacy.claimed_epsilon, config.accountant, claim)
+            claim = Claim(
+                1.0,
+                plan.sampling.sample_rate,
+                plan.steps,
+                privacy.delta,
+                plan.sampling.records,
+                plan.epochs,
+            )
+            options["noise_multiplier"] = calibrate(
+                privacy.claimed_epsilon, config.accountant, claim
+            )
     except ValueError as error:
         asked = "target" if privacy.target_epsilon else "claimed"
         value = privacy.target_epsilon or privacy.claimed_epsilon
-        raise UserError(f"privacy.{asked}_epsilon={value:g} with algorithm={config.algorithm.name}: {error}.") from None
+        raise UserError(
+            f"privacy.{asked}_epsilon={value:g} with algorithm={config.algorithm.name}: {error}."
+        ) from None
     if options != config.algorithm.options:
         shown = config.resolved["algorithm"] | {"noise_multiplier": options["noise_multiplier"]}
         resolved = config.resolved | {"algorithm": shown}
-        config = replace(config, algorithm=Plugin(config.algorithm.name, options), resolved=resolved)
+        config = replace(
+            config, algorithm=Plugin(config.algorithm.name, options), resolved=resolved
+        )
     algorithm: Algorithm = make(problem, **options)
     if privacy.max_epsilon:
         _check_budget(config, algorithm.mechanism(), plan.before)
@@ -194,14 +246,18 @@ def _check_budget(config: Run, mechanism: Mechanism, before: int) -> None:
     if cost > budget:
         first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
         beside = f" after privacy.range_test_steps={before}" if before else ""
-        up = Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(cost)  # what is read here pays for it
+        up = Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(
+            cost
+        )  # what is read here pays for it
         raise UserError(
             f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of {float(up):g}, so none would be taken. Raise "
             "the budget, add noise, or leave the budget out."
         )
 
 
-def check_model(model: nn.Module, algorithm: Algorithm, task: Task, data: Splits, config: Run, plan: Plan) -> list[str]:
+def check_model(
+    model: nn.Module, algorithm: Algorithm, task: Task, data: Splits, config: Run, plan: Plan
+) -> list[str]:
     """`checks.check`, where the algorithm is private; of the data only shapes and dtypes are used.
 
     The batches tried are as large as a step's pieces get; a Poisson batch seldom passes six standard deviations.
@@ -226,10 +282,18 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     Raises:
         UserError: it refuses one of its values, or would refuse the model at the first step.
     """
-    if config.optimizer.options.get("fused") and any(parameter.is_complex() for parameter in trainable(model).values()):
-        raise UserError("optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out.")
+    if config.optimizer.options.get("fused") and any(
+        parameter.is_complex() for parameter in trainable(model).values()
+    ):
+        raise UserError(
+            "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out."
+        )
     by_magnitude = config.complex_second_moment == "magnitude"
-    builder = BY_MAGNITUDE[config.optimizer.name] if by_magnitude else optimizer_class(config.optimizer.name)
+    builder = (
+        BY_MAGNITUDE[config.optimizer.name]
+        if by_magnitude
+        else optimizer_class(config.optimizer.name)
+    )
     options, parameters = config.optimizer.options, list(trainable(model).values())
     try:
         _tried(builder, options, parameters)
@@ -238,10 +302,16 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
 
 
-def _tried(builder: Callable[..., torch.optim.Optimizer], options: dict[str, Any], parameters: list[nn.Parameter]) -> None:
+def _tried(
+    builder: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+    parameters: list[nn.Parameter],
+) -> None:
     """One step on a number of each kind that the model has: some of what torch refuses, it refuses only there."""
     kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    numbers = [torch.zeros(1, dtype=dtype, device=device, requires_grad=True) for dtype, device in kinds]
+    numbers = [
+        torch.zeros(1, dtype=dtype, device=device, requires_grad=True) for dtype, device in kinds
+    ]
     for number in numbers:
         number.grad = torch.ones_like(number)
     if numbers:  # torch's own sentence says what none means
@@ -259,7 +329,11 @@ def build_scheduler(
     if config.scheduler is None:
         return None
     if config.scheduler.name == "reduce_on_plateau" and not data.validation:
-        own = [f", or more dataset.{key}" for key in config.dataset.options if key.startswith("validation_")]
+        own = [
+            f", or more dataset.{key}"
+            for key in config.dataset.options
+            if key.startswith("validation_")
+        ]
         raise UserError(
             f"scheduler=reduce_on_plateau watches validation records, and dataset={config.dataset.name} has none: use another "
             f"scheduler{own[0] if own else ', or a data set that has some'}."
@@ -274,7 +348,11 @@ def build_scheduler(
 
 
 def advance(
-    scheduler: torch.optim.lr_scheduler.LRScheduler, model: nn.Module, task: Task, data: Splits, device: torch.device
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    model: nn.Module,
+    task: Task,
+    data: Splits,
+    device: torch.device,
 ) -> None:
     """One step of the schedule; `reduce_on_plateau` watches the loss over the validation records, which are public."""
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -284,7 +362,9 @@ def advance(
         scheduler.step()
 
 
-def micro_batch_size(config: Run, plan: Plan, model: nn.Module, task: Task, data: Splits, device: torch.device) -> Size:
+def micro_batch_size(
+    config: Run, plan: Plan, model: nn.Module, task: Task, data: Splits, device: torch.device
+) -> Size:
     """How many records a step processes at once, to begin with: `trainer.micro_batch`, or with `auto` the most that fit."""
     fixed = config.trainer.micro_batch
     if not isinstance(fixed, str):
@@ -321,17 +401,23 @@ def micro_batches(
 
     def piece(cut: slice) -> Batch:
         own = chance[cut]
-        inputs, targets = records_.batch(torch.from_numpy(indices[cut]), own if records_.by_chance else None)
+        inputs, targets = records_.batch(
+            torch.from_numpy(indices[cut]), own if records_.by_chance else None
+        )
         inputs = augment(inputs, own) if augment else inputs
         targets = augment_targets(targets, own) if augment_targets else targets
         return pin((inputs, targets))
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
-        for inputs, targets in ahead(pieces, (device.type == "cuda") if prefetch is None else prefetch):
+        for inputs, targets in ahead(
+            pieces, (device.type == "cuda") if prefetch is None else prefetch
+        ):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     fixed = config.trainer.micro_batch
-    return MicroBatches(len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH), placed)
+    return MicroBatches(
+        len(indices), piece, size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH), placed
+    )
 
 
 def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> None:

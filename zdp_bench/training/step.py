@@ -56,7 +56,13 @@ class Training:
         return self._mechanisms[which]
 
 
-def private_step(training: Training, step: int, micro_batches: Iterable[Batch], expected_batch_size: float, of: str = "") -> None:
+def private_step(
+    training: Training,
+    step: int,
+    micro_batches: Iterable[Batch],
+    expected_batch_size: float,
+    of: str = "",
+) -> None:
     """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
 
     Args:
@@ -76,17 +82,27 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
         UserError: memory does not even hold one record at a time; or it ran out in a step that was taken before.
     """
     spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
-    if spent and not training.ledger.holds(step, of):  # a step drawn before a kill, and now again, costs nothing new
+    if spent and not training.ledger.holds(
+        step, of
+    ):  # a step drawn before a kill, and now again, costs nothing new
         raise BudgetExceeded
     algorithm, mechanism, ranks = training.algorithm, training.mechanism(), training.ranks
     device = next(iter(training.parameters.values())).device
     counted = training.ledger.releases
-    training.ledger.append(step, of)  # before the release exists, and before any of its noise is drawn
+    training.ledger.append(
+        step, of
+    )  # before the release exists, and before any of its noise is drawn
     taken_again = training.ledger.releases == counted
     pieces = micro_batches.size.records if isinstance(micro_batches, MicroBatches) else 0
-    total = widened(summed(algorithm, mechanism, micro_batches, device, training.model), training.noise)  # this rank's share of S
-    if isinstance(micro_batches, MicroBatches) and ranks.largest(micro_batches.size.records != pieces):
-        training.ledger.doubt(step)  # the sum was cut into other pieces than it will be when it is drawn again
+    total = widened(
+        summed(algorithm, mechanism, micro_batches, device, training.model), training.noise
+    )  # this rank's share of S
+    if isinstance(micro_batches, MicroBatches) and ranks.largest(
+        micro_batches.size.records != pieces
+    ):
+        training.ledger.doubt(
+            step
+        )  # the sum was cut into other pieces than it will be when it is drawn again
         if taken_again:  # before the release: its noise belongs to a sum of other pieces
             raise UserError(
                 f"out of memory in step {step:,}, which was taken before and would not come out the same in smaller pieces: run "
@@ -96,7 +112,13 @@ def private_step(training: Training, step: int, micro_batches: Iterable[Batch], 
     # The same numbers in one pass, where the noisy sum is only divided, and not sent or rounded before.
     at_once = algorithm.postprocess is mean and ranks.size == 1 and training.noise.repeatable
     if ranks.first:
-        total = add_noise(total, mechanism, training.noise, step, times=1 / expected_batch_size if at_once else 1.0)
+        total = add_noise(
+            total,
+            mechanism,
+            training.noise,
+            step,
+            times=1 / expected_batch_size if at_once else 1.0,
+        )
     release = rounded(ranks.all_reduce(total), mechanism, training.noise)
     gradients = release if at_once else algorithm.postprocess(release, expected_batch_size)
     descend(training.parameters, training.optimizer, gradients)
@@ -156,7 +178,11 @@ class Total(dict[str, Tensor]):
         return {name: self[name] for name in self.blocks}
 
 
-def descend(parameters: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, gradients: dict[str, Tensor]) -> None:
+def descend(
+    parameters: dict[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    gradients: dict[str, Tensor],
+) -> None:
     """One optimiser step along the released gradient, of those `parameters` that train."""
     for name, parameter in parameters.items():
         if parameter.requires_grad:

@@ -26,7 +26,9 @@ class Board:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
-            raise UserError("execution.tensorboard=true needs TensorBoard: `pip install 'zdp-bench[tensorboard]'`.") from None
+            raise UserError(
+                "execution.tensorboard=true needs TensorBoard: `pip install 'zdp-bench[tensorboard]'`."
+            ) from None
         self._beside = beside
         name = f"{config.recipe}-{experiment_digest(config)[:8]}-seed{config.seed}"
         self._folder = config.results / "tensorboard" / name
@@ -39,7 +41,9 @@ class Board:
         self._beside.stepped(step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        with self._open(str(self._folder), purge_step=step) as board:  # what a killed process wrote of this step goes
+        with self._open(
+            str(self._folder), purge_step=step
+        ) as board:  # what a killed process wrote of this step goes
             for name, value in metrics.items():
                 board.add_scalar(f"test/{name}", value, step)
             board.add_scalar("privacy/epsilon_tight", epsilon, step)

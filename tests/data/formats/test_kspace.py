@@ -5,13 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, random_mask, to_image, to_kspace, undersampled
+from zdp_bench.data.formats.kspace import (
+    Undersampling,
+    centre_crop,
+    fixed_mask,
+    random_mask,
+    to_image,
+    to_kspace,
+    undersampled,
+)
 from zdp_bench.errors import UserError
 
 HOW = Undersampling(acceleration=4, center_fraction=0.08, height=8, width=7)
 
 
-def fastmris_mask(columns: int, acceleration: int, centre_fraction: float, file_name: str) -> np.ndarray:
+def fastmris_mask(
+    columns: int, acceleration: int, centre_fraction: float, file_name: str
+) -> np.ndarray:
     """RandomMaskFunc as Zbontar et al. describe and seed it, with numpy's global generator as their code has it."""
     state = np.random.get_state()
     np.random.seed(tuple(map(ord, file_name)))
@@ -35,7 +45,9 @@ def test_a_mask_keeps_a_quarter_on_average_and_always_the_centre() -> None:
     masks = np.stack([random_mask(320, HOW, random) for _ in range(300)])
     assert abs(masks.mean() - 0.25) < 0.005
     always = np.flatnonzero(masks.all(axis=0))
-    assert list(always) == list(range(147, 173))  # 26 = round(0.08 * 320) columns round column 160, the zero frequency
+    assert list(always) == list(
+        range(147, 173)
+    )  # 26 = round(0.08 * 320) columns round column 160, the zero frequency
     assert len(np.unique(masks, axis=0)) == 300
 
 

@@ -18,7 +18,9 @@ SPACING = (0.5, 1.5, 3.0)
 
 
 def save(path: Path, data: np.ndarray = DATA, affine: np.ndarray | None = None) -> Path:
-    nibabel.save(nibabel.Nifti1Image(data, np.diag([*SPACING, 1.0]) if affine is None else affine), path)
+    nibabel.save(
+        nibabel.Nifti1Image(data, np.diag([*SPACING, 1.0]) if affine is None else affine), path
+    )
     return path
 
 
@@ -77,11 +79,17 @@ def huge(path: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "is missing"),
     "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI"),
-    "a web page": (lambda path: path.write_bytes(b"<html>not found</html>" * 50), "no readable NIfTI"),
+    "a web page": (
+        lambda path: path.write_bytes(b"<html>not found</html>" * 50),
+        "no readable NIfTI",
+    ),
     "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 4), "no readable NIfTI"),
     "a folder": (lambda path: path.mkdir(), "is missing"),
     "two dimensions": (lambda path: save(path, np.zeros((4, 4))), "three dimensions"),
-    "no voxels": (lambda path: save(path, np.zeros((4, 0, 4))), "three dimensions|no readable NIfTI"),
+    "no voxels": (
+        lambda path: save(path, np.zeros((4, 0, 4))),
+        "three dimensions|no readable NIfTI",
+    ),
     "not a number": (infinite, "no numbers"),
     "a flat affine": (flat, "affine"),
     "complex": (lambda path: save(path, DATA.astype(np.complex64)), "not real numbers"),
@@ -101,7 +109,9 @@ def test_a_broken_volume_is_refused_by_name(tmp_path: Path, how: str) -> None:
 
 
 def test_a_cut_off_archive_and_false_labels_are_refused(tmp_path: Path) -> None:
-    whole = gzip.compress(save(tmp_path / "v.nii", np.random.default_rng(0).normal(size=(20, 20, 20))).read_bytes())
+    whole = gzip.compress(
+        save(tmp_path / "v.nii", np.random.default_rng(0).normal(size=(20, 20, 20))).read_bytes()
+    )
     (tmp_path / "v.nii.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="cut off"):
         nifti.read(tmp_path / "v.nii.gz")
@@ -113,13 +123,20 @@ def test_a_cut_off_archive_and_false_labels_are_refused(tmp_path: Path) -> None:
 def test_a_flipped_byte_that_still_unpacks_is_refused(tmp_path: Path) -> None:
     """Stored blocks unpack whatever their bytes are: only the checksum behind the voxels tells."""
     path = tmp_path / "flipped_1.nii.gz"
-    whole = bytearray(gzip.compress(save(tmp_path / "v.nii", np.zeros((40, 40, 40), np.int16)).read_bytes(), compresslevel=0))
+    whole = bytearray(
+        gzip.compress(
+            save(tmp_path / "v.nii", np.zeros((40, 40, 40), np.int16)).read_bytes(), compresslevel=0
+        )
+    )
     path.write_bytes(whole)
     assert not nifti.read(path).data.any()
     whole[-12] ^= 1  # of the last voxel
     path.write_bytes(whole)
     for read in (nifti.read, nifti.read_labels):
-        with pytest.raises(UserError, match=r"flipped_1\.nii\.gz: its voxels cannot be read \(BadGzipFile\).*damaged"):
+        with pytest.raises(
+            UserError,
+            match=r"flipped_1\.nii\.gz: its voxels cannot be read \(BadGzipFile\).*damaged",
+        ):
             read(path)
     path.write_bytes(whole[:-8])  # the checksum itself is gone
     with pytest.raises(UserError, match="EOFError"):

@@ -26,24 +26,48 @@ def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: P
     inputs, targets = one.batch(torch.arange(2))
     assert torch.equal(targets, two.batch(torch.arange(2))[1])
     reference, zero_filled = targets.unbind(dim=1)
-    assert reference[:, 16, 20].min() > 3 * reference[:, 0, 0].max()  # a head in the middle, air in the corner
+    assert (
+        reference[:, 16, 20].min() > 3 * reference[:, 0, 0].max()
+    )  # a head in the middle, air in the corner
     assert (reference - zero_filled).square().sum() > 0.02 * reference.square().sum()
     assert inputs.angle().std() > 0.3  # the coil's phase
-    assert kspace_phantom(tmp_path / "a", patients=4, test_share=0.25, seed=1).digest != splits.digest
+    assert (
+        kspace_phantom(tmp_path / "a", patients=4, test_share=0.25, seed=1).digest != splits.digest
+    )
 
 
 @pytest.mark.parametrize("unit", ["slice", "volume"])
 def test_the_outline_is_that_of_the_set(tmp_path: Path, unit: str) -> None:
-    options: dict[str, Any] = {"patients": 4, "height": 32, "width": 40, "slices": 2, "unit": unit, "test_share": 0.25}
-    told = lookup("outline", "kspace_phantom")(tmp_path, acceleration=4.0, center_fraction=0.08, **options)
+    options: dict[str, Any] = {
+        "patients": 4,
+        "height": 32,
+        "width": 40,
+        "slices": 2,
+        "unit": unit,
+        "test_share": 0.25,
+    }
+    told = lookup("outline", "kspace_phantom")(
+        tmp_path, acceleration=4.0, center_fraction=0.08, **options
+    )
     splits = kspace_phantom(tmp_path, **options)
     inputs, targets = splits.train.batch(torch.arange(2))
-    assert (told.train, told.test, told.records_per_patient) == (len(splits.train), len(splits.test), splits.records_per_patient)
-    assert (told.input_shape, told.target_shape) == (tuple(inputs.shape[1:]), tuple(targets.shape[1:]))
+    assert (told.train, told.test, told.records_per_patient) == (
+        len(splits.train),
+        len(splits.test),
+        splits.records_per_patient,
+    )
+    assert (told.input_shape, told.target_shape) == (
+        tuple(inputs.shape[1:]),
+        tuple(targets.shape[1:]),
+    )
     assert (told.dtype, told.target_dtype) == (inputs.dtype, targets.dtype)
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     refused(lambda: kspace_phantom(tmp_path, patients=1), "dataset.patients=1", "at least 2")
     refused(lambda: kspace_phantom(tmp_path, slices=0), "dataset.slices=0", "at least 1")
-    refused(lambda: kspace_phantom(tmp_path, test_share=0.99), "dataset.test_share", "0 patients to train on")
+    refused(
+        lambda: kspace_phantom(tmp_path, test_share=0.99),
+        "dataset.test_share",
+        "0 patients to train on",
+    )

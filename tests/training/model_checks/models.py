@@ -26,7 +26,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def check(
-    model: nn.Module, inputs: Tensor = VECTORS, loss: Callable[..., Tensor] = cross_entropy, records: int = model_checks.SAMPLES
+    model: nn.Module,
+    inputs: Tensor = VECTORS,
+    loss: Callable[..., Tensor] = cross_entropy,
+    records: int = model_checks.SAMPLES,
 ) -> list[str]:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
@@ -40,7 +43,9 @@ def mlp(*middle: nn.Module) -> nn.Sequential:
 
 def convolutional(*middle: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 8, 3), nn.Sequential(*middle), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.Sequential(*middle), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES)
+    )
 
 
 class Layer(nn.Module):
@@ -63,7 +68,10 @@ def clean() -> dict[str, tuple[nn.Module, Tensor]]:
         "dropout": (mlp(nn.Dropout(0.5)), VECTORS),
         "group norm": (convolutional(nn.GroupNorm(2, 8)), IMAGES),
         "instance norm": (convolutional(nn.InstanceNorm2d(8, affine=True)), IMAGES),
-        "batch norm in evaluation": (convolutional(batchnorm.FrozenBatchNorm(nn.BatchNorm2d(8))), IMAGES),
+        "batch norm in evaluation": (
+            convolutional(batchnorm.FrozenBatchNorm(nn.BatchNorm2d(8))),
+            IMAGES,
+        ),
         "fold and unfold": (mlp(Layer(lambda x: torch.tanh(x.view(-1, 2)).view(-1, 8))), VECTORS),
         "complex": (lookup("model", "complex_mlp")((5,), CLASSES, hidden=[6]), COMPLEX),
         "real": (lookup("model", "real_mlp")((5,), CLASSES, hidden=[6]), VECTORS),

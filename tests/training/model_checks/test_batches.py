@@ -31,7 +31,10 @@ def without_mean(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("limit", [4, 100])
 def test_a_layer_that_mixes_above_so_many_samples_is_found_and_named(limit: int) -> None:
-    with pytest.raises(UserError, match=r"^layer '1' \(Layer\) lets one sample see another,.*per-sample layer there"):
+    with pytest.raises(
+        UserError,
+        match=r"^layer '1' \(Layer\) lets one sample see another,.*per-sample layer there",
+    ):
         check(mlp(above(limit, without_mean)), records=limit + 1)
     check(mlp(above(limit, without_mean)), records=limit)
 
@@ -59,8 +62,12 @@ class Divided(Mixed):
 
 
 @pytest.mark.parametrize("function", [Mixed, Divided], ids=lambda function: function.__name__)
-def test_what_mixes_in_its_backward_pass_only_is_found(function: type[torch.autograd.Function]) -> None:
-    with pytest.raises(UserError, match=r"layer '0' \(Linear\) lets one sample see another in its gradient"):
+def test_what_mixes_in_its_backward_pass_only_is_found(
+    function: type[torch.autograd.Function],
+) -> None:
+    with pytest.raises(
+        UserError, match=r"layer '0' \(Linear\) lets one sample see another in its gradient"
+    ):
         check(mlp(Layer(function.apply)), records=20)
 
 
@@ -113,7 +120,9 @@ def test_a_model_that_takes_no_such_batch_is_told_where() -> None:
             raise ValueError("ten at most")
         return x
 
-    with pytest.raises(UserError, match=r"one sample and 12 of shape \[5\]: layer '1' \(Layer\) says: ten at most"):
+    with pytest.raises(
+        UserError, match=r"one sample and 12 of shape \[5\]: layer '1' \(Layer\) says: ten at most"
+    ):
         check(mlp(Layer(picky)), records=12)
 
 
@@ -135,15 +144,22 @@ def test_every_sample_is_compared_where_there_is_time(monkeypatch: pytest.Monkey
     assert looked_at(monkeypatch, 40) == [12, 40, 40, 40, 40, 40]
 
 
-def test_where_gradients_take_too_long_outputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_gradients_take_too_long_outputs_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batches, "SECONDS", 10.0)
     model, inputs = mlp(above(4, without_mean)), torch.randn(40, 5)
-    assert batches.largest_kept_apart(model, inputs, SAMPLES, took=100.0, steady=True, backward=True) == SAMPLES
+    assert (
+        batches.largest_kept_apart(model, inputs, SAMPLES, took=100.0, steady=True, backward=True)
+        == SAMPLES
+    )
     with pytest.raises(UserError, match=r"layer '1' \(Layer\) lets one sample see another, so"):
         batches.largest_kept_apart(model, inputs, SAMPLES, took=0.1, steady=True, backward=False)
 
 
-def test_a_slow_model_is_compared_in_smaller_batches_or_none(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_a_slow_model_is_compared_in_smaller_batches_or_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     monkeypatch.setattr(batches, "SECONDS", 0.0)
     with caplog.at_level("INFO"):
         assert looked_at(monkeypatch, 40) == []
@@ -152,9 +168,16 @@ def test_a_slow_model_is_compared_in_smaller_batches_or_none(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("took", "sizes"),
-    [(0.1, [(3, 12), (12, 40), (40, None)]), (0.8, [(3, 7), (7, 17)]), (1.1, [(3, None), (30, 40)]), (9.0, [(3, None)])],
+    [
+        (0.1, [(3, 12), (12, 40), (40, None)]),
+        (0.8, [(3, 7), (7, 17)]),
+        (1.1, [(3, None), (30, 40)]),
+        (9.0, [(3, None)]),
+    ],
 )
-def test_batches_grow_as_far_as_two_seconds_go(took: float, sizes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_grow_as_far_as_two_seconds_go(
+    took: float, sizes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batches, "SECONDS", 2.0)
     assert [(size, batches.next_size(size, took, 40)) for size, _ in sizes] == sizes
 
@@ -170,4 +193,9 @@ def test_where_memory_runs_out_the_last_batch_that_fitted_counts() -> None:
             raise MemoryError("can't allocate memory")
         return x
 
-    assert batches.largest_kept_apart(mlp(Layer(greedy)), torch.randn(60, 5), SAMPLES, took=0.1, steady=True, backward=True) == 12
+    assert (
+        batches.largest_kept_apart(
+            mlp(Layer(greedy)), torch.randn(60, 5), SAMPLES, took=0.1, steady=True, backward=True
+        )
+        == 12
+    )

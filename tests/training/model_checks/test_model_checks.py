@@ -62,7 +62,9 @@ def test_the_model_is_left_exactly_as_it_was(name: str) -> None:
     random = torch.get_rng_state()
     check(model, inputs, records=20)
     assert torch.equal(torch.get_rng_state(), random)
-    for (key, value), (_, old) in zip(model.state_dict().items(), before.state_dict().items(), strict=True):
+    for (key, value), (_, old) in zip(
+        model.state_dict().items(), before.state_dict().items(), strict=True
+    ):
         assert torch.equal(value, old), key
     for ours, old_module in zip(model.modules(), before.modules(), strict=True):
         assert not ours._forward_hooks
@@ -104,7 +106,10 @@ class Counts(nn.Module):
 
 
 def test_running_statistics_are_found() -> None:
-    with pytest.raises(UserError, match=r"layer '1\.0' \(InstanceNorm2d\) keeps.*'running_mean'.*track_running_stats=False"):
+    with pytest.raises(
+        UserError,
+        match=r"layer '1\.0' \(InstanceNorm2d\) keeps.*'running_mean'.*track_running_stats=False",
+    ):
         check(convolutional(nn.InstanceNorm2d(8, track_running_stats=True)), IMAGES)
 
 
@@ -166,7 +171,11 @@ def test_a_layer_without_a_per_sample_gradient_is_named() -> None:
 class Checkpointed(nn.Module):
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
-        self.first, self.middle, self.use_reentrant = nn.Linear(8, 8), nn.Linear(8, 8), use_reentrant
+        self.first, self.middle, self.use_reentrant = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            use_reentrant,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(self.middle, torch.tanh(self.first(x)), use_reentrant=self.use_reentrant)
@@ -183,7 +192,11 @@ def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
 @pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of its LSTM in float32
 def test_recurrent_layers_pass(layer: type[nn.RNNBase]) -> None:
-    model = mlp(Layer(lambda x: x.unsqueeze(-1)), layer(1, 3, batch_first=True), Layer(lambda out: out[0][:, :, 0]))
+    model = mlp(
+        Layer(lambda x: x.unsqueeze(-1)),
+        layer(1, 3, batch_first=True),
+        Layer(lambda out: out[0][:, :, 0]),
+    )
     assert check(model, records=10) == []
 
 
@@ -209,14 +222,18 @@ def test_a_rule_that_does_not_fit_is_found() -> None:
         total["1.bias"] *= 0.9
 
     algorithm.accumulate = wrong
-    with pytest.raises(UserError, match=r"layer '1' \(Linear\): its rule.*algorithm\.gradients=reference"):
+    with pytest.raises(
+        UserError, match=r"layer '1' \(Linear\): its rule.*algorithm\.gradients=reference"
+    ):
         model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS), CLASSES)
 
 
 def test_contributions_beyond_the_bound_are_found() -> None:
     model = mlp()
     problem = Problem(model, cross_entropy, Sampling("poisson", 0.1, 8.0, 80))
-    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1e-3)
+    algorithm = lookup("algorithm", "zeta_dp_sgd")(
+        problem, noise_multiplier=1.0, max_grad_norm=1e-3
+    )
     too_small = _halved(algorithm.mechanism())
     algorithm.mechanism = lambda: too_small
     with pytest.raises(UserError, match=r"exceeds its bound 0\.0005"):
@@ -234,11 +251,17 @@ def test_a_mean_loss_and_a_mixing_loss_are_refused() -> None:
     with pytest.raises(UserError, match="one number a record"):
         check(mlp(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets))
     with pytest.raises(UserError, match="depends on the output for another"):
-        check(mlp(), loss=lambda outputs, targets: cross_entropy(outputs - outputs.mean(dim=0), targets))
+        check(
+            mlp(),
+            loss=lambda outputs, targets: cross_entropy(outputs - outputs.mean(dim=0), targets),
+        )
 
 
 def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
-    with pytest.raises(UserError, match=r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1",
+    ):
         check(nn.Sequential(nn.Linear(7, CLASSES)))
     with pytest.raises(UserError, match=r"answers 3 samples with \[4\]"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
@@ -249,7 +272,9 @@ def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
 
 def batchnorm_probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 8) -> nn.Module:
     pixels = Layer(lambda z: z.abs().flatten(1))
-    return nn.Sequential(pixels, nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        pixels, nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, outputs)
+    )
 
 
 @pytest.fixture
@@ -266,14 +291,28 @@ class Silent:
 
 
 def probe(results: Path, *overrides: str) -> Any:
-    tiny = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5", f"paths.results={results}", "threads=1"]
-    mine = ["model.name=batchnorm_probe", "model.hidden=8", "~model.activation", "~model.init", "accountant=gdp_clt"]
+    tiny = [
+        "recipe=quickstart",
+        "trainer.epochs=1",
+        "trainer.sample_rate=0.5",
+        f"paths.results={results}",
+        "threads=1",
+    ]
+    mine = [
+        "model.name=batchnorm_probe",
+        "model.hidden=8",
+        "~model.activation",
+        "~model.init",
+        "accountant=gdp_clt",
+    ]
     return run(parse(compose([*tiny, *mine, *overrides])), Silent())
 
 
 @pytest.mark.usefixtures("probed")
 def test_private_training_refuses_batchnorm_before_anything_is_released(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"layer '2' \(BatchNorm1d\).*model\.replace_batchnorm=group"):
+    with pytest.raises(
+        UserError, match=r"layer '2' \(BatchNorm1d\).*model\.replace_batchnorm=group"
+    ):
         probe(tmp_path)
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
@@ -299,7 +338,9 @@ def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen = []
     real = model_checks.check
 
-    def spy(model: Any, algorithm: Any, loss: Any, like: Any, outputs: int, records: int) -> list[str]:
+    def spy(
+        model: Any, algorithm: Any, loss: Any, like: Any, outputs: int, records: int
+    ) -> list[str]:
         seen.append((like[0].shape, like[1].shape))
         return real(model, algorithm, loss, like, outputs, records)
 
@@ -328,5 +369,7 @@ def test_the_check_tries_batches_as_large_as_the_run_draws(
 
 @pytest.mark.usefixtures("probed")
 def test_a_wrong_replacement_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.replace_batchnorm 'grup' is not known\. Did you mean 'group'"):
+    with pytest.raises(
+        UserError, match=r"model\.replace_batchnorm 'grup' is not known\. Did you mean 'group'"
+    ):
         probe(tmp_path, "model.replace_batchnorm=grup")

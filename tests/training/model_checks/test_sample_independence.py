@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.model_checks.models import CLASSES, IMAGES, VECTORS, Layer, check, convolutional, mlp
+from tests.training.model_checks.models import (
+    CLASSES,
+    IMAGES,
+    VECTORS,
+    Layer,
+    check,
+    convolutional,
+    mlp,
+)
 from zdp_bench.errors import UserError
 
 
@@ -56,20 +64,40 @@ class Attention(nn.Module):
 def mixing() -> list[tuple[nn.Module, Tensor, str]]:
     torch.manual_seed(0)
     return [
-        (convolutional(nn.Identity(), nn.BatchNorm2d(8)), IMAGES, r"layer '1\.1' \(BatchNorm2d\).*replace_batchnorm=group"),
+        (
+            convolutional(nn.Identity(), nn.BatchNorm2d(8)),
+            IMAGES,
+            r"layer '1\.1' \(BatchNorm2d\).*replace_batchnorm=group",
+        ),
         (mlp(nn.BatchNorm1d(8)), VECTORS, r"layer '1' \(BatchNorm1d\)"),
         (mlp(nn.BatchNorm1d(8, track_running_stats=False)), VECTORS, r"layer '1' \(BatchNorm1d\)"),
-        (nn.Sequential(BatchWideNorm(), mlp()), VECTORS, r"layer '0' \(BatchWideNorm\).*per-sample layer"),
+        (
+            nn.Sequential(BatchWideNorm(), mlp()),
+            VECTORS,
+            r"layer '0' \(BatchWideNorm\).*per-sample layer",
+        ),
         (mlp(Layer(lambda x: x - x[:1])), VECTORS, r"layer '1' \(Layer\)"),
         (mlp(Layer(lambda x: x / x.abs().max())), VECTORS, r"layer '1' \(Layer\)"),
         (mlp(Layer(lambda x: torch.cumsum(x, dim=0))), VECTORS, r"layer '1' \(Layer\)"),
         (mlp(Layer(lambda x: x.flip(0))), VECTORS, r"layer '1' \(Layer\)"),
         (mlp(Layer(lambda x: x / len(x))), VECTORS, r"layer '1' \(Layer\)"),
         (mlp(Layer(lambda x: x.t().reshape(x.shape))), VECTORS, r"layer '1' \(Layer\)"),
-        (mlp(Attention()), VECTORS, r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Attention\)"),
-        (nn.Sequential(nn.Identity(), MixesInItsOwnForward()), VECTORS, r"layer '1' \(MixesInItsOwnForward\)"),
+        (
+            mlp(Attention()),
+            VECTORS,
+            r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Attention\)",
+        ),
+        (
+            nn.Sequential(nn.Identity(), MixesInItsOwnForward()),
+            VECTORS,
+            r"layer '1' \(MixesInItsOwnForward\)",
+        ),
         (MixesInItsOwnForward(), VECTORS, r"the model \(MixesInItsOwnForward\)"),
-        (mlp(Layer(MixedBackward.apply)), VECTORS, r"layer '0' \(Linear\) lets one sample see another in its gradient"),
+        (
+            mlp(Layer(MixedBackward.apply)),
+            VECTORS,
+            r"layer '0' \(Linear\) lets one sample see another in its gradient",
+        ),
     ]
 
 

@@ -51,7 +51,9 @@ def announced(path: Path, dims: int) -> tuple[int, ...]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _shape(file.read(4 + 4 * dims), path, dims)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}). Delete it and fetch it again.") from None
+        raise UserError(
+            f"{path}: cannot be read ({type(error).__name__}). Delete it and fetch it again."
+        ) from None
 
 
 def _shape(raw: bytes, path: Path, dims: int) -> tuple[int, ...]:

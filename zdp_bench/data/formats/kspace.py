@@ -40,13 +40,23 @@ class Undersampling:
     width: int
 
     def __post_init__(self) -> None:
-        require(self.acceleration >= 1, "dataset.acceleration", self.acceleration, "must be 1 or more")
+        require(
+            self.acceleration >= 1, "dataset.acceleration", self.acceleration, "must be 1 or more"
+        )
         share = self.center_fraction
         require(
-            0 <= share <= 1 / self.acceleration, "dataset.center_fraction", share, "must lie between 0 and 1/dataset.acceleration"
+            0 <= share <= 1 / self.acceleration,
+            "dataset.center_fraction",
+            share,
+            "must lie between 0 and 1/dataset.acceleration",
         )
         for key, side in (("height", self.height), ("width", self.width)):
-            require(side >= SSIM_WINDOW, f"dataset.{key}", side, f"must be at least {SSIM_WINDOW}, the side of SSIM's window")
+            require(
+                side >= SSIM_WINDOW,
+                f"dataset.{key}",
+                side,
+                f"must be at least {SSIM_WINDOW}, the side of SSIM's window",
+            )
 
 
 def random_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:
@@ -86,7 +96,9 @@ def centre_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return image[..., top : top + height, left : left + width]
 
 
-def undersampled(kspace: np.ndarray, mask: np.ndarray, how: Undersampling) -> tuple[np.ndarray, np.ndarray]:
+def undersampled(
+    kspace: np.ndarray, mask: np.ndarray, how: Undersampling
+) -> tuple[np.ndarray, np.ndarray]:
     """A slice as the network gets it, and its magnitude in the scanner's units.
 
     fastMRI subtracts the mean of the zero-filled MAGNITUDE and divides by its standard deviation. A complex image keeps its
@@ -102,4 +114,6 @@ def undersampled(kspace: np.ndarray, mask: np.ndarray, how: Undersampling) -> tu
     """
     image = centre_crop(to_image(kspace * mask), how.height, how.width)
     magnitude = np.abs(image)
-    return (image / (magnitude.std(ddof=1) + EPS)).astype(np.complex64), magnitude.astype(np.float32)
+    return (image / (magnitude.std(ddof=1) + EPS)).astype(np.complex64), magnitude.astype(
+        np.float32
+    )

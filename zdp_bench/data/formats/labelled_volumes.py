@@ -52,12 +52,18 @@ def cases(folder: Path) -> list[Case]:
                 raise UserError(f"{path}: leads out of {folder}; put the file itself there.")
         header, mask = nifti.read_header(image), nifti.read_header(label)
         if header.shape[:3] != mask.shape[:3]:
-            raise UserError(f"{label}: has {list(mask.shape[:3])} voxels, but its image has {list(header.shape[:3])}.")
+            raise UserError(
+                f"{label}: has {list(mask.shape[:3])} voxels, but its image has {list(header.shape[:3])}."
+            )
         if not np.allclose(header.spacing, mask.spacing, rtol=1e-2):
-            raise UserError(f"{label}: its voxels measure {mask.spacing} mm, but its image's {header.spacing} mm.")
+            raise UserError(
+                f"{label}: its voxels measure {mask.spacing} mm, but its image's {header.spacing} mm."
+            )
         found.append(Case(nifti.name_of(image), image, label, header))
     if len(found) < 3:
-        raise UserError(f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, validate and test.")
+        raise UserError(
+            f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, validate and test."
+        )
     if twice := [name for name, count in Counter(case.name for case in found).items() if count > 1]:
         raise UserError(f"{folder}: volume '{twice[0]}' stands there twice.")
     return found
@@ -96,5 +102,7 @@ def _from_names(folder: Path) -> list[tuple[Path, Path]]:
         raise UserError(f"{folder / 'imagesTr'}: holds no NIfTI volume.")
     if alone := sorted(set(images) ^ set(labels)):
         missing = "labelsTr" if alone[0] in images else "imagesTr"
-        raise UserError(f"{folder / missing}: lacks the volume '{alone[0]}', which the other folder has.")
+        raise UserError(
+            f"{folder / missing}: lacks the volume '{alone[0]}', which the other folder has."
+        )
     return [(images[name], labels[name]) for name in images]

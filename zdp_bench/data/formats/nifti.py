@@ -45,7 +45,11 @@ class Volume:
 
 def paths_of(folder: Path) -> list[Path]:
     """The NIfTI files directly in a folder, by name; the `._` files that macOS leaves in archives are none."""
-    return sorted(p for p in folder.glob("*.nii*") if not p.name.startswith(".") and p.name.endswith((".nii", ".nii.gz")))
+    return sorted(
+        p
+        for p in folder.glob("*.nii*")
+        if not p.name.startswith(".") and p.name.endswith((".nii", ".nii.gz"))
+    )
 
 
 def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
@@ -59,7 +63,9 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
         UserError: there is no such folder, it holds something else, a volume stands there twice, leads out, or has another shape.
     """
     if not folder.is_dir():
-        raise UserError(f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder.")
+        raise UserError(
+            f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder."
+        )
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     if not paths:
         raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
@@ -67,11 +73,15 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
     found = {}
     for path in paths:
         if not path.name.endswith((".nii", ".nii.gz")):
-            raise UserError(f"{path}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder.")
+            raise UserError(
+                f"{path}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder."
+            )
         if (other := first.setdefault(name_of(path), path)) != path:
             raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+            raise UserError(
+                f"{path}: is a link that leads out of {folder}; put the file itself there."
+            )
         found[path] = read_header(path)
         if (shape := found[path].shape)[3:] != ((channels,) if channels else ()):
             wanted = f"three dimensions and {channels} channels" if channels else "three dimensions"
@@ -79,7 +89,9 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
     return found
 
 
-def inspected(folder: Path, dataset: str, channels: int | None = None) -> Iterator[tuple[Path, str]]:
+def inspected(
+    folder: Path, dataset: str, channels: int | None = None
+) -> Iterator[tuple[Path, str]]:
     """Every volume of a folder, read whole, and what is wrong with it: '' for nothing.
 
     Raises:
@@ -129,12 +141,21 @@ def read_labels(path: Path) -> Volume:
     image = _open(path)
     data = _voxels(image, path)
     whole = np.round(data)
-    if not np.isfinite(data).all() or np.abs(data - whole).max() > WHOLE or whole.min() < 0 or whole.max() > 255:
-        raise UserError(f"{path}: a segmentation holds whole numbers from 0 to 255, and this one holds others.")
+    if (
+        not np.isfinite(data).all()
+        or np.abs(data - whole).max() > WHOLE
+        or whole.min() < 0
+        or whole.max() > 255
+    ):
+        raise UserError(
+            f"{path}: a segmentation holds whole numbers from 0 to 255, and this one holds others."
+        )
     return Volume(whole.astype(np.uint8), _header(image).spacing)
 
 
-def write(path: Path, data: np.ndarray, spacing: tuple[float, float, float], axes: str = "RAS") -> None:
+def write(
+    path: Path, data: np.ndarray, spacing: tuple[float, float, float], axes: str = "RAS"
+) -> None:
     """Write a volume given on RAS+ axes, stored along `axes` such as LPS; what the synthetic sets are made with."""
     import nibabel
     from nibabel.orientations import axcodes2ornt, ornt_transform
@@ -152,25 +173,37 @@ def _open(path: Path) -> Any:
     try:
         image = nibabel.load(path)
     except Exception as error:  # nibabel raises whatever its parsers trip over
-        raise UserError(f"{path}: is no readable NIfTI file ({type(error).__name__}); it is damaged or something else.") from None
+        raise UserError(
+            f"{path}: is no readable NIfTI file ({type(error).__name__}); it is damaged or something else."
+        ) from None
     if not isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image):
         raise UserError(f"{path}: is a {type(image).__name__}, and a NIfTI file was expected.")
     if len(image.shape) not in (3, 4) or 0 in image.shape:
-        raise UserError(f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, were expected.")
+        raise UserError(
+            f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, were expected."
+        )
     if int(np.prod(image.shape, dtype=np.int64)) > MOST_VOXELS:
-        raise UserError(f"{path}: announces {list(image.shape)} voxels, more than any volume of these sets has.")
+        raise UserError(
+            f"{path}: announces {list(image.shape)} voxels, more than any volume of these sets has."
+        )
     affine = np.asarray(image.affine)
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
-        raise UserError(f"{path}: its affine does not say how its axes lie, so left and right cannot be told.")
+        raise UserError(
+            f"{path}: its affine does not say how its axes lie, so left and right cannot be told."
+        )
     return image
 
 
 def _header(image: Any) -> Header:
     """Shape and spacing on RAS+ axes; lengths of a step are the affine's, which is what the orientation is read from."""
     steps = np.sqrt((np.asarray(image.affine)[:3, :3] ** 2).sum(axis=0))
-    stored_as = np.argsort(_orientation(image)[:, 0])  # the stored axis that becomes the first, second and third
+    stored_as = np.argsort(
+        _orientation(image)[:, 0]
+    )  # the stored axis that becomes the first, second and third
     x, y, z = (float(steps[axis]) for axis in stored_as)
-    return Header(tuple(int(image.shape[axis]) for axis in stored_as) + tuple(image.shape[3:]), (x, y, z))
+    return Header(
+        tuple(int(image.shape[axis]) for axis in stored_as) + tuple(image.shape[3:]), (x, y, z)
+    )
 
 
 def _orientation(image: Any) -> np.ndarray:
@@ -205,7 +238,9 @@ def _unpacked(image: Any, path: Path) -> np.ndarray:
     from nibabel.fileholders import FileHolder
 
     with gzip.open(path) as stream:
-        data = np.asanyarray(type(image).from_file_map({"image": FileHolder(fileobj=stream)}).dataobj)
+        data = np.asanyarray(
+            type(image).from_file_map({"image": FileHolder(fileobj=stream)}).dataobj
+        )
         while stream.read(PIECE):
             pass
     return data

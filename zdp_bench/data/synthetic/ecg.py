@@ -32,8 +32,16 @@ def beat(t: np.ndarray, blocked: bool) -> np.ndarray:
     """One heart beat around its R peak, in mV."""
     p = wave(t, -0.17, 0.025, 0.12)
     if blocked:  # broad, notched QRS; T against it
-        return p + wave(t, -0.025, 0.028, 0.9) + wave(t, 0.045, 0.028, 0.8) + wave(t, 0.30, 0.06, -0.3)
-    return p + wave(t, -0.022, 0.008, -0.12) + wave(t, 0.0, 0.011, 1.1) + wave(t, 0.024, 0.009, -0.25) + wave(t, 0.28, 0.05, 0.3)
+        return (
+            p + wave(t, -0.025, 0.028, 0.9) + wave(t, 0.045, 0.028, 0.8) + wave(t, 0.30, 0.06, -0.3)
+        )
+    return (
+        p
+        + wave(t, -0.022, 0.008, -0.12)
+        + wave(t, 0.0, 0.011, 1.1)
+        + wave(t, 0.024, 0.009, -0.25)
+        + wave(t, 0.28, 0.05, 0.3)
+    )
 
 
 def recording(blocked: bool, seconds: float, rng: np.random.Generator) -> np.ndarray:
@@ -59,7 +67,9 @@ def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> No
         checksum = int(row.astype(np.int64).sum() & 0xFFFF)
         checksum -= 0x10000 * (checksum > 0x7FFF)
         lines.append(f"{name}.mat 16+24 {GAIN}/mV 16 0 {row[0]} {checksum} 0 {lead}")
-    (folder / f"{name}.hea").write_text("\n".join([*lines, f"#Dx: {diagnosis}", ""]), encoding="ascii")
+    (folder / f"{name}.hea").write_text(
+        "\n".join([*lines, f"#Dx: {diagnosis}", ""]), encoding="ascii"
+    )
 
 
 def write_set(folder: Path, count: int, seconds: float, seed: int) -> None:
@@ -68,7 +78,12 @@ def write_set(folder: Path, count: int, seconds: float, seed: int) -> None:
         (partial / "cinc2020_wfdb").mkdir()
         for number in range(count):
             leads = recording(number % 2 == 1, seconds, np.random.default_rng([seed, number]))
-            write_wfdb(partial / "cinc2020_wfdb", f"S{number:04d}", leads, "LBBB" if number % 2 else "Normal")
+            write_wfdb(
+                partial / "cinc2020_wfdb",
+                f"S{number:04d}",
+                leads,
+                "LBBB" if number % 2 else "Normal",
+            )
 
 
 @register("dataset", "cpsc2018_synthetic")
@@ -110,7 +125,12 @@ def _parts(count: int, seconds: float, test_share: float) -> tuple[int, int]:
     """
     require(2 <= count <= 9999, "dataset.count", count, "must lie between 2 and 9,999 recordings")
     fits = 1 <= round(seconds * RATE) <= LONGEST
-    require(fits, "dataset.seconds", seconds, f"must be positive and at most {LONGEST // RATE}: samples come {RATE} a second")
+    require(
+        fits,
+        "dataset.seconds",
+        seconds,
+        f"must be positive and at most {LONGEST // RATE}: samples come {RATE} a second",
+    )
     return parts(Path("synthetic"), "LBBB", "Normal", [count - count // 2, count // 2], test_share)
 
 

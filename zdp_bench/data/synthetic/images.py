@@ -35,12 +35,16 @@ def synthetic_images(
     rng = np.random.default_rng(seed)
     coarse = rng.standard_normal((2, classes, *(max(1, n // 4) for n in shape)))
     patterns = coarse
-    for axis, n in enumerate(shape):  # enlarge by repetition: neighbours look alike, as in a picture
+    for axis, n in enumerate(
+        shape
+    ):  # enlarge by repetition: neighbours look alike, as in a picture
         patterns = np.take(patterns, np.arange(n) * patterns.shape[axis + 2] // n, axis=axis + 2)
 
     def split(count: int) -> Records:
         labels = rng.permutation(np.arange(count) % classes)
-        parts = patterns[:, labels] + 0.7 * rng.standard_normal((2, count, *shape))  # [2, n, *shape]
+        parts = patterns[:, labels] + 0.7 * rng.standard_normal(
+            (2, count, *shape)
+        )  # [2, n, *shape]
         pictures = parts[0] + 1j * parts[1] if complex_valued else parts[0]
         kind = np.complex64 if complex_valued else np.float32
         return Records(torch.from_numpy(pictures.astype(kind)), torch.from_numpy(labels))
@@ -59,14 +63,40 @@ def synthetic_images(
 
 
 def _check(shape: list[int], classes: int, train: int, test: int) -> None:
-    require(len(shape) > 0 and min(shape) > 0, "dataset.shape", shape, "needs at least one size, each at least 1")
+    require(
+        len(shape) > 0 and min(shape) > 0,
+        "dataset.shape",
+        shape,
+        "needs at least one size, each at least 1",
+    )
     require(classes > 1, "dataset.classes", classes, "must be at least 2")
     for key, count in (("train", train), ("test", test)):
-        require(count >= classes, f"dataset.{key}", count, f"must be at least {classes}, so that each class has a record")
+        require(
+            count >= classes,
+            f"dataset.{key}",
+            count,
+            f"must be at least {classes}, so that each class has a record",
+        )
 
 
 @register("outline", "synthetic_images")
-def outline(root: Path, *, shape: list[int], complex_valued: bool, classes: int, train: int, test: int, **_: object) -> Outline:
+def outline(
+    root: Path,
+    *,
+    shape: list[int],
+    complex_valued: bool,
+    classes: int,
+    train: int,
+    test: int,
+    **_: object,
+) -> Outline:
     """As many as asked for."""
     _check(shape, classes, train, test)
-    return Outline(train, test, tuple(shape), classes, torch.complex64 if complex_valued else torch.float32, unit="image")
+    return Outline(
+        train,
+        test,
+        tuple(shape),
+        classes,
+        torch.complex64 if complex_valued else torch.float32,
+        unit="image",
+    )

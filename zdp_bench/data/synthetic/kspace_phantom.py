@@ -23,16 +23,25 @@ NOISE = 0.01  # standard deviation of each part of k-space, where tissue has mag
 
 def head(slices: int, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
     """Magnitude [slices, rows, columns] of one patient."""
-    z, y, x = np.meshgrid(np.linspace(-0.5, 0.5, slices), np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
+    z, y, x = np.meshgrid(
+        np.linspace(-0.5, 0.5, slices),
+        np.linspace(-1, 1, rows),
+        np.linspace(-1, 1, columns),
+        indexing="ij",
+    )
 
     def inside(centre: np.ndarray, radii: np.ndarray, turned: float) -> np.ndarray:
         across = (y - centre[1]) * np.cos(turned) + (x - centre[2]) * np.sin(turned)
         along = (x - centre[2]) * np.cos(turned) - (y - centre[1]) * np.sin(turned)
-        return ((z - centre[0]) / radii[0]) ** 2 + (across / radii[1]) ** 2 + (along / radii[2]) ** 2 < 1
+        return ((z - centre[0]) / radii[0]) ** 2 + (across / radii[1]) ** 2 + (
+            along / radii[2]
+        ) ** 2 < 1
 
     skull = np.array([1.0, *random.uniform(0.75, 0.9, 2)])
     nowhere = np.zeros(3)
-    image = 0.9 * inside(nowhere, skull, 0.0) - 0.5 * inside(nowhere, skull - np.array([0, 0.1, 0.1]), 0.0)
+    image = 0.9 * inside(nowhere, skull, 0.0) - 0.5 * inside(
+        nowhere, skull - np.array([0, 0.1, 0.1]), 0.0
+    )
     for _ in range(10):
         centre = random.uniform(-0.5, 0.5, 3) * np.array([0.6, 1, 1])
         radii = np.array([random.uniform(0.3, 0.6), *random.uniform(0.08, 0.3, 2)])
@@ -40,15 +49,23 @@ def head(slices: int, rows: int, columns: int, random: np.random.Generator) -> n
     return image.clip(0, None)
 
 
-def scan(slices: int, height: int, width: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def scan(
+    slices: int, height: int, width: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """One volume: k-space [slices, 2·height, width + 4], and the magnitude of its reconstruction [slices, height, width]."""
     rows, columns = 2 * height, width + 4
     image = np.zeros((slices, rows, columns))
-    image[:, height // 2 : height // 2 + height, 2 : 2 + width] = head(slices, height, width, random)
+    image[:, height // 2 : height // 2 + height, 2 : 2 + width] = head(
+        slices, height, width, random
+    )
     y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
-    coil = np.exp(-((y - random.uniform(-0.3, 0.3)) ** 2 + (x - random.uniform(-0.5, 0.5)) ** 2) / 4)
+    coil = np.exp(
+        -((y - random.uniform(-0.3, 0.3)) ** 2 + (x - random.uniform(-0.5, 0.5)) ** 2) / 4
+    )
     kspace = to_kspace(image * coil * np.exp(1j * smooth_phase(rows, columns, random)))
-    kspace = kspace + NOISE * (random.normal(size=kspace.shape) + 1j * random.normal(size=kspace.shape))
+    kspace = kspace + NOISE * (
+        random.normal(size=kspace.shape) + 1j * random.normal(size=kspace.shape)
+    )
     return kspace, np.abs(centre_crop(to_image(kspace), height, width))
 
 
@@ -65,7 +82,9 @@ def _held(patients: int, test_share: float) -> int:
     return held
 
 
-def write_set(folder: Path, patients: int, slices: int, height: int, width: int, seed: int, test_share: float) -> None:
+def write_set(
+    folder: Path, patients: int, slices: int, height: int, width: int, seed: int, test_share: float
+) -> None:
     """`patients` volumes, the last `test_share` of them to test on; whole or not at all."""
     testing = _held(patients, test_share)
     with made_whole(folder) as partial:
@@ -74,7 +93,13 @@ def write_set(folder: Path, patients: int, slices: int, height: int, width: int,
         for number in range(patients):
             kspace, magnitude = scan(slices, height, width, np.random.default_rng([seed, number]))
             side = fastmri.FOLDERS[int(number >= patients - testing)]
-            fastmri.write(partial / side / f"phantom{number:04d}.h5", kspace, magnitude, f"phantom{number:04d}", "synthetic")
+            fastmri.write(
+                partial / side / f"phantom{number:04d}.h5",
+                kspace,
+                magnitude,
+                f"phantom{number:04d}",
+                "synthetic",
+            )
 
 
 @register("dataset", "kspace_phantom")
@@ -99,7 +124,12 @@ def kspace_phantom(
     if not made.is_dir():
         write_set(made, patients, slices, height, width, seed, test_share)
     return fastmri.as_splits(
-        fastmri.scan(made), "synthetic", "ellipsoids seen by one coil, with noise", how=how, unit=unit, slices=slices
+        fastmri.scan(made),
+        "synthetic",
+        "ellipsoids seen by one coil, with noise",
+        how=how,
+        unit=unit,
+        slices=slices,
     )
 
 
@@ -122,5 +152,7 @@ def outline(
     how = Undersampling(acceleration, center_fraction, height, width)
     drawn = [fastmri.announced(str(number), (slices, height, width)) for number in range(patients)]
     left = patients - _held(patients, test_share)
-    splits = fastmri.as_splits((drawn[:left], drawn[left:]), "synthetic", "", how=how, unit=unit, slices=slices)
+    splits = fastmri.as_splits(
+        (drawn[:left], drawn[left:]), "synthetic", "", how=how, unit=unit, slices=slices
+    )
     return fastmri.outlined(splits)

@@ -36,7 +36,10 @@ LOOKS = {
 def head(random: np.random.Generator) -> np.ndarray:
     """One patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
     x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in GRID), indexing="ij", sparse=True)
-    looks = {tissue: np.array(row) * random.uniform(0.85, 1.15, len(SEQUENCES)) for tissue, row in LOOKS.items()}
+    looks = {
+        tissue: np.array(row) * random.uniform(0.85, 1.15, len(SEQUENCES))
+        for tissue, row in LOOKS.items()
+    }
     volume = np.zeros((*GRID, len(SEQUENCES)))
 
     def put(tissue: str, at: tuple[float, float, float], radii: tuple[float, float, float]) -> None:
@@ -47,9 +50,16 @@ def head(random: np.random.Generator) -> np.ndarray:
     for tissue, share in (("skull", 1.0), ("grey", 0.9), ("white", 0.72)):
         put(tissue, (0, 0, 0), (wide * share, long * share, 1.6 * share))
     for side in (-1, 1):
-        put("fluid", (side * 0.15, 0, 0.1), (random.uniform(0.06, 0.1), random.uniform(0.25, 0.35), 0.7))
+        put(
+            "fluid",
+            (side * 0.15, 0, 0.1),
+            (random.uniform(0.06, 0.1), random.uniform(0.25, 0.35), 0.7),
+        )
     if random.random() < 0.5:
-        at, across = (random.uniform(-0.4, 0.4), random.uniform(-0.4, 0.4), random.uniform(-0.3, 0.3)), random.uniform(0.15, 0.25)
+        at, across = (
+            (random.uniform(-0.4, 0.4), random.uniform(-0.4, 0.4), random.uniform(-0.3, 0.3)),
+            random.uniform(0.15, 0.25),
+        )
         put("rim", at, (across, across, 3 * across))
         put("tumour", at, (0.7 * across, 0.7 * across, 2 * across))
     noise = random.normal(0, 20, (2, *volume.shape))
@@ -62,9 +72,21 @@ def write_set(folder: Path, train: int, test: int, seed: int) -> None:
         for name in ("imagesTr", "imagesTs"):
             (partial / name).mkdir()
         for number in range(train + test):
-            path = partial / ("imagesTr" if number < train else "imagesTs") / f"BRATS_{number + 1:03d}.nii.gz"
-            nifti.write(path, head(np.random.default_rng([seed, number])), SPACING, axes="LPS" if number % 2 else "RAS")
-        about = {"name": "synthetic heads", "modality": {str(i): name for i, name in enumerate(SEQUENCES)}}
+            path = (
+                partial
+                / ("imagesTr" if number < train else "imagesTs")
+                / f"BRATS_{number + 1:03d}.nii.gz"
+            )
+            nifti.write(
+                path,
+                head(np.random.default_rng([seed, number])),
+                SPACING,
+                axes="LPS" if number % 2 else "RAS",
+            )
+        about = {
+            "name": "synthetic heads",
+            "modality": {str(i): name for i, name in enumerate(SEQUENCES)},
+        }
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
@@ -77,13 +99,24 @@ def _held(patients: int, size: int, slices: int, test_share: float) -> int:
     check_options(size, slices)
     test = round(test_share * patients)
     require(2 <= patients <= 1000, "dataset.patients", patients, "must lie between 2 and 1000")
-    require(0 < test < patients, "dataset.test_share", test_share, f"leaves {test} of {patients} patients to test")
+    require(
+        0 < test < patients,
+        "dataset.test_share",
+        test_share,
+        f"leaves {test} of {patients} patients to test",
+    )
     return test
 
 
 @register("dataset", "mri_sequences_synthetic")
 def mri_sequences_synthetic(
-    root: Path, *, patients: int = 30, size: int = 32, slices: int = 4, test_share: float = 0.3, seed: int = 0
+    root: Path,
+    *,
+    patients: int = 30,
+    size: int = 32,
+    slices: int = 4,
+    test_share: float = 0.3,
+    seed: int = 0,
 ) -> Splits:
     """Heads, written once under `synthetic/` and read as the decathlon's are: complex64 [1, size, size] of four classes."""
     test = _held(patients, size, slices, test_share)
@@ -91,12 +124,23 @@ def mri_sequences_synthetic(
     if not folder.is_dir():
         write_set(folder, patients - test, test, seed)
     parts = parts_of(folder, slices, validation_patients=0, split_seed=seed)
-    return load(parts, read_contrasts, "channels", "synthetic", "drawn heads in four contrasts", size=size)
+    return load(
+        parts, read_contrasts, "channels", "synthetic", "drawn heads in four contrasts", size=size
+    )
 
 
 @register("outline", "mri_sequences_synthetic")
-def outline(root: Path, *, patients: int, size: int, slices: int, test_share: float, **_: object) -> Outline:
+def outline(
+    root: Path, *, patients: int, size: int, slices: int, test_share: float, **_: object
+) -> Outline:
     """Known before anything is drawn."""
     each, test = len(SEQUENCES) * min(slices, GRID[2]), _held(patients, size, slices, test_share)
     shape = (1, size, size)
-    return Outline((patients - test) * each, test * each, shape, len(SEQUENCES), torch.complex64, records_per_patient=each)
+    return Outline(
+        (patients - test) * each,
+        test * each,
+        shape,
+        len(SEQUENCES),
+        torch.complex64,
+        records_per_patient=each,
+    )

@@ -13,18 +13,35 @@ from scipy.signal import chirp
 
 from zdp_bench.data import Outline, Splits
 from zdp_bench.data.files import made_whole
-from zdp_bench.data.speech_commands import BINS, CLIP, RATE, STEP, Scale, held_out, load, outlined, shape_of
+from zdp_bench.data.speech_commands import (
+    BINS,
+    CLIP,
+    RATE,
+    STEP,
+    Scale,
+    held_out,
+    load,
+    outlined,
+    shape_of,
+)
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
-def utterance(word: int, words: int, speaker: np.random.Generator, clip: np.random.Generator) -> np.ndarray:
+def utterance(
+    word: int, words: int, speaker: np.random.Generator, clip: np.random.Generator
+) -> np.ndarray:
     """One clip: float [16000]. `speaker` and `clip` say what varies between people and between a person's clips."""
     pitch, tempo = speaker.uniform(0.85, 1.2), speaker.uniform(0.85, 1.15)
     length = int(RATE * 0.45 * tempo)
     t = np.arange(length) / RATE
-    low, high = 350 + 900 * word / words, 900 + 2200 * ((word * 3) % words) / words  # Hz: where each formant begins
-    voiced = chirp(t, low * pitch, t[-1], (1600 - low) * pitch) + 0.6 * chirp(t, high * pitch, t[-1], (3600 - high) * pitch)
+    low, high = (
+        350 + 900 * word / words,
+        900 + 2200 * ((word * 3) % words) / words,
+    )  # Hz: where each formant begins
+    voiced = chirp(t, low * pitch, t[-1], (1600 - low) * pitch) + 0.6 * chirp(
+        t, high * pitch, t[-1], (3600 - high) * pitch
+    )
     start = clip.integers(0, CLIP - length)
     sound = clip.normal(0, 0.02, CLIP)
     sound[start : start + length] += 0.3 * clip.uniform(0.6, 1.2) * np.hanning(length) * voiced
@@ -46,10 +63,15 @@ def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) ->
             (partial / word).mkdir()
             for number in range(clips_per_word):
                 person, take = _taken(number, clips_per_word)
-                voice, clip = np.random.default_rng([seed, person]), np.random.default_rng([seed, label, number, 1])
+                voice, clip = (
+                    np.random.default_rng([seed, person]),
+                    np.random.default_rng([seed, label, number, 1]),
+                )
                 sound = utterance(label, len(words), voice, clip)
                 name = f"{person:08x}_nohash_{take}.wav"
-                soundfile.write(str(partial / word / name), sound.astype(np.float32), RATE, subtype="PCM_16")
+                soundfile.write(
+                    str(partial / word / name), sound.astype(np.float32), RATE, subtype="PCM_16"
+                )
 
 
 @register("dataset", "speech_commands_synthetic")
@@ -68,7 +90,9 @@ def speech_commands_synthetic(
 ) -> Splits:
     """Synthetic words, written once under `synthetic/` and read as SpeechCommands is: complex64 [1, 124, 129] as published."""
     _check(words, clips_per_word)
-    listed = hashlib.sha256(repr(list(words)).encode()).hexdigest()[:16]  # two lists of one length are two sets
+    listed = hashlib.sha256(repr(list(words)).encode()).hexdigest()[
+        :16
+    ]  # two lists of one length are two sets
     folder = root / "synthetic" / f"speech-{listed}-{clips_per_word}-{seed}"
     if not folder.is_dir():
         write_set(folder, words, clips_per_word, seed)
@@ -90,7 +114,12 @@ def speech_commands_synthetic(
 
 def _check(words: list[str], clips_per_word: int) -> None:
     require(clips_per_word > 0, "dataset.clips_per_word", clips_per_word, "must be at least 1")
-    require(len(set(words)) == len(words) > 1, "dataset.words", words, "needs at least two different words")
+    require(
+        len(set(words)) == len(words) > 1,
+        "dataset.words",
+        words,
+        "needs at least two different words",
+    )
 
 
 @register("outline", "speech_commands_synthetic")
@@ -108,5 +137,14 @@ def outline(
 ) -> Outline:
     """Known before anything is drawn."""
     _check(words, clips_per_word)
-    speakers = [f"{_taken(number, clips_per_word)[0]:08x}" for _word in words for number in range(clips_per_word)]
-    return outlined(speakers, held_out(speakers, "speaker", test_share, seed), len(words), shape_of(frame_step, bins, grid))
+    speakers = [
+        f"{_taken(number, clips_per_word)[0]:08x}"
+        for _word in words
+        for number in range(clips_per_word)
+    ]
+    return outlined(
+        speakers,
+        held_out(speakers, "speaker", test_share, seed),
+        len(words),
+        shape_of(frame_step, bins, grid),
+    )

@@ -29,7 +29,16 @@ def abdomen(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in GRID), indexing="ij")
 
     def ball(centre: tuple[float, float, float], radii: tuple[float, float, float]) -> np.ndarray:
-        return np.sum([((axis - c) / r) ** 2 for axis, c, r in zip((x, y, z), centre, radii, strict=True)], axis=0) < 1
+        return (
+            np.sum(
+                [
+                    ((axis - c) / r) ** 2
+                    for axis, c, r in zip((x, y, z), centre, radii, strict=True)
+                ],
+                axis=0,
+            )
+            < 1
+        )
 
     wide, deep = draw.uniform(0.8, 0.95), draw.uniform(0.65, 0.8)
     volume = np.full(GRID, -1000.0)
@@ -37,7 +46,9 @@ def abdomen(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     volume[ball((0, -0.5 * deep, 0), (0.12, 0.12, 9))] = 400
     volume[ball((-0.55 * wide, -0.2, 0.1), (0.18, 0.2, 0.6))] = 90
     at = (draw.uniform(0.3, 0.4) * wide, draw.uniform(-0.05, 0.1), draw.uniform(-0.1, 0.1))
-    liver = ball(at, (draw.uniform(0.38, 0.48) * wide, draw.uniform(0.4, 0.5) * deep, draw.uniform(0.6, 0.9)))
+    liver = ball(
+        at, (draw.uniform(0.38, 0.48) * wide, draw.uniform(0.4, 0.5) * deep, draw.uniform(0.6, 0.9))
+    )
     volume[liver] = draw.uniform(95, 125)
     labels = liver.astype(np.uint8)
     if draw.random() < 0.5:
@@ -55,10 +66,20 @@ def write_set(folder: Path, volumes: int, seed: int) -> None:
             (partial / name).mkdir()
         for number in range(volumes):
             name = f"liver_{number}.nii.gz"
-            for kind, data in zip(("imagesTr", "labelsTr"), abdomen(np.random.default_rng([seed, number])), strict=True):
-                nifti.write(partial / kind / name, data, SPACING, axes="LPS" if number % 2 else "RAS")
+            for kind, data in zip(
+                ("imagesTr", "labelsTr"),
+                abdomen(np.random.default_rng([seed, number])),
+                strict=True,
+            ):
+                nifti.write(
+                    partial / kind / name, data, SPACING, axes="LPS" if number % 2 else "RAS"
+                )
             listed.append({"image": f"./imagesTr/{name}", "label": f"./labelsTr/{name}"})
-        about = {"name": "synthetic abdomen", "labels": {"0": "background", "1": "liver", "2": "tumour"}, "training": listed}
+        about = {
+            "name": "synthetic abdomen",
+            "labels": {"0": "background", "1": "liver", "2": "tumour"},
+            "training": listed,
+        }
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
@@ -67,7 +88,12 @@ def _geometry(size: int) -> Geometry:
 
 
 def _sizes(
-    volumes: int, size: int, max_per_patient: int | None, test_per_patient: int | None, validation_share: float, test_share: float
+    volumes: int,
+    size: int,
+    max_per_patient: int | None,
+    test_per_patient: int | None,
+    validation_share: float,
+    test_share: float,
 ) -> tuple[int, int]:
     """How many volumes are to train and to test on.
 
@@ -125,10 +151,21 @@ def outline(
     """Known before anything is drawn."""
     import torch
 
-    train, test = _sizes(volumes, size, max_per_patient, test_per_patient, validation_share, test_share)
+    train, test = _sizes(
+        volumes, size, max_per_patient, test_per_patient, validation_share, test_share
+    )
     each, tested = (min(GRID[2], most or GRID[2]) for most in (max_per_patient, test_per_patient))
     validate = (volumes - train - test) * each
     square = (1, size, size)
     return Outline(
-        train * each, test * tested, square, 1, torch.float32, (size, size), torch.uint8, each, validation=validate, unit="volume"
+        train * each,
+        test * tested,
+        square,
+        1,
+        torch.float32,
+        (size, size),
+        torch.uint8,
+        each,
+        validation=validate,
+        unit="volume",
     )

@@ -22,7 +22,9 @@ def endpoint(config: Run) -> tuple[str, int]:
         UserError: it is no HOST:PORT, or the run is no federation.
     """
     if config.federated.nodes is None:
-        raise UserError("federated.nodes is not set: say how many nodes the federation has, such as federated.nodes=3.")
+        raise UserError(
+            "federated.nodes is not set: say how many nodes the federation has, such as federated.nodes=3."
+        )
     address = config.federated.address
     host, colon, port = address.rpartition(":")
     right = bool(colon and host and port.isdigit() and 0 < int(port) < 2**16)
@@ -38,7 +40,9 @@ def pem(config: Run, key: str) -> str:
     """
     value = getattr(config.federated, key)
     if value is None:
-        raise UserError(f"federated.{key} is not set: name a file; docs/federated.md shows how to make one.")
+        raise UserError(
+            f"federated.{key} is not set: name a file; docs/federated.md shows how to make one."
+        )
     path = Path(value).expanduser()
     require(path.is_file(), f"federated.{key}", value, "there is no such file")
     return str(path)
@@ -54,7 +58,9 @@ def node_key(config: Run) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(Path(path).read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"federated.node_key={path}: not a private key without a password ({error}); {MAKING}.") from None
+        raise UserError(
+            f"federated.node_key={path}: not a private key without a password ({error}); {MAKING}."
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
         raise UserError(f"federated.node_key={path}: not an elliptic-curve key; {MAKING}.")
     return key
@@ -72,16 +78,32 @@ def node_keys(config: Run) -> list[bytes]:
         try:
             key = serialization.load_ssh_public_key(line)
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise UserError(f"federated.node_keys={path}, key {number}: not a public key ({error}); {MAKING}.") from None
+            raise UserError(
+                f"federated.node_keys={path}, key {number}: not a public key ({error}); {MAKING}."
+            ) from None
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
-            raise UserError(f"federated.node_keys={path}, key {number}: not an elliptic-curve key; {MAKING}.")
+            raise UserError(
+                f"federated.node_keys={path}, key {number}: not an elliptic-curve key; {MAKING}."
+            )
         keys.append(public_pem(key))
     nodes = config.federated.nodes
-    require(len(keys) == nodes, "federated.node_keys", path, f"holds {len(keys)} keys, and there are {nodes} nodes: a line each")
-    require(len(set(keys)) == len(keys), "federated.node_keys", path, "holds one key twice: each node needs its own")
+    require(
+        len(keys) == nodes,
+        "federated.node_keys",
+        path,
+        f"holds {len(keys)} keys, and there are {nodes} nodes: a line each",
+    )
+    require(
+        len(set(keys)) == len(keys),
+        "federated.node_keys",
+        path,
+        "holds one key twice: each node needs its own",
+    )
     return keys
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
     """The bytes that Flower knows a key by."""
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )

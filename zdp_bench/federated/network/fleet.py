@@ -31,7 +31,12 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
@@ -83,7 +88,9 @@ PAUSE = 0.05  # seconds between two looks for messages
 GOODBYE = 10.0  # seconds until a server gives up on its own thread
 BEAT = 10  # seconds: a node is held to be gone after twice that without a sign, and tells of itself four times in between
 LARGEST = 32 * 2**20  # bytes of one request; Flower sends tensors in pieces of 20 MiB
-MORE = 2**16  # bytes by which an answer may be longer than its question: what a node says of its ledger, and headers
+MORE = (
+    2**16
+)  # bytes by which an answer may be longer than its question: what a node says of its ledger, and headers
 PIECES = 4  # objects that it may have more
 MINUTE = 60.0  # seconds in which the log says the same of the same client once
 
@@ -109,7 +116,9 @@ def _say(who: str, what: str) -> None:
 
 
 @contextmanager
-def fleet_api(host: str, port: int, certificate: str, key: str, keys: Sequence[bytes]) -> Iterator[LinkGrid]:
+def fleet_api(
+    host: str, port: int, certificate: str, key: str, keys: Sequence[bytes]
+) -> Iterator[LinkGrid]:
     """Within, Flower's Fleet API is served over TLS; yields the grid of the nodes that join.
 
     Args:
@@ -118,7 +127,9 @@ def fleet_api(host: str, port: int, certificate: str, key: str, keys: Sequence[b
     Raises:
         UserError: the port is taken, or the host is not this machine's.
     """
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    factory = LinkStateFactory(
+        FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
+    )
     state = cast(InMemoryLinkState, factory.state())
     run = FlowerRun.create_empty(RUN)
     run.primary_task_id, run.federation_id = TASK, NOOP_FEDERATION_ID
@@ -142,16 +153,29 @@ def fleet_api(host: str, port: int, certificate: str, key: str, keys: Sequence[b
         try:
             listener.bind((host, port))
         except OSError as error:
-            raise UserError(f"federated.address={host}:{port}: cannot listen there: {error.strerror or error}.") from None
-        settings = uvicorn.Config(app, ssl_certfile=certificate, ssl_keyfile=key, log_level="error", access_log=False, ws="none")
+            raise UserError(
+                f"federated.address={host}:{port}: cannot listen there: {error.strerror or error}."
+            ) from None
+        settings = uvicorn.Config(
+            app,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            log_level="error",
+            access_log=False,
+            ws="none",
+        )
         server = uvicorn.Server(settings)
-        thread = threading.Thread(target=server.run, args=([listener],), name="fleet-api", daemon=True)
+        thread = threading.Thread(
+            target=server.run, args=([listener],), name="fleet-api", daemon=True
+        )
         thread.start()
         try:
             while thread.is_alive() and not server.started:
                 time.sleep(PAUSE)
             if not server.started:
-                raise UserError(f"federated.address={host}:{port}: the Fleet API did not start; its own words are above.")
+                raise UserError(
+                    f"federated.address={host}:{port}: the Fleet API did not start; its own words are above."
+                )
             yield grid
         finally:
             server.should_exit = True
@@ -180,7 +204,9 @@ class Limit:
             return
         who = f"a client at {scope['client'][0]}" if scope.get("client") else "a client"
         headers = dict(scope["headers"])
-        length = b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")  # in chunks: of any length
+        length = (
+            b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")
+        )  # in chunks: of any length
         if not length.isdigit() or len(length) > 12 or int(length) > LARGEST:
             _say(who, f"a request of more than {LARGEST} bytes; it is dropped")
             await JSONResponse({"detail": "too large"}, status_code=413)(scope, receive, send)
@@ -205,18 +231,28 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
         if node is None:
             raise HTTPException(401, "unknown key")
         if state.get_node_info(node_ids=[node])[0].status == NodeStatus.ONLINE:
-            _say(f"node {node - FIRST}", "a second client asks to be it; it is refused until the first is gone")
+            _say(
+                f"node {node - FIRST}",
+                "a second client asks to be it; it is refused until the first is gone",
+            )
             raise HTTPException(409, "the node has a live client")
     elif isinstance(asked, PushMessagesRequest):
         node, whose = asked.node.node_id, {m.metadata.src_node_id for m in asked.messages_list}
         roots = [m.metadata.message_id for m in asked.messages_list]
         to = asked.messages_list[0].metadata.reply_to_message_id if roots else ""
-        if whose != {node} or len(roots) != 1 or roots != [tree.object_id for tree in asked.message_object_trees]:
+        if (
+            whose != {node}
+            or len(roots) != 1
+            or roots != [tree.object_id for tree in asked.message_object_trees]
+        ):
             _say(f"node {node - FIRST}", "an answer that is not its own, or not one; it is dropped")
             raise HTTPException(400, "not one answer of this node")
         pieces = sum(1 for _ in iterate_object_tree(asked.message_object_trees[0]))
         if pieces > grid.asked.get(to, (0, 0))[0]:
-            _say(f"node {node - FIRST}", "an answer that comes late, or in too many pieces; it is dropped")
+            _say(
+                f"node {node - FIRST}",
+                "an answer that comes late, or in too many pieces; it is dropped",
+            )
             raise HTTPException(410, "late or too large")
     elif isinstance(asked, ConfirmMessageReceivedRequest):
         message = state.message_ins_store.get(asked.message_object_id)
@@ -233,8 +269,12 @@ class LinkGrid(Grid):
 
     def __init__(self, state: InMemoryLinkState) -> None:
         self._state = state
-        self._sent: dict[str, Message] = {}  # without their content, to answer for nodes that do not
-        self._arriving: dict[str, Message] = {}  # answers whose content is not here yet, by what they answer
+        self._sent: dict[
+            str, Message
+        ] = {}  # without their content, to answer for nodes that do not
+        self._arriving: dict[
+            str, Message
+        ] = {}  # answers whose content is not here yet, by what they answer
         self.asked: dict[str, tuple[int, int]] = {}
 
     def set_run(self, run: FlowerRun) -> None:
@@ -245,7 +285,12 @@ class LinkGrid(Grid):
         return self._state.get_run_info(run_ids=[RUN])[0]
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -263,7 +308,9 @@ class LinkGrid(Grid):
                 pieces = {number: one.deflate() for number, one in objects.items()}
                 self.asked[name] = len(pieces) + PIECES, sum(map(len, pieces.values())) + MORE
                 self._sent[name] = bare
-                stored, missing = self._state.store_message_and_object_tree(bare, get_object_tree(message), session)
+                stored, missing = self._state.store_message_and_object_tree(
+                    bare, get_object_tree(message), session
+                )
                 for number in missing:
                     self._state.store_object(RUN, session, number, pieces[number])
             if stored:
@@ -283,7 +330,9 @@ class LinkGrid(Grid):
             self._forget(name)
         return list(whole.values())
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         waiting, answers = set(self.push_messages(messages)), list[Message]()
         until = time.monotonic() + (timeout if timeout is not None else float("inf"))
         while waiting and time.monotonic() < until:
@@ -318,10 +367,14 @@ class LinkGrid(Grid):
         if b"" in pieces.values():
             return None
         try:
-            whole = cast(Message, inflate_object_from_contents(name, cast(dict[str, bytes], pieces)))
+            whole = cast(
+                Message, inflate_object_from_contents(name, cast(dict[str, bytes], pieces))
+            )
             return Message(whole.error if whole.has_error() else whole.content, reply_to=to)
         except Exception as error:  # bytes of a stranger: whatever Flower makes of them
-            return Message(Error(CRASHED, f"its answer cannot be read: {type(error).__name__}"), reply_to=to)
+            return Message(
+                Error(CRASHED, f"its answer cannot be read: {type(error).__name__}"), reply_to=to
+            )
 
     def _forget(self, name: str) -> None:
         """Drop a message, its answer and their content: whatever still comes to it is late."""
@@ -350,24 +403,33 @@ class Refused(Exception):  # noqa: N818 - an event, not a fault
 
 
 @contextmanager
-def connected(address: str, authority: str, key: ec.EllipticCurvePrivateKey, patience: float) -> Iterator[Link]:
+def connected(
+    address: str, authority: str, key: ec.EllipticCurvePrivateKey, patience: float
+) -> Iterator[Link]:
     """Within, the server takes this process for the node whose key it is.
 
     Raises:
         Refused: it does not.
         Lost: it does not answer.
     """
-    signs: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+    signs: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
     over = threading.Event()
     trusted = Path(authority).read_bytes()
     with FleetHttpClient.from_server_address(address, False, trusted, interceptors=signs) as client:
-        joins = ActivateNodeRequest(public_key=public_pem(key.public_key()), heartbeat_interval=BEAT)
+        joins = ActivateNodeRequest(
+            public_key=public_pem(key.public_key()), heartbeat_interval=BEAT
+        )
         node = Node(node_id=_patiently(client.ActivateNode, joins, patience=patience).node_id)
 
         def beat() -> None:
             while not over.wait(BEAT / 2):
                 with suppress(httpx.HTTPError):
-                    client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=BEAT))
+                    client.SendNodeHeartbeat(
+                        SendNodeHeartbeatRequest(node=node, heartbeat_interval=BEAT)
+                    )
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
@@ -398,12 +460,19 @@ class Link:
             return None
         metadata = message_from_proto(got.messages_list[0]).metadata
         numbers = [tree.object_id for tree in iterate_object_tree(got.message_object_trees[0])]
-        pull = make_pull_object_fn_protobuf(partial(self._ask, self._client.PullObject), self.node, metadata.run_id)
+        pull = make_pull_object_fn_protobuf(
+            partial(self._ask, self._client.PullObject), self.node, metadata.run_id
+        )
         try:
             contents = pull_objects(numbers, pull)
             confirm = partial(self._ask, self._client.ConfirmMessageReceived)
-            make_confirm_message_received_fn_protobuf(confirm, self.node, metadata.run_id)(metadata.message_id)
-        except (ObjectPullError, httpx.HTTPStatusError):  # the server does not wait for an answer any more
+            make_confirm_message_received_fn_protobuf(confirm, self.node, metadata.run_id)(
+                metadata.message_id
+            )
+        except (
+            ObjectPullError,
+            httpx.HTTPStatusError,
+        ):  # the server does not wait for an answer any more
             return None
         message = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
         message.metadata.__dict__["_message_id"] = metadata.message_id
@@ -421,7 +490,9 @@ class Link:
             objects: dict[str, Any] = get_all_nested_objects(answer)
             bare = remove_content_from_message(answer) if answer.has_content() else answer
             brings = PushMessagesRequest(
-                node=self.node, messages_list=[message_to_proto(bare)], message_object_trees=[get_object_tree(answer)]
+                node=self.node,
+                messages_list=[message_to_proto(bare)],
+                message_object_trees=[get_object_tree(answer)],
             )
             with suppress(ObjectPushError, httpx.HTTPStatusError):
                 taken = self._ask(self._client.PushMessages, brings)

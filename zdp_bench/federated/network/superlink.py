@@ -42,17 +42,23 @@ def served(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> O
         UserError: the certificate, its key, the nodes' keys or the port is not usable, or what `server.conduct` raises.
     """
     if distributed.launched():
-        raise UserError("torchrun carries out central runs; start `zdp-bench federate server` by itself.")
+        raise UserError(
+            "torchrun carries out central runs; start `zdp-bench federate server` by itself."
+        )
     host, port = endpoint(config)
     certificate, key = pem(config, "certificate"), pem(config, "key")
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certificate, key, password=""
+        )
     except (ssl.SSLError, OSError) as error:
         raise UserError(
             f"federated.certificate={certificate} and federated.key={key} are no certificate with its key: {error}."
         ) from None
     keys = node_keys(config)
-    data: Splits = lookup("dataset", config.dataset.name)(config.data_root, **config.dataset.options)
+    data: Splits = lookup("dataset", config.dataset.name)(
+        config.data_root, **config.dataset.options
+    )
     digest = run_digest(config, data.digest)
 
     def train(home: Path) -> Record:

@@ -36,19 +36,35 @@ def attend(config: Run, say: Callable[[str], None]) -> None:
         raise UserError("federated.node is not set: say which node this is, from 0.")
     private = node_key(config)
     if not config.privacy.secure:
-        say("the noise comes from the seed, which the server knows: a rehearsal. privacy.secure=true is for real patients.")
+        say(
+            "the noise comes from the seed, which the server knows: a rehearsal. privacy.secure=true is for real patients."
+        )
     key = f"node {number}"
     here = config.results / "runs" / config.recipe / f"node-{number:02d}-seed-{config.seed}"
-    with only_one_process(here, wait=False), site_open(key, Site(config)) as site, stop_signals() as asked:
-        app, context = client_app(config, key), Context(RUN, 0, {"partition-id": number}, RecordDict(), {})
+    with (
+        only_one_process(here, wait=False),
+        site_open(key, Site(config)) as site,
+        stop_signals() as asked,
+    ):
+        app, context = (
+            client_app(config, key),
+            Context(RUN, 0, {"partition-id": number}, RecordDict(), {}),
+        )
         site.node(number)  # reads the data, before the server is kept waiting
         until, over = time.monotonic() + config.federated.patience, False
         while not over:
             reach(host, port, authority, config.federated.patience, asked)
             try:
-                with connected(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", authority, private, BLIP) as link:
+                with connected(
+                    f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                    authority,
+                    private,
+                    BLIP,
+                ) as link:
                     if link.node.node_id != FIRST + number:
-                        raise UserError(f"federated.node_key is node {link.node.node_id - FIRST}'s, and this is node {number}.")
+                        raise UserError(
+                            f"federated.node_key is node {link.node.node_id - FIRST}'s, and this is node {number}."
+                        )
                     say(f"node {number}: joins {host}:{port}")
                     over = session(app, context, link, asked)
                 until = time.monotonic() + config.federated.patience
@@ -61,12 +77,16 @@ def attend(config: Run, say: Callable[[str], None]) -> None:
                         if refused.known
                         else "its federated.node_keys lacks this key, or its clock differs"
                     )
-                    raise UserError(f"the server at {host}:{port} refuses node {number}: {why}.") from None
+                    raise UserError(
+                        f"the server at {host}:{port} refuses node {number}: {why}."
+                    ) from None
             if signal := asked():
                 raise Stopped(signal)
             time.sleep(0 if over else 10 * PAUSE)
         ledger = site.node(number).ledger
-        say(f"node {number}: the run is over; {ledger.releases if ledger else 0} steps stand in its ledger")
+        say(
+            f"node {number}: the run is over; {ledger.releases if ledger else 0} steps stand in its ledger"
+        )
 
 
 def reach(host: str, port: int, authority: str, patience: float, asked: Callable[[], int]) -> None:
@@ -80,7 +100,9 @@ def reach(host: str, port: int, authority: str, patience: float, asked: Callable
     try:
         trusting = ssl.create_default_context(cafile=authority)
     except (ssl.SSLError, OSError) as error:
-        raise UserError(f"federated.authority={authority}: holds no certificate in PEM: {error}.") from None
+        raise UserError(
+            f"federated.authority={authority}: holds no certificate in PEM: {error}."
+        ) from None
     until = time.monotonic() + patience
     while True:
         try:

@@ -58,7 +58,9 @@ class Share(NamedTuple):
     terms: Callable[[], Terms] | None = None
 
 
-Rule = Callable[[nn.Module, Tensor, Tensor], dict[str, Share]]  # (layer, input [B, ...], output gradient [B, ...])
+Rule = Callable[
+    [nn.Module, Tensor, Tensor], dict[str, Share]
+]  # (layer, input [B, ...], output gradient [B, ...])
 _rules: dict[type[nn.Module], Rule] = {}
 
 
@@ -81,14 +83,25 @@ def rule_of(layer: nn.Module) -> Rule | None:
 @cache
 def _all_rules() -> dict[type[nn.Module], Rule]:
     """With those of every file beside this one. Even an import that has been made takes longer than a look."""
-    from zdp_bench.gradients.rules import activation, circulant, convolution, embedding, linear, normalisation  # noqa: F401
+    from zdp_bench.gradients.rules import (
+        activation,
+        circulant,
+        convolution,
+        embedding,
+        linear,
+        normalisation,
+    )  # noqa: F401
 
     return _rules
 
 
 def kept(rows: Tensor) -> Share:
     """A share whose gradients [B, *shape] are there already: small ones always are."""
-    return Share(lambda start, stop: rows[start:stop], lambda factors: contract(rows, factors), product=lambda: (rows,))
+    return Share(
+        lambda start, stop: rows[start:stop],
+        lambda factors: contract(rows, factors),
+        product=lambda: (rows,),
+    )
 
 
 def products(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Terms:
@@ -108,11 +121,15 @@ def contract(rows: Tensor, factors: Tensor) -> Tensor:
         return torch.mv(rows.T, factors.to(rows.dtype))
     real = torch.view_as_real(rows.resolve_conj()) if rows.is_complex() else rows
     if real.is_contiguous():
-        summed = torch.mv(real.view(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(real.shape[1:])
+        summed = torch.mv(
+            real.view(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)
+        ).view(real.shape[1:])
         return torch.view_as_complex(summed) if rows.is_complex() else summed
     order = memory_order(real)
     ordered = real.permute(0, *order)
-    summed = torch.mv(ordered.reshape(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)).view(ordered.shape[1:])
+    summed = torch.mv(
+        ordered.reshape(len(real), prod(real.shape[1:])).T, factors.to(real.dtype)
+    ).view(ordered.shape[1:])
     back = [order.index(dim) for dim in range(1, real.dim())]
     summed = summed.permute(back).contiguous()  # so that noise can be laid over it as it is
     return torch.view_as_complex(summed) if rows.is_complex() else summed

@@ -22,7 +22,11 @@ def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
     if isinstance(layer, _BatchNorm):
         raise NoRule("batch norm, which mixes records")
     # A parameter under two names in the layer has a share under each; what a layer inside makes of it is that layer's share.
-    moving = {name: p.detach() for name, p in layer._parameters.items() if p is not None and p.requires_grad}
+    moving = {
+        name: p.detach()
+        for name, p in layer._parameters.items()
+        if p is not None and p.requires_grad
+    }
     size = len(x) * sum(p.numel() * p.element_size() for p in moving.values())
     if size > LARGEST:
         raise NoRule(f"a layer without a rule, whose per-sample gradients take {size:,} bytes")
@@ -37,5 +41,7 @@ def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
         with torch.enable_grad():
             gradients = vmap(of_one, randomness="error")(x, g)
     except RuntimeError as error:
-        raise NoRule(f"a layer without a rule that torch.func cannot take apart ({str(error).splitlines()[0]})") from None
+        raise NoRule(
+            f"a layer without a rule that torch.func cannot take apart ({str(error).splitlines()[0]})"
+        ) from None
     return {name: kept(rows.detach()) for name, rows in gradients.items()}

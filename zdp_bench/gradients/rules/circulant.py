@@ -27,7 +27,9 @@ def circulant(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
 
     return {
         "weight": Share(
-            rows, lambda factors: contract(rows(0, len(x)), factors), terms=lambda: products(g, x, positions, layer.block)
+            rows,
+            lambda factors: contract(rows(0, len(x)), factors),
+            terms=lambda: products(g, x, positions, layer.block),
         ),
         "bias": kept(g.flatten(1, -2).sum(dim=1)),
     }

@@ -24,15 +24,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.gradients.rules import Share, Terms, contract, ghost_is_cheaper, products, rule, weigh
+from zdp_bench.gradients.rules import (
+    Share,
+    Terms,
+    contract,
+    ghost_is_cheaper,
+    products,
+    rule,
+    weigh,
+)
 from zdp_bench.gradients.rules.linear import gram_norms
 from zdp_bench.kernels import channels_first, few_channels, winograd
 from zdp_bench.kernels.memory_format import as_real_channels, channels_last
-from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d, folded_gradient
+from zdp_bench.nn.convolution import (
+    ComplexConv1d,
+    ComplexConv2d,
+    ComplexConv3d,
+    ComplexConvTranspose2d,
+    folded_gradient,
+)
 
-LARGE_RECORD = 16_000_000  # multiplications of one record's weight gradient above which a call of its own pays
-PATCH_BYTES = 4 * 2**20  # patches, likewise: so few that they stay in the cache until they are multiplied
-COLUMN_BYTES = 32 * 2**20  # columns are built for so many records at a time: larger blocks are handed back to the system
+LARGE_RECORD = (
+    16_000_000  # multiplications of one record's weight gradient above which a call of its own pays
+)
+PATCH_BYTES = (
+    4 * 2**20
+)  # patches, likewise: so few that they stay in the cache until they are multiplied
+COLUMN_BYTES = (
+    32 * 2**20
+)  # columns are built for so many records at a time: larger blocks are handed back to the system
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,10 @@ def torch_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share
     assert isinstance(layer, nn.modules.conv._ConvNd)
     padding = layer.padding
     if layer.padding_mode != "zeros":
-        x, padding = F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), (0,) * len(layer.kernel_size)
+        x, padding = (
+            F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode),
+            (0,) * len(layer.kernel_size),
+        )
     elif isinstance(padding, str):
         x, padding = F.pad(x, layer._reversed_padding_repeated_twice), (0,) * len(layer.kernel_size)
     return _convolution(layer, x, g, tuple(padding))
@@ -70,13 +93,26 @@ def complex_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Sha
     return _convolution(layer, x, g, layer.padding)  # type: ignore[arg-type]
 
 
-def _convolution(layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> dict[str, Share]:
+def _convolution(
+    layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]
+) -> dict[str, Share]:
     """The shares of weight and bias; `layer` has the attributes all convolutions share."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    numbers = (layer.stride, padding, layer.dilation, layer.groups, bool(layer.transposed), layer.output_padding)
+    numbers = (
+        layer.stride,
+        padding,
+        layer.dilation,
+        layer.groups,
+        bool(layer.transposed),
+        layer.output_padding,
+    )
     geometry = Geometry(tuple(weight.shape), *numbers)  # type: ignore[arg-type]
     bias = _Bias(g)
-    beside = bias if layer.bias is not None and geometry.groups == 1 and not geometry.transposed else None
+    beside = (
+        bias
+        if layer.bias is not None and geometry.groups == 1 and not geometry.transposed
+        else None
+    )
     share = _complex_weight if weight.is_complex() else _real_weight
     return {"weight": share(geometry, x, g, beside), "bias": bias.share()}
 
@@ -104,7 +140,9 @@ class _Bias:
     def share(self) -> Share:
         """Asked last, after the weight's rows."""
         return Share(
-            lambda a, b: self.rows()[a:b], lambda factors: contract(self.rows(), factors), product=lambda: (self.rows(),)
+            lambda a, b: self.rows()[a:b],
+            lambda factors: contract(self.rows(), factors),
+            product=lambda: (self.rows(),),
         )
 
 
@@ -119,24 +157,39 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
     """The share of a complex convolution's weight: small records by loops, patches or columns, all else as reals."""
     rows_, columns_, *kernel = geometry.shape
     interleaved = replace(geometry, shape=(2 * rows_, 2 * columns_, *kernel))
-    sizes = geometry.shape, geometry.stride, geometry.padding, geometry.dilation, geometry.transposed, geometry.groups
+    sizes = (
+        geometry.shape,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.groups,
+    )
     few, many = few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
     by_tiles = many if many is not None and many.serves(x, g) else None
-    reals = cache(lambda: [as_real_channels(channels_last(part)) for part in (x, g)])  # as oneDNN takes them without a copy
+    reals = cache(
+        lambda: [as_real_channels(channels_last(part)) for part in (x, g)]
+    )  # as oneDNN takes them without a copy
 
     def folded(real: Tensor) -> Tensor:
-        return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(-1, kernel)
+        return folded_gradient(real.flatten(-len(kernel)), geometry.transposed).unflatten(
+            -1, kernel
+        )
 
     def measured(start: int, stop: int) -> tuple[Tensor, Tensor]:
         assert by_tiles is not None
-        return winograd.gradient_rows(by_tiles, *(part if stop - start == len(part) else part[start:stop] for part in (x, g)))
+        return winograd.gradient_rows(
+            by_tiles, *(part if stop - start == len(part) else part[start:stop] for part in (x, g))
+        )
 
     def rows(start: int, stop: int) -> Tensor:
         if by_tiles is not None:
             return measured(start, stop)[0]
         large = 4 * _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1
         if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
-            return _weights_of(beside, *few_channels.gradient_rows(few, x[start:stop], g[start:stop]))
+            return _weights_of(
+                beside, *few_channels.gradient_rows(few, x[start:stop], g[start:stop])
+            )
         if large:
             real_x, real_g = reals()
             return _rows_one_by_one(interleaved, real_x[start:stop], real_g[start:stop], folded)
@@ -145,7 +198,9 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | No
             wide, narrow = _wide_and_narrow(geometry, *reals())
             return folded(_rows_by_patches(interleaved, wide[start:stop], narrow[start:stop]))
         conjugate = x[start:stop].conj().resolve_conj()
-        return _rows_by_columns(geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]), beside)
+        return _rows_by_columns(
+            geometry, *_wide_and_narrow(geometry, conjugate, g[start:stop]), beside
+        )
 
     def weighted_sum(factors: Tensor) -> Tensor:
         if by_tiles is not None:
@@ -170,10 +225,18 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor, beside: _Bias | None)
     def rows(start: int, stop: int) -> Tensor:
         if _work(geometry, x, g) >= LARGE_RECORD or len(x) == 1:
             return _rows_one_by_one(geometry, x[start:stop], g[start:stop])
-        if not geometry.transposed and geometry.groups == 1 and channels_first.serve(x, g, geometry.kernel, geometry.stride):
+        if (
+            not geometry.transposed
+            and geometry.groups == 1
+            and channels_first.serve(x, g, geometry.kernel, geometry.stride)
+        ):
             numbers = geometry.kernel, geometry.padding, geometry.dilation
-            return _weights_of(beside, *channels_first.gradient_rows(x[start:stop], g[start:stop], *numbers))
-        if wide.movedim(1, -1).is_contiguous() and _patches_are_cheaper(geometry, wide.shape[1], wide, narrow):
+            return _weights_of(
+                beside, *channels_first.gradient_rows(x[start:stop], g[start:stop], *numbers)
+            )
+        if wide.movedim(1, -1).is_contiguous() and _patches_are_cheaper(
+            geometry, wide.shape[1], wide, narrow
+        ):
             return _rows_by_patches(geometry, wide[start:stop], narrow[start:stop])
         return _rows_by_columns(geometry, wide[start:stop], narrow[start:stop], beside)
 
@@ -208,9 +271,13 @@ def _work(geometry: Geometry, x: Tensor, g: Tensor) -> int:
 
 def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     """Σᵢ gᵢ, by the backend's own kernel."""
-    if x.dtype == torch.float64:  # torch's slow kernels, which read other layouts wrongly where a map is one pixel wide
+    if (
+        x.dtype == torch.float64
+    ):  # torch's slow kernels, which read other layouts wrongly where a map is one pixel wide
         x, g = (part.clone(memory_format=torch.contiguous_format) for part in (x, g))
-    weight = torch.empty_like(x.new_empty(1).expand(geometry.shape), memory_format=_layout(geometry, x))  # only its shape is read
+    weight = torch.empty_like(
+        x.new_empty(1).expand(geometry.shape), memory_format=_layout(geometry, x)
+    )  # only its shape is read
     numbers = (
         geometry.stride,
         geometry.padding,
@@ -219,7 +286,9 @@ def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
         geometry.output_padding,
         geometry.groups,
     )
-    return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, [False, True, False])[1]
+    return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, [False, True, False])[
+        1
+    ]
 
 
 def _layout(geometry: Geometry, x: Tensor) -> torch.memory_format:
@@ -234,7 +303,10 @@ def _layout(geometry: Geometry, x: Tensor) -> torch.memory_format:
 
 
 def _rows_one_by_one(
-    geometry: Geometry, x: Tensor, g: Tensor, finished: Callable[[Tensor], Tensor] = lambda gradient: gradient
+    geometry: Geometry,
+    x: Tensor,
+    g: Tensor,
+    finished: Callable[[Tensor], Tensor] = lambda gradient: gradient,
 ) -> Tensor:
     """[b, *shape], each `finished`, and in the layout that the backend gives it: another one costs a slow copy of every record's.
 
@@ -245,7 +317,12 @@ def _rows_one_by_one(
     first = finished(weight_gradient(geometry, x[:1], g[:1]))
     if len(x) == 1:
         return first.unsqueeze(0)
-    rows = torch.empty_strided((len(x), *first.shape), (first.numel(), *first.stride()), dtype=first.dtype, device=first.device)
+    rows = torch.empty_strided(
+        (len(x), *first.shape),
+        (first.numel(), *first.stride()),
+        dtype=first.dtype,
+        device=first.device,
+    )
     rows[0] = first
     for i in range(1, len(x)):
         rows[i] = finished(weight_gradient(geometry, x[i : i + 1], g[i : i + 1]))
@@ -272,7 +349,9 @@ def _patches_are_cheaper(geometry: Geometry, reals: int, wide: Tensor, narrow: T
 
 def _rows_by_patches(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
     """[b, *shape], as `_rows_by_columns`, of real maps that lie channels-last: what a position meets lies together there."""
-    met = _unfolded(geometry, _padded(geometry, wide).movedim(1, -1), narrow.shape[2:])  # [b, *positions, C, *k]
+    met = _unfolded(
+        geometry, _padded(geometry, wide).movedim(1, -1), narrow.shape[2:]
+    )  # [b, *positions, C, *k]
     met = met.movedim(1 + len(geometry.kernel), -1)  # [b, *positions, *k, C]
     gradients = narrow.flatten(2)  # [b, O, T]
     inputs = prod(geometry.kernel) * wide.shape[1]
@@ -282,22 +361,33 @@ def _rows_by_patches(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor
     for start in range(0, len(wide), few):
         some = met[start : start + few]
         patches[: len(some)].view(some.shape).copy_(some)
-        torch.bmm(gradients[start : start + few], patches[: len(some)], out=product[start : start + few])
+        torch.bmm(
+            gradients[start : start + few], patches[: len(some)], out=product[start : start + few]
+        )
     return product.unflatten(2, (*geometry.kernel, -1)).movedim(-1, 2)  # [b, O, C, *k], a view
 
 
-def _rows_by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor, beside: _Bias | None) -> Tensor:
+def _rows_by_columns(
+    geometry: Geometry, wide: Tensor, narrow: Tensor, beside: _Bias | None
+) -> Tensor:
     """[b, *shape]; columns of a few records at a time. A row of ones among them gives the bias's gradients, where it wants them
     `beside`: the same product, and no pass over the output gradient of their own."""
     a_record = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:]) * wide.element_size()
     few = max(1, COLUMN_BYTES // a_record)
     ones = beside is not None and beside.awaits(len(wide))
-    products = (_product(geometry, w, n, ones) for w, n in zip(wide.split(few), narrow.split(few), strict=True))
-    product = next(products) if few >= len(wide) else torch.cat([*products])  # [b, groups, C·k (and 1), O/groups]
+    products = (
+        _product(geometry, w, n, ones)
+        for w, n in zip(wide.split(few), narrow.split(few), strict=True)
+    )
+    product = (
+        next(products) if few >= len(wide) else torch.cat([*products])
+    )  # [b, groups, C·k (and 1), O/groups]
     if ones and beside is not None:
         beside.take(product[:, 0, -1])
         product = product[:, :, :-1]
-    return product.unflatten(2, (-1, *geometry.kernel)).movedim(-1, 2).flatten(1, 2)  # [b, O, C/groups, *k], a view
+    return (
+        product.unflatten(2, (-1, *geometry.kernel)).movedim(-1, 2).flatten(1, 2)
+    )  # [b, O, C/groups, *k], a view
 
 
 def _product(geometry: Geometry, wide: Tensor, narrow: Tensor, ones: bool) -> Tensor:
@@ -305,7 +395,9 @@ def _product(geometry: Geometry, wide: Tensor, narrow: Tensor, ones: bool) -> Te
     groups = geometry.groups
     columns = _columns(geometry, wide, narrow.shape[2:], ones)  # [b, C·k (and 1), T]
     columns = columns.reshape(len(wide) * groups, -1, columns.shape[2])  # [b·groups, C·k/groups, T]
-    gradients = narrow.reshape(len(wide) * groups, narrow.shape[1] // groups, -1).transpose(1, 2)  # [b·groups, T, O/groups]
+    gradients = narrow.reshape(len(wide) * groups, narrow.shape[1] // groups, -1).transpose(
+        1, 2
+    )  # [b·groups, T, O/groups]
     return torch.bmm(columns, gradients).unflatten(0, (-1, groups))
 
 
@@ -314,11 +406,17 @@ def _gram_norms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
     return gram_norms(narrow.flatten(2).transpose(1, 2), columns.transpose(1, 2))
 
 
-def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...], ones: bool = False) -> Tensor:
+def _columns(
+    geometry: Geometry, wide: Tensor, positions: tuple[int, ...], ones: bool = False
+) -> Tensor:
     """What each weight meets at each position: [b, C, *] -> [b, C·k, T]; with `ones`, one more row, of ones: the bias's."""
     dimensions = len(geometry.kernel)
-    wide = _unfolded(geometry, _padded(geometry, wide).contiguous().movedim(1, -1), positions)  # [b, *positions, C, *k]
-    met = wide.movedim(tuple(range(1, 1 + dimensions)), tuple(range(-dimensions, 0)))  # [b, C, *k, *positions]
+    wide = _unfolded(
+        geometry, _padded(geometry, wide).contiguous().movedim(1, -1), positions
+    )  # [b, *positions, C, *k]
+    met = wide.movedim(
+        tuple(range(1, 1 + dimensions)), tuple(range(-dimensions, 0))
+    )  # [b, C, *k, *positions]
     if not ones:
         return met.reshape(len(wide), -1, prod(positions))
     columns = wide.new_empty(len(wide), prod(met.shape[1 : 2 + dimensions]) + 1, prod(positions))
@@ -335,6 +433,10 @@ def _padded(geometry: Geometry, wide: Tensor) -> Tensor:
 
 def _unfolded(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
     """[b, *, C] -> [b, *positions, C, *k], a view: what each position meets."""
-    for dim, (size, stride, dilation) in enumerate(zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), 1):
-        wide = wide.unfold(dim, (size - 1) * dilation + 1, stride)[..., ::dilation].narrow(dim, 0, positions[dim - 1])
+    for dim, (size, stride, dilation) in enumerate(
+        zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), 1
+    ):
+        wide = wide.unfold(dim, (size - 1) * dilation + 1, stride)[..., ::dilation].narrow(
+            dim, 0, positions[dim - 1]
+        )
     return wide

@@ -22,15 +22,23 @@ def embedding(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
 
     def rows(start: int, stop: int) -> Tensor:
         zeros = g.new_zeros(stop - start, table, g.shape[-1])
-        return zeros.scatter_add_(1, x[start:stop].unsqueeze(-1).expand(-1, -1, g.shape[-1]), g[start:stop])
+        return zeros.scatter_add_(
+            1, x[start:stop].unsqueeze(-1).expand(-1, -1, g.shape[-1]), g[start:stop]
+        )
 
     def weighted_sum(factors: Tensor) -> Tensor:
-        return g.new_zeros(table, g.shape[-1]).index_add_(0, x.flatten(), weigh(g, factors).flatten(0, 1))
+        return g.new_zeros(table, g.shape[-1]).index_add_(
+            0, x.flatten(), weigh(g, factors).flatten(0, 1)
+        )
 
     def ghost() -> Tensor:
         owner = torch.arange(records, device=x.device).unsqueeze(1)
-        looked_up, where = torch.unique(owner * table + x, return_inverse=True)  # (record, index) pairs
-        summed = g.new_zeros(len(looked_up), g.shape[-1]).index_add_(0, where.flatten(), g.flatten(0, 1))
+        looked_up, where = torch.unique(
+            owner * table + x, return_inverse=True
+        )  # (record, index) pairs
+        summed = g.new_zeros(len(looked_up), g.shape[-1]).index_add_(
+            0, where.flatten(), g.flatten(0, 1)
+        )
         squares = torch.zeros(records, dtype=torch.float64, device=g.device)
         return squares.index_add_(0, looked_up // table, squared_norms(summed))
 

@@ -29,7 +29,10 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             of_outer=as_it_is,
         )
         return {"weight": weight, "bias": bias}
-    g, x = g.reshape(g.shape[0], -1, g.shape[-1]), x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, out], [B, T, in]
+    g, x = (
+        g.reshape(g.shape[0], -1, g.shape[-1]),
+        x.reshape(x.shape[0], -1, x.shape[-1]),
+    )  # [B, T, out], [B, T, in]
     return {"weight": outer_products(g, x), "bias": kept(g.sum(dim=1))}
 
 

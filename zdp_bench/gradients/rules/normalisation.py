@@ -6,7 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients.rules import NoRule, Share, kept, rule
-from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm, normalise
+from zdp_bench.nn.normalisation import (
+    ComplexGroupNorm,
+    ComplexInstanceNorm,
+    ComplexLayerNorm,
+    normalise,
+)
 
 
 @rule(nn.GroupNorm)

@@ -62,7 +62,10 @@ def write(figure: Figure, name: str, results: Path) -> list[Path]:
     stem = name.replace("/", "_")
     paths = []
     with mpl.rc_context(STYLE):
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+        for suffix, metadata in (
+            (".png", {"Software": None}),
+            (".svg", {"Date": None, "Creator": None}),
+        ):
             path = folder / f"{stem}{suffix}"
             partial = path.with_name(f".{path.name}")
             figure.savefig(partial, format=suffix[1:], metadata=metadata)

@@ -27,17 +27,39 @@ def printed_against_tight(results: Path, data_root: Path) -> Figure:
     claims = pd.read_csv(path)
     claims["printed"] = pd.to_numeric(claims["printed"], errors="coerce")
     claims["tight"] = pd.to_numeric(claims["tight"], errors="coerce")
-    finite = claims[(claims["printed"] > 0) & (claims["tight"] > 0) & (claims["tight"] != float("inf"))]
+    finite = claims[
+        (claims["printed"] > 0) & (claims["tight"] > 0) & (claims["tight"] != float("inf"))
+    ]
 
     figure = Figure(figsize=(WIDTH, 0.75 * WIDTH))
     axes = figure.subplots()
     for marker, (paper, points) in zip(MARKERS, finite.groupby("paper"), strict=False):
-        axes.plot(points["printed"], points["tight"], marker, label=str(paper), markersize=5, alpha=0.75, linestyle="none")
-    low, high = finite[["printed", "tight"]].min().min() / 1.5, finite[["printed", "tight"]].max().max() * 1.5
+        axes.plot(
+            points["printed"],
+            points["tight"],
+            marker,
+            label=str(paper),
+            markersize=5,
+            alpha=0.75,
+            linestyle="none",
+        )
+    low, high = (
+        finite[["printed", "tight"]].min().min() / 1.5,
+        finite[["printed", "tight"]].max().max() * 1.5,
+    )
     axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="-", label="as printed")
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="ε printed", ylabel="ε tight")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        ylim=(low, high),
+        xlabel="ε printed",
+        ylabel="ε tight",
+    )
     unbounded = int((claims["tight"] == float("inf")).sum())
-    not_drawn = f"\nnot drawn: {unbounded} claims whose tight ε is ∞" if unbounded else ""  # here, where no point can lie
+    not_drawn = (
+        f"\nnot drawn: {unbounded} claims whose tight ε is ∞" if unbounded else ""
+    )  # here, where no point can lie
     axes.set_title(f"Above the line, a run has spent more than its paper says{not_drawn}")
     axes.legend(loc="lower right")
     return figure

@@ -20,20 +20,28 @@ def faceoff(results: Path, data_root: Path) -> Figure:
     """All algorithms at equal tight ε: mean over seeds, and a band from the least to the largest."""
     found = read(results)
     if not found:
-        raise UserError(f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`.")
+        raise UserError(
+            f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`."
+        )
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(WIDTH, HEIGHT * rows + 0.5))
     grid = figure.subplots(rows, columns, squeeze=False)
     names = sorted({algorithm for one in found for algorithm in one.algorithms})
-    style = {name: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, name in enumerate(names)}
+    style = {
+        name: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, name in enumerate(names)
+    }
     for axes, one in zip(grid.flat, found, strict=False):
         for algorithm in one.algorithms:
             points = [(e, v) for e in one.epsilons if (v := one.values(algorithm, e))]
             x, (colour, line) = [e for e, _ in points], style[algorithm]
-            above = 2 if line == "-" else 3  # of two equal curves (zeta_dp_sgd is dp_sgd on a real network) both are seen
+            above = (
+                2 if line == "-" else 3
+            )  # of two equal curves (zeta_dp_sgd is dp_sgd on a real network) both are seen
             y = [mean(v) for _, v in points]
-            axes.plot(x, y, line, color=colour, label=algorithm, marker="o", markersize=3, zorder=above)
+            axes.plot(
+                x, y, line, color=colour, label=algorithm, marker="o", markersize=3, zorder=above
+            )
             if any(len(v) > 1 for _, v in points):
                 low, high = [min(v) for _, v in points], [max(v) for _, v in points]
                 axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -45,6 +53,12 @@ def faceoff(results: Path, data_root: Path) -> Figure:
         axes.set_ylabel(f"test {one.metric.replace('_', ' ')}")
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
-    handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
+    handles = {
+        label: handle
+        for axes in grid.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
+    )
     return figure

@@ -28,15 +28,27 @@ def panels(name: str, results: Path, columns: int | None = None) -> Figure:
     """
     path = results / "tables" / f"{file_stem(name)}.csv"
     if not path.exists():
-        raise UserError(f"{path}: not there. Make it with `zdp-bench table {name} --results {results}`.")
+        raise UserError(
+            f"{path}: not there. Make it with `zdp-bench table {name} --results {results}`."
+        )
     points = pd.read_csv(path, keep_default_na=False, dtype={"values": str, "panel": str})
     if points.empty:
-        raise UserError(f"{path}: holds no point yet. `zdp-bench table {name}` names the runs it lacks.")
+        raise UserError(
+            f"{path}: holds no point yet. `zdp-bench table {name}` names the runs it lacks."
+        )
     named = list(dict.fromkeys(points["panel"]))
-    titles = [title for title in named if not any(other != title and other.endswith(title) for other in named)]
-    spent = points[["epsilon_claimed", "epsilon_tight"]].astype(float).min(axis=1)  # claimed and not there is no 'non-private'
+    titles = [
+        title
+        for title in named
+        if not any(other != title and other.endswith(title) for other in named)
+    ]
+    spent = (
+        points[["epsilon_claimed", "epsilon_tight"]].astype(float).min(axis=1)
+    )  # claimed and not there is no 'non-private'
     private = list(dict.fromkeys(points.loc[spent < float("inf"), "curve"]))
-    style = {label: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, label in enumerate(private)}
+    style = {
+        label: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, label in enumerate(private)
+    }
     columns = min(columns or len(titles), len(titles))
     rows = -(-len(titles) // columns)
     figure = Figure(figsize=(WIDTH, HEIGHT * rows + 0.5))
@@ -56,11 +68,20 @@ def panels(name: str, results: Path, columns: int | None = None) -> Figure:
     for axes in grid[-1]:
         axes.set_xlabel(AXES[name].label)
     for axes in grid[:, 0]:
-        axes.set_ylabel(f"test {points['metric'].iloc[0].replace('_', ' ')}" + (", %" if points["unit"].iloc[0] == "%" else ""))
+        axes.set_ylabel(
+            f"test {points['metric'].iloc[0].replace('_', ' ')}"
+            + (", %" if points["unit"].iloc[0] == "%" else "")
+        )
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
-    handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
+    handles = {
+        label: handle
+        for axes in grid.flat
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
+    )
     return figure
 
 
@@ -68,6 +89,14 @@ def _curve(axes: Axes, curve: pd.DataFrame, label: str, colour: str, line: str) 
     """Mean over seeds, and a band from the least to the largest."""
     seeds = curve["values"].str.split().map(lambda words: [float(word) for word in words])
     x, marker = curve["x"].astype(float), "o" if len(curve) < 16 else ""
-    axes.plot(x, seeds.map(lambda v: sum(v) / len(v)), line, color=colour, label=label, marker=marker, markersize=3)
+    axes.plot(
+        x,
+        seeds.map(lambda v: sum(v) / len(v)),
+        line,
+        color=colour,
+        label=label,
+        marker=marker,
+        markersize=3,
+    )
     if seeds.map(len).max() > 1:
         axes.fill_between(x, seeds.map(min), seeds.map(max), color=colour, alpha=0.2, linewidth=0)

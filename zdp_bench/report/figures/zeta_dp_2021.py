@@ -26,7 +26,9 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
         UserError: neither CPSC 2018 nor its synthetic stand-in is under the data root, or one of the two kinds is missing.
     """
     synthetic = sorted((data_root / "synthetic").glob("cpsc2018-*"))
-    folder = data_root / "CPSC2018" if (data_root / "CPSC2018").is_dir() else next(iter(synthetic), None)
+    folder = (
+        data_root / "CPSC2018" if (data_root / "CPSC2018").is_dir() else next(iter(synthetic), None)
+    )
     if folder is None:
         raise UserError(
             f"{data_root}: holds no ECGs. Put CPSC 2018 there, or make its stand-in with `zdp-bench run recipe=ecg "
@@ -41,7 +43,9 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
             break
     blocked = next((name for name in ("LBBB", "RBBB") if name in found), None)
     if blocked is None or "Normal" not in found:
-        raise UserError(f"{folder}: a normal ECG and one with LBBB or RBBB are needed; --root names another data root.")
+        raise UserError(
+            f"{folder}: a normal ECG and one with LBBB or RBBB are needed; --root names another data root."
+        )
 
     figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
     shown = (
@@ -49,9 +53,13 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
         ("B", f"{'left' if blocked == 'LBBB' else 'right'} bundle branch block", found[blocked]),
     )
     made = "synthetic" if folder in synthetic else "CPSC 2018"
-    for axes, (letter, what, one), colour in zip(figure.subplots(2, sharex=True, sharey=True), shown, COLOURS, strict=False):
+    for axes, (letter, what, one), colour in zip(
+        figure.subplots(2, sharex=True, sharey=True), shown, COLOURS, strict=False
+    ):
         samples = one.signal[: round(SECONDS * ecg.RATE)]
-        axes.plot(np.arange(len(samples)) / ecg.RATE, samples, color=colour, linewidth=0.8, linestyle="-")
+        axes.plot(
+            np.arange(len(samples)) / ecg.RATE, samples, color=colour, linewidth=0.8, linestyle="-"
+        )
         axes.set_title(f"{letter}   {what} ({made}, {one.name})")
         axes.set_ylabel("lead III in mV")
         axes.set_xlim(0, SECONDS)
@@ -69,7 +77,9 @@ def example_word(results: Path, data_root: Path) -> Figure:
         UserError: neither Speech Commands nor its synthetic stand-in is under the data root.
     """
     folders = (data_root / speech.FOLDER, *sorted((data_root / "synthetic").glob("speech-*")))
-    clips = next((found for folder in folders if (found := sorted((folder / "stop").glob("*.wav")))), None)
+    clips = next(
+        (found for folder in folders if (found := sorted((folder / "stop").glob("*.wav")))), None
+    )
     if not clips:
         raise UserError(
             f"{data_root}: holds no word 'stop'. Put Speech Commands there, or make its stand-in with `zdp-bench run "
@@ -81,7 +91,9 @@ def example_word(results: Path, data_root: Path) -> Figure:
     made = "" if clips[0].is_relative_to(data_root / speech.FOLDER) else ", synthetic"
     figure = Figure(figsize=(WIDTH, 0.42 * WIDTH))
     time, real, imaginary = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
-    time.plot(np.arange(len(wave)) / speech.RATE, wave, color=COLOURS[0], linewidth=0.4, linestyle="-")
+    time.plot(
+        np.arange(len(wave)) / speech.RATE, wave, color=COLOURS[0], linewidth=0.4, linestyle="-"
+    )
     time.set(xlabel="time in s", ylabel="amplitude", xlim=(0, 1), title=f"A   'stop'{made}")
     limits = np.percentile(log_magnitude(spectrum.real), [1, 99.9])
     for axes, letter, part, values in (
@@ -105,5 +117,11 @@ def _spectrogram(axes: Axes, part: np.ndarray, limits: np.ndarray):  # type: ign
     axes.grid(visible=False)
     axes.set_xlabel("time in s")
     return axes.imshow(
-        log_magnitude(part).T, origin="lower", aspect="auto", extent=extent, vmin=limits[0], vmax=limits[1], cmap="cividis"
+        log_magnitude(part).T,
+        origin="lower",
+        aspect="auto",
+        extent=extent,
+        vmin=limits[0],
+        vmax=limits[1],
+        cmap="cividis",
     )

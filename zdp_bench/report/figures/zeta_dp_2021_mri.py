@@ -34,12 +34,18 @@ def reconstructions(results: Path, data_root: Path) -> Figure:
     reference = examples[0]["reference"]
     images = {"reference": reference, "zero-filled": examples[0]["zero_filled"]}
     several = len({repr(run["config"]["model"]) for run in runs}) > 1
-    images |= {_label(run, several): example["reconstruction"] for run, example in zip(runs, examples, strict=True)}
+    images |= {
+        _label(run, several): example["reconstruction"]
+        for run, example in zip(runs, examples, strict=True)
+    }
 
     columns, (height, width) = len(images), reference.shape
     figure = Figure(figsize=(WIDTH, 2 * WIDTH / columns * height / width + 0.75))
     axes = figure.subplots(2, columns, squeeze=False)
-    largest, errors = reference.max(), {name: np.abs(image - reference) for name, image in images.items()}
+    largest, errors = (
+        reference.max(),
+        {name: np.abs(image - reference) for name, image in images.items()},
+    )
     shades: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": 0.5 * largest}
     for column, (name, image) in enumerate(images.items()):
         axes[0, column].imshow(image, cmap="gray", vmin=0, vmax=largest)
@@ -49,7 +55,9 @@ def reconstructions(results: Path, data_root: Path) -> Figure:
         shown = axes[1, column].imshow(errors[name], **shades)
     for each in axes.flat:
         each.set_axis_off()
-    beside = axes[1, 0].inset_axes((0.85, 0.05, 0.08, 0.9))  # the reference has no error: its place is free
+    beside = axes[1, 0].inset_axes(
+        (0.85, 0.05, 0.08, 0.9)
+    )  # the reference has no error: its place is free
     bar = figure.colorbar(shown, cax=beside, location="left")
     bar.set_label("|error|", fontsize=7.5)
     bar.set_ticks([0, 0.25 * largest, 0.5 * largest], labels=["0", "¼ max", "½ max"], fontsize=7)
@@ -65,19 +73,34 @@ def chosen(every: list[Record], results: Path) -> list[Record]:
     Raises:
         UserError: no non-private and private run share data set and model.
     """
-    of: dict[tuple[int, str], dict[str, dict[str, Record]]] = {}  # data set as configured and found, model, recipe
+    of: dict[
+        tuple[int, str], dict[str, dict[str, Record]]
+    ] = {}  # data set as configured and found, model, recipe
     for run in every:
         if run["claims"]["table"] == TABLE and _example(results, run).is_file():
-            data = BEST_FIRST.index(run["data"]["provenance"]), repr(run["config"]["dataset"]) + run["data"]["notes"]
-            of.setdefault(data, {}).setdefault(repr(run["config"]["model"]), {}).setdefault(run["recipe"], run)
+            data = (
+                BEST_FIRST.index(run["data"]["provenance"]),
+                repr(run["config"]["dataset"]) + run["data"]["notes"],
+            )
+            of.setdefault(data, {}).setdefault(repr(run["config"]["model"]), {}).setdefault(
+                run["recipe"], run
+            )
     ranked = []
     for (provenance, data_set), models in of.items():
-        pairs = [runs.values() for _, runs in sorted(models.items()) if {r["claims"]["row"] for r in runs.values()} == set(ROWS)]
+        pairs = [
+            runs.values()
+            for _, runs in sorted(models.items())
+            if {r["claims"]["row"] for r in runs.values()} == set(ROWS)
+        ]
         in_order = [run for runs in pairs for run in sorted(runs, key=_place)]
         ranked += [(provenance, -len(in_order), data_set, in_order)] if pairs else []
     if ranked:
         return min(ranked, key=lambda found: found[:3])[3]
-    recipes = [name for name, path in assets.group(assets.RECIPES).items() if _claims(path).get("table") == TABLE]
+    recipes = [
+        name
+        for name, path in assets.group(assets.RECIPES).items()
+        if _claims(path).get("table") == TABLE
+    ]
     raise UserError(
         f"{results}: holds no example of a non-private and a private run of {TABLE} on the same data. Make them with "
         f"`zdp-bench run recipe=NAME`, NAME one of {', '.join(recipes)}; dataset=kspace_phantom needs no download."

@@ -46,7 +46,14 @@ log = logging.getLogger(__name__)
 SAMPLES = 3
 
 
-def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outputs: int, records: int = SAMPLES) -> list[str]:
+def check(
+    model: nn.Module,
+    algorithm: Algorithm,
+    loss: Loss,
+    like: Batch,
+    outputs: int,
+    records: int = SAMPLES,
+) -> list[str]:
     """Refuse a model that per-sample clipping does not protect; say which fixed state the output depends on.
 
     Args:
@@ -71,7 +78,10 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
         UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
     """
     device = next(model.parameters()).device
-    batch = synthetic(like[0], SAMPLES, outputs, device), synthetic(like[1], SAMPLES, outputs, device)
+    batch = (
+        synthetic(like[0], SAMPLES, outputs, device),
+        synthetic(like[1], SAMPLES, outputs, device),
+    )
     with left_as_it_was(model, device), rounded_alike():
         _takes(model, batch[0])
         start = time.perf_counter()
@@ -86,9 +96,15 @@ def check(model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, outpu
         start = time.perf_counter()
         _every_parameter_has_a_gradient(model, batch[0])
         there_and_back = time.perf_counter() - start
-        tried = _in_a_large_batch(model, loss, like, outputs, records, steady, (a_pass, there_and_back))
+        tried = _in_a_large_batch(
+            model, loss, like, outputs, records, steady, (a_pass, there_and_back)
+        )
         if tried < records:
-            log.info("large model: that it keeps records apart was checked in batches of %d, not of %d", tried, records)
+            log.info(
+                "large model: that it keeps records apart was checked in batches of %d, not of %d",
+                tried,
+                records,
+            )
         _contributions_add_up(model, algorithm, batch, steady)
         return _fixed_state(model, batch[0])
 
@@ -100,14 +116,24 @@ def _takes(model: nn.Module, inputs: Tensor) -> None:
             output = forward(model, inputs)
     except Exception as error:
         asked = f"{str(inputs.dtype).removeprefix('torch.')} inputs of shape {list(inputs.shape)}"
-        raise UserError(f"the model cannot take {asked}: {inside.name} says: {first_line(error)}") from None
+        raise UserError(
+            f"the model cannot take {asked}: {inside.name} says: {first_line(error)}"
+        ) from None
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples.")
+        raise UserError(
+            f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples."
+        )
 
 
 def _in_a_large_batch(
-    model: nn.Module, loss: Loss, like: Batch, outputs: int, records: int, steady: bool, seconds: tuple[float, float]
+    model: nn.Module,
+    loss: Loss,
+    like: Batch,
+    outputs: int,
+    records: int,
+    steady: bool,
+    seconds: tuple[float, float],
 ) -> int:
     """Ask of so many samples, or of as many as time and memory allow, what was asked of three; return of how many it was.
 
@@ -122,7 +148,9 @@ def _in_a_large_batch(
     fit = min(records, largest(model, loss, like, records, device).records)
     inputs, targets = (synthetic(part, fit, outputs, device) for part in like)
     size = largest_kept_apart(model, inputs, SAMPLES, there_and_back, steady, backward=True)
-    size = largest_kept_apart(model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False)
+    size = largest_kept_apart(
+        model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False
+    )
     if size > SAMPLES:
         _keeps_nothing(model, inputs[:size])
         _one_loss_a_record(model, loss, (inputs[:size], targets[:size]))
@@ -155,7 +183,9 @@ def _keeps_nothing(model: nn.Module, inputs: Tensor) -> None:
 def _advice_on_state(model: nn.Module, module: str) -> str:
     if isinstance(model.get_submodule(module), _BatchNorm):
         return "set model.replace_batchnorm=group, instance or frozen."
-    return "switch it off (track_running_stats=False for torch's norms), or use another layer there."
+    return (
+        "switch it off (track_running_stats=False for torch's norms), or use another layer there."
+    )
 
 
 def _one_loss_a_record(model: nn.Module, loss: Loss, batch: Batch) -> None:
@@ -177,7 +207,9 @@ def _one_loss_a_record(model: nn.Module, loss: Loss, batch: Batch) -> None:
         output = output.clone()
         output[0] = -output[0] + 1.0
         if differs(losses[1:], loss(output, targets)[1:]):
-            raise UserError("the task's loss of one record depends on the output for another, so clipping bounds nothing.")
+            raise UserError(
+                "the task's loss of one record depends on the output for another, so clipping bounds nothing."
+            )
 
 
 def _every_parameter_has_a_gradient(model: nn.Module, inputs: Tensor) -> None:
@@ -190,7 +222,9 @@ def _every_parameter_has_a_gradient(model: nn.Module, inputs: Tensor) -> None:
             )
 
 
-def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool) -> None:
+def _contributions_add_up(
+    model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool
+) -> None:
     """The sum the algorithm makes of a batch must be that of what it says each record contributes."""
     inside = Innermost(model)
     try:
@@ -206,12 +240,18 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
     _within_bounds(algorithm, shares)
     if not steady:  # dropout drew different masks for the two
         return
-    sizes = {name: float(share.detach().abs().max()) if share.numel() else 0.0 for name, share in shares.items()}
+    sizes = {
+        name: float(share.detach().abs().max()) if share.numel() else 0.0
+        for name, share in shares.items()
+    }
     # A bias in front of a norm has a gradient of rounding errors only; those are measured against all the others.
     rounding = 1e-5 * max(sizes.values(), default=0.0) + 1e-12
     for name, share in shares.items():
         whole = share.sum(dim=0)
-        if float((whole - total[name]).abs().max() if whole.numel() else 0.0) > 1e-3 * sizes[name] + rounding:
+        if (
+            float((whole - total[name]).abs().max() if whole.numel() else 0.0)
+            > 1e-3 * sizes[name] + rounding
+        ):
             raise UserError(
                 f"{owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
                 "algorithm.gradients=reference."
@@ -219,12 +259,16 @@ def _contributions_add_up(model: nn.Module, algorithm: Algorithm, batch: Batch, 
 
 
 def _no_gradient(layer: str, error: Exception) -> UserError:
-    if any(word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")):  # what torch says of either of its kinds
+    if any(
+        word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")
+    ):  # what torch says of either of its kinds
         return UserError(
             f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call what it wraps directly, and set "
             "trainer.micro_batch to save memory."
         )
-    return UserError(f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer there.")
+    return UserError(
+        f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer there."
+    )
 
 
 def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
@@ -240,12 +284,18 @@ def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
 
 def _within_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
     mechanism = algorithm.mechanism()
-    squares = {name: share.abs().double().square().flatten(1).sum(dim=1) for name, share in shares.items()}  # each [B]
+    squares = {
+        name: share.abs().double().square().flatten(1).sum(dim=1) for name, share in shares.items()
+    }  # each [B]
     whole = sum(squares.values())
     for block in mechanism.blocks:
         moved = whole if mechanism.joint else squares[block.name]
-        if math.isfinite(block.bound) and bool((torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()):
-            raise UserError(f"a record's share of '{block.name}' exceeds its bound {block.bound:g}: no ε would hold.")
+        if math.isfinite(block.bound) and bool(
+            (torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()
+        ):
+            raise UserError(
+                f"a record's share of '{block.name}' exceeds its bound {block.bound:g}: no ε would hold."
+            )
 
 
 def _fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
@@ -261,11 +311,19 @@ def _fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
             if differs(before, forward(model, inputs), tolerance=0.0):
                 fixed.append(name)
             buffer.copy_(held)
-    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    frozen = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
     if frozen:
         for parameter in frozen.values():
             parameter.requires_grad_(True)
         with torch.enable_grad():
-            found = torch.autograd.grad(probe(forward(model, inputs)), list(frozen.values()), allow_unused=True)
-        fixed += [name for name, gradient in zip(frozen, found, strict=True) if gradient is not None]
+            found = torch.autograd.grad(
+                probe(forward(model, inputs)), list(frozen.values()), allow_unused=True
+            )
+        fixed += [
+            name for name, gradient in zip(frozen, found, strict=True) if gradient is not None
+        ]
     return sorted(fixed)

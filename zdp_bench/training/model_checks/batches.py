@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.training.micro_batches import ran_out
-from zdp_bench.training.model_checks.probes import ROUNDED, Innermost, differs, gradients_of, other_sample, owner
+from zdp_bench.training.model_checks.probes import (
+    ROUNDED,
+    Innermost,
+    differs,
+    gradients_of,
+    other_sample,
+    owner,
+)
 from zdp_bench.training.model_checks.sample_independence import mixes, mixing_layer
 
 SECONDS = 2.0  # no batch is begun that would take longer, and no more of its samples are compared when so long has passed
@@ -30,7 +37,9 @@ def next_size(size: int, took: float, most: int) -> int | None:
     return larger if larger > size and larger >= min(2 * size, most) else None
 
 
-def largest_kept_apart(model: nn.Module, inputs: Tensor, size: int, took: float, steady: bool, backward: bool) -> int:
+def largest_kept_apart(
+    model: nn.Module, inputs: Tensor, size: int, took: float, steady: bool, backward: bool
+) -> int:
     """Compare samples in growing batches, up to all the `inputs`; return the size of the largest that time and memory allowed.
 
     The clock decides how much is looked at, and never what one look finds.
@@ -52,7 +61,9 @@ def largest_kept_apart(model: nn.Module, inputs: Tensor, size: int, took: float,
             break
         size, took = larger, time.perf_counter() - start
     for group in range(1, -(-size // GROUP) if size > passed else 0):
-        if time.perf_counter() - began + took > SECONDS or not _fits(model, inputs[:size], group, steady, backward):
+        if time.perf_counter() - began + took > SECONDS or not _fits(
+            model, inputs[:size], group, steady, backward
+        ):
             break
     return size
 
@@ -93,7 +104,10 @@ def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backwar
         if differs(in_batch, by_itself, ALONE):
             raise mixes(mixing_layer(model, inputs, sample, [at], [0]))
     largest = max((float(value.abs().max()) for value in gradients.values()), default=0.0)
-    for name, value in gradients.items():  # a bias in front of a norm has a gradient of rounding errors only
+    for (
+        name,
+        value,
+    ) in gradients.items():  # a bias in front of a norm has a gradient of rounding errors only
         allowed = ALONE_GRADIENT * float(value.abs().max()) + 1e-3 * largest
         if not torch.allclose(value, gradients_alone[name], rtol=0.0, atol=allowed, equal_nan=True):
             raise mixes(owner(model, name), "in its gradient")

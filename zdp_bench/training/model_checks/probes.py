@@ -49,13 +49,19 @@ def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
     """The gradient of every entry of an output, each with a weight of its own, by parameter."""
     parameters = trainable(model)
     found = torch.autograd.grad(probe(output), list(parameters.values()), allow_unused=True)
-    return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+    return {
+        name: gradient
+        for name, gradient in zip(parameters, found, strict=True)
+        if gradient is not None
+    }
 
 
 def probe(output: Tensor) -> Tensor:
     """A real number that depends on every entry of the output."""
     real = torch.view_as_real(output) if output.is_complex() else output
-    weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype).view_as(real)
+    weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype).view_as(
+        real
+    )
     return (weights * real).sum()
 
 
@@ -106,11 +112,15 @@ class Innermost:
     name: str = "the model"
 
     def __enter__(self) -> Innermost:
-        def leave(*_: object) -> None:  # a hook that returned something would put it in the output's place
+        def leave(
+            *_: object,
+        ) -> None:  # a hook that returned something would put it in the output's place
             self.stack.pop()
 
         for name, module in self.model.named_modules():
-            self.handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.stack.append(name)))
+            self.handles.append(
+                module.register_forward_pre_hook(lambda *_, name=name: self.stack.append(name))
+            )
             self.handles.append(module.register_forward_hook(leave))
         return self
 

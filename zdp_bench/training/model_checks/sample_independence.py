@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
-from zdp_bench.training.model_checks.probes import ROUNDED, SAME, describe, differs, forward, gradients, other_sample, owner
+from zdp_bench.training.model_checks.probes import (
+    ROUNDED,
+    SAME,
+    describe,
+    differs,
+    forward,
+    gradients,
+    other_sample,
+    owner,
+)
 
 
 def no_sample_sees_another(model: nn.Module, inputs: Tensor, steady: bool) -> None:
@@ -37,23 +46,42 @@ def no_sample_sees_another(model: nn.Module, inputs: Tensor, steady: bool) -> No
 
 def mixes(layer: str, where: str = "") -> UserError:
     where = f" {where}" if where else ""
-    advice = "set model.replace_batchnorm=group, instance or frozen" if "BatchNorm" in layer else "use a per-sample layer there"
+    advice = (
+        "set model.replace_batchnorm=group, instance or frozen"
+        if "BatchNorm" in layer
+        else "use a per-sample layer there"
+    )
     return UserError(
         f"{layer} lets one sample see another{where}, so clipping bounds nothing and no ε would hold: {advice}, "
         "or train with algorithm=sgd, which claims none."
     )
 
 
-def mixing_layer(model: nn.Module, inputs: Tensor, other: Tensor, samples: list[int], theirs: list[int] | None = None) -> str:
+def mixing_layer(
+    model: nn.Module,
+    inputs: Tensor,
+    other: Tensor,
+    samples: list[int],
+    theirs: list[int] | None = None,
+) -> str:
     """The first place in the forward pass where samples differ between two batches that both hold them; in `other` at `theirs`,
     where that is not the same."""
     tolerance = SAME if len(inputs) == len(other) else ROUNDED
     with torch.no_grad():
-        passages = _trace(model, inputs, samples), _trace(model, other, samples if theirs is None else theirs)
+        passages = (
+            _trace(model, inputs, samples),
+            _trace(model, other, samples if theirs is None else theirs),
+        )
         for before, after in zip(*passages, strict=False):
-            if before.value is not None and after.value is not None and differs(before.value, after.value, tolerance):
+            if (
+                before.value is not None
+                and after.value is not None
+                and differs(before.value, after.value, tolerance)
+            ):
                 # A layer that is GIVEN something mixed is innocent: what called it mixed before.
-                return describe(model, before.name if before.leaving else before.name.rpartition(".")[0])
+                return describe(
+                    model, before.name if before.leaving else before.name.rpartition(".")[0]
+                )
     return describe(model, "")
 
 
@@ -81,7 +109,10 @@ def _trace(model: nn.Module, inputs: Tensor, samples: list[int]) -> list[_Passag
 
     handles = []
     for name, module in model.named_modules():
-        handles += [module.register_forward_pre_hook(note(name, False)), module.register_forward_hook(note(name, True))]
+        handles += [
+            module.register_forward_pre_hook(note(name, False)),
+            module.register_forward_hook(note(name, True)),
+        ]
     try:
         forward(model, inputs)
     finally:
