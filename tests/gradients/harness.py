@@ -184,10 +184,16 @@ def _convolutions() -> list[Case]:
                     )
                 )
         for layer, dimensions in ours.items():
-            build = lambda la=layer, o=options: nn.Sequential(
-                la(4, 6, 3, **o), Cardioid(), la(6, 2, 2)
-            )  # noqa: E731
-            made.append(Case(f"{layer.__name__}({words})", build, SHAPES[dimensions], "complex"))
+            made.append(
+                Case(
+                    f"{layer.__name__}({words})",
+                    lambda la=layer, o=options: nn.Sequential(
+                        la(4, 6, 3, **o), Cardioid(), la(6, 2, 2)
+                    ),
+                    SHAPES[dimensions],
+                    "complex",
+                )
+            )
         for layer in (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
             dimensions = 1 if layer is nn.Conv1d else 2
             build = lambda la=layer, o=options: _c(la, 4, 6, 3, **o)  # noqa: E731

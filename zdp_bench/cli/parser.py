@@ -440,10 +440,10 @@ def _unknown_option(verb: str, word: str) -> Exception:
     verbs = next(action.choices for action in parser()._actions if action.dest == "verb")
     allowed = [
         option
-        for action in verbs[verb]._actions
+        for action in verbs[verb]._actions  # type: ignore[index]
         for option in action.option_strings
         if option.startswith("--")
-    ]  # type: ignore[index]
+    ]
     return unknown(f"`zdp-bench {verb}`: option", word.partition("=")[0], allowed)
 
 

@@ -9,6 +9,8 @@ A layer that has parameters and no rule is taken by `any_layer.py`: the referenc
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -83,15 +85,8 @@ def rule_of(layer: nn.Module) -> Rule | None:
 @cache
 def _all_rules() -> dict[type[nn.Module], Rule]:
     """With those of every file beside this one. Even an import that has been made takes longer than a look."""
-    from zdp_bench.gradients.rules import (
-        activation,
-        circulant,
-        convolution,
-        embedding,
-        linear,
-        normalisation,
-    )  # noqa: F401
-
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
     return _rules
 
 
