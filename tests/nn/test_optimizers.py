@@ -15,7 +15,7 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.nn.optimizers import BY_MAGNITUDE
 from zdp_bench.registry import lookup
-from zdp_bench.training.setup import build_optimizer
+from zdp_bench.training.build import build_optimizer
 
 START, GRADIENTS = 0.3 - 0.2j, [1 + 2j, -0.5j, 0.25 - 3j]
 

@@ -11,7 +11,8 @@ import torch
 from tests.training.test_run import configured
 from zdp_bench.data import Records
 from zdp_bench.errors import UserError
-from zdp_bench.training.setup import Plan, micro_batches
+from zdp_bench.training.batches import micro_batches
+from zdp_bench.training.plan import Plan
 
 
 def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:
