@@ -371,7 +371,6 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
             "surgery": surgery(model),
             "fixed_state": fixed,
         },
-        "optimizer": {"complex_second_moment": config.complex_second_moment},
     }
 
 

@@ -22,7 +22,6 @@ from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import replace_batchnorm
-from zdp_bench.nn.optimizers import BY_MAGNITUDE
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.accounting import Claim, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
@@ -277,7 +276,7 @@ def check_model(
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """torch's optimiser over the trainable parameters, or ours where complex numbers are normalised by their modulus.
+    """torch's optimiser over the trainable parameters.
 
     Raises:
         UserError: it refuses one of its values, or would refuse the model at the first step.
@@ -288,12 +287,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(
             "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out."
         )
-    by_magnitude = config.complex_second_moment == "magnitude"
-    builder = (
-        BY_MAGNITUDE[config.optimizer.name]
-        if by_magnitude
-        else optimizer_class(config.optimizer.name)
-    )
+    builder = optimizer_class(config.optimizer.name)
     options, parameters = config.optimizer.options, list(trainable(model).values())
     try:
         _tried(builder, options, parameters)
