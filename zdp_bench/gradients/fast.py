@@ -385,7 +385,7 @@ def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off. Entering and leaving its context takes as long as a small network's norm."""
     return (
         torch.autocast(device.type, enabled=False)
-        if torch.is_autocast_enabled(device.type)
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
         else _AS_IT_IS
     )
 
