@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.test_run import configured
-from zdp_bench.data import Records
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.training.setup import Plan, build_optimizer, micro_batches
@@ -136,7 +136,7 @@ def test_one_record_more_changes_no_other_records_augmentation(
 ) -> None:
     """The seed stands in every record of a run: given it, neighbouring batches may differ in one share alone."""
     config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
-    records_ = Records(torch.arange(100.0).view(100, 1), torch.zeros(100))
+    records_ = Examples(torch.arange(100.0).view(100, 1), torch.zeros(100))
 
     def changed(*indices: int) -> dict[int, float]:
         pieces = micro_batches(
