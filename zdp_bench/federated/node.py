@@ -16,7 +16,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.messages import digest
-from zdp_bench.federated.partition import Part, dealt, steps_of
+from zdp_bench.federated.partition import Part, split_by_patient, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key
@@ -27,7 +27,7 @@ from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
 
-class Collecting(torch.optim.SGD):
+class AccumulatingSGD(torch.optim.SGD):
     """SGD between a node's steps of one round. Keeps the sum of the released gradients: what the node sends.
 
     That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
@@ -75,7 +75,7 @@ class Site:
     @cached_property
     def parts(self) -> list[Part]:
         assert self.config.federated.nodes is not None
-        return dealt(self.data, self.config.federated.nodes, self.config.seed)
+        return split_by_patient(self.data, self.config.federated.nodes, self.config.seed)
 
     def check(self, setup: Setup) -> None:
         """Call `Setup.check_model` for the first node only.
@@ -129,7 +129,7 @@ class Node:
             "experiment": experiment_digest(self.site.config),
             "seed": self.site.config.seed,
             "records": len(self.records),
-            "records_per_patient": self.site.data.records_per_patient,
+            "records_per_patient": self.site.data.examples_per_patient,
         }
         return told | (
             {"data": self.site.data.digest} if self.config.federated.patients == "split" else {}
@@ -210,7 +210,7 @@ class Node:
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
         key = f"{self._key}:{self.ledger.generation}:{of}"
-        optimizer = Collecting(parameters, config.federated.local_lr)
+        optimizer = AccumulatingSGD(parameters, config.federated.local_lr)
         training = Training(
             setup.algorithm, setup.model, optimizer, setup.noise(key), self.ledger, self.limit
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from zdp_bench.config.schema import Run
-from zdp_bench.data import CHANCES, Augment, Source
+from zdp_bench.data import N_UNIFORMS, Augment, Source
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
@@ -40,16 +40,16 @@ def micro_batches(
         size: how large the pieces are; by default `trainer.micro_batch`.
     """
     uniforms = torch.empty(0)
-    if augment or augment_targets or source.by_chance:
+    if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        uniforms = ranks.share(torch.from_numpy(sampling.chance_of(indices, CHANCES, own)))
+        uniforms = ranks.share(torch.from_numpy(sampling.chance_of(indices, N_UNIFORMS, own)))
     indices = ranks.share(indices)
     pin, prefetch = pinned(device), config.execution.prefetch
 
     def piece(cut: slice) -> Batch:
         own = uniforms[cut]
         inputs, targets = source.batch(
-            torch.from_numpy(indices[cut]), own if source.by_chance else None
+            torch.from_numpy(indices[cut]), own if source.is_stochastic else None
         )
         inputs = augment(inputs, own) if augment else inputs
         targets = augment_targets(targets, own) if augment_targets else targets

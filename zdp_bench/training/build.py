@@ -14,12 +14,11 @@ from torch import nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import optimizer_class, scheduler_class
 from zdp_bench.config.schema import Plugin, Run
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import replace_batchnorm
-from zdp_bench.nn.optimizers import BY_MAGNITUDE
 from zdp_bench.privacy.accounting import Claim, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.mechanism import Mechanism
@@ -40,7 +39,7 @@ UNFIT = (
 )
 
 
-def build_model(config: Run, data: Splits | Outline) -> nn.Module:
+def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
     """Return the model, initialised from the seed's own random stream.
 
     Raises:
@@ -57,7 +56,7 @@ def build_model(config: Run, data: Splits | Outline) -> nn.Module:
     return replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
 
 
-def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline) -> None:
+def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
     """Run model and loss on one test example, which is public, or on zeros of its shape.
 
     Raises:
@@ -67,7 +66,7 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline)
         with torch.no_grad():
             inputs, targets = (
                 zeros_like(data, 1)
-                if isinstance(data, Outline)
+                if isinstance(data, DatasetInfo)
                 else data.test.batch(torch.arange(1))
             )
             losses = task.loss(model.eval()(inputs), targets)
@@ -80,7 +79,7 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline)
         raise _unfit(config, data, ValueError(words))
 
 
-def zeros_like(data: Outline, examples: int) -> Batch:
+def zeros_like(data: DatasetInfo, examples: int) -> Batch:
     """Return zeros of the shapes and dtypes that the data set's inputs and targets have."""
     return (
         torch.zeros(examples, *data.input_shape, dtype=data.dtype),
@@ -88,7 +87,7 @@ def zeros_like(data: Outline, examples: int) -> Batch:
     )
 
 
-def _unfit(config: Run, data: Splits | Outline, error: Exception) -> UserError:
+def _unfit(config: Run, data: Splits | DatasetInfo, error: Exception) -> UserError:
     words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
     return UserError(
         f"model={config.model.name} and task={config.task.name} do not fit "
@@ -174,9 +173,7 @@ def _check_budget(config: Run, mechanism: Mechanism, earlier: int) -> None:
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimiser over the trainable parameters.
-
-    It is torch's, or ours where a complex number is normalised by its modulus.
+    """Return torch's optimiser over the trainable parameters.
 
     Raises:
         UserError: it refuses one of its values, or would refuse the model at the first step.
@@ -187,13 +184,12 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
             "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it "
             "out."
         )
-    by_magnitude, name = config.complex_second_moment == "magnitude", config.optimizer.name
-    make = BY_MAGNITUDE[name] if by_magnitude else optimizer_class(name)
+    make = optimizer_class(config.optimizer.name)
     try:
         _try_one_step(make, options, parameters)
         return make(parameters, **options)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"optimizer={name}: {first_line(error)}") from None
+        raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
 
 
 def _try_one_step(
@@ -213,7 +209,7 @@ def _try_one_step(
 
 
 def build_scheduler(
-    config: Run, optimizer: torch.optim.Optimizer, data: Splits | Outline
+    config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """Return torch's schedule of the learning rate, which steps once an epoch, if there is one.
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
@@ -69,7 +69,7 @@ class ModelSetup:
 
     @staticmethod
     def of(
-        config: Run, data: Splits | Outline | None = None, device: torch.device | None = None
+        config: Run, data: Splits | DatasetInfo | None = None, device: torch.device | None = None
     ) -> ModelSetup:
         """Build task, model and optimiser, and check that they fit the data.
 
@@ -106,7 +106,7 @@ class ModelSetup:
 
     def empty_batch(self) -> Batch:
         """Return inputs and targets of the shapes and dtypes to come, without an example."""
-        if isinstance(self.data, Outline):
+        if isinstance(self.data, DatasetInfo):
             return zeros_like(self.data, 0)
         return self.data.train.batch(torch.arange(0))
 
@@ -125,7 +125,7 @@ class Setup(ModelSetup):
     @staticmethod
     def of(
         config: Run,
-        data: Splits | Outline | None = None,
+        data: Splits | DatasetInfo | None = None,
         device: torch.device | None = None,
         plan: Plan | None = None,
     ) -> Setup:
