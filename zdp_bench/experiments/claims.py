@@ -21,7 +21,8 @@ from zdp_bench.config.digests import enters_digest, experiment_digest
 from zdp_bench.config.messages import typed_keys
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.report.tables import Filling, recipes_of, reference
+from zdp_bench.report.papers import recipes_of, reference
+from zdp_bench.report.tables import Filling
 
 
 @dataclass(frozen=True)

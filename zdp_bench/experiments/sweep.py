@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.report.tables import check_claims
+from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import covered_stop, refused
 

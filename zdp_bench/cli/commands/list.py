@@ -49,7 +49,7 @@ def _list(kind: str) -> list[tuple[str, str]]:
 
         return [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
     if kind == "tables":
-        from zdp_bench.report.tables import available, recipes_of
+        from zdp_bench.report.papers import available, recipes_of
 
         return [(name, ", ".join(recipes_of(name)) or "no recipe yet") for name in available()]
     if kind == "figures":

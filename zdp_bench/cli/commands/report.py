@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
-    from zdp_bench.report import curves, page, tables
+    from zdp_bench.report import page, papers, tables
     from zdp_bench.training.interrupts import probe
 
     require_records(options.results)
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or options.results / "report.html"
     probe(output.parent)
     # The page shows a figure's table as `zdp-bench table` wrote it.
-    names = [n for n in tables.available() if tables.recipes_of(n) and not curves.is_figure(n)]
+    names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
     made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
     print(f"written: {page.write(made, options.results, output)}")
     return 0

@@ -27,11 +27,11 @@ def run(options: argparse.Namespace) -> int:
 def print_table(name: str, results: Path) -> None:
     """Print a table, or the curves of a figure as a table, and write it."""
     from zdp_bench.experiments.claims import fillings
-    from zdp_bench.report import curves, tables
+    from zdp_bench.report import curves, papers, tables
     from zdp_bench.training.progress import console
 
     filled = fillings(name, results)
-    if curves.is_figure(name):
+    if papers.is_figure(name):
         figure = curves.build(name, results, filled)
         console().print(*curves.as_rich(figure), sep="\n")
         paths = curves.write(figure, results)
