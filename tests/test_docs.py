@@ -203,9 +203,9 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_paper_has_its_page() -> None:
-    from zdp_bench.report import tables
+    from zdp_bench.report.papers import available
 
-    papers = {name.split("/")[0] for name in tables.available()}
+    papers = {name.split("/")[0] for name in available()}
     written = {path.stem for path in (DOCS / "papers").glob("*.md")}
     assert not {
         paper

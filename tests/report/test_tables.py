@@ -18,7 +18,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import sweep
-from zdp_bench.report import number_format, tables
+from zdp_bench.report import number_format, papers, tables
 from zdp_bench.report import results as listing
 
 TABLE = "zeta_dp_2021/1"
@@ -96,7 +96,7 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
 
 
 def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
-    number = tables.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
+    number = papers.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
     assert number.printed == "93.4 ± 0.01 %"
     assert replace(number, value="not given", deviation="").printed == "not given"
 
@@ -122,7 +122,7 @@ def test_markdown_and_csv_are_written_and_readable(tmp_path: Path) -> None:
 
 def test_unknown_tables_are_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"Did you mean 'zeta_dp_2021/1'"):
-        tables.recipes_of("zeta_dp_2021/11")
+        papers.recipes_of("zeta_dp_2021/11")
 
 
 def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
         tables.build("zeta_dp_2021/7", tmp_path, [])
 
 
-@pytest.mark.parametrize("table", tables.available())
+@pytest.mark.parametrize("table", papers.available())
 def test_every_claim_names_a_row_of_its_table(table: str) -> None:
-    rows = {number.row for number in tables.reference(table)}
+    rows = {number.row for number in papers.reference(table)}
     assert {one.row for one in sweep.fillings(table, Path("none"))} <= rows
 
 
@@ -304,8 +304,8 @@ def test_what_a_paper_leaves_to_say_stands_under_its_tables(tmp_path: Path) -> N
         "Poisson" in note and "A.3" in note
         for note in tables.build(TABLE, tmp_path, EXPECTED).notes
     )
-    assert tables.of_paper("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
-    assert tables.of_paper("deepee_2021/1") == []
+    assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
+    assert papers.notes("deepee_2021/1") == []
 
 
 def test_every_private_row_of_a_paper_is_claimed_by_a_papers_accountant() -> None:

@@ -82,14 +82,14 @@ def _faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> int:
 def _federate(options: argparse.Namespace) -> int:
     if options.role == "client":
         from zdp_bench.config import configured
-        from zdp_bench.federated.network.supernode import attend
+        from zdp_bench.federated.network.supernode import run_client
 
-        attend(configured(options.overrides), lambda line: print(line, flush=True))
+        run_client(configured(options.overrides), lambda line: print(line, flush=True))
     else:
         from zdp_bench.experiments.sweep import run_one
-        from zdp_bench.federated.network.superlink import served
+        from zdp_bench.federated.network.superlink import run_server
 
-        run_one(options.overrides, served)
+        run_one(options.overrides, run_server)
     return 0
 
 

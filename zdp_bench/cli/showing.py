@@ -14,11 +14,11 @@ from zdp_bench.errors import UserError
 
 def table(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.sweep import fillings
-    from zdp_bench.report import curves, tables
+    from zdp_bench.report import curves, papers, tables
     from zdp_bench.training.progress import console
 
     fills = fillings(options.table, options.results)
-    if curves.is_figure(options.table):
+    if papers.is_figure(options.table):
         drawn = curves.build(options.table, options.results, fills)
         console().print(*curves.as_rich(drawn), sep="\n")
         paths = curves.write(drawn, options.results)
@@ -43,11 +43,11 @@ def _figure(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.sweep import fillings
-    from zdp_bench.report import curves, page, tables
+    from zdp_bench.report import page, papers, tables
 
     made = []
-    for name in tables.available():
-        if tables.recipes_of(name) and not curves.is_figure(
+    for name in papers.available():
+        if papers.recipes_of(name) and not papers.is_figure(
             name
         ):  # the page shows a figure's table as `table` wrote it
             made.append(tables.build(name, options.results, fillings(name, options.results)))
@@ -150,11 +150,11 @@ def _listed(kind: str, assets: Any) -> list[tuple[str, str]]:
 
         return [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
     if kind == "tables":
-        from zdp_bench.report import tables
+        from zdp_bench.report import papers
 
         return [
-            (name, ", ".join(tables.recipes_of(name)) or "no recipe yet")
-            for name in tables.available()
+            (name, ", ".join(papers.recipes_of(name)) or "no recipe yet")
+            for name in papers.available()
         ]
     if kind == "figures":
         from zdp_bench.registry import lookup, names

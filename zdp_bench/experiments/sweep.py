@@ -21,7 +21,8 @@ from zdp_bench.config.messages import typed_keys
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.report.faceoff import RECIPE, FaceOff
-from zdp_bench.report.tables import Filling, check_claims, recipes_of, reference
+from zdp_bench.report.papers import check_claims, recipes_of, reference
+from zdp_bench.report.tables import Filling
 from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import covered_stop, refused
 

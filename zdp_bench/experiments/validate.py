@@ -25,7 +25,7 @@ from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
-from zdp_bench.report.tables import check_claims
+from zdp_bench.report.papers import check_claims
 from zdp_bench.training.devices import check_precision, pick_device
 from zdp_bench.training.setup import (
     Plan,

@@ -16,7 +16,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.messages import digest
-from zdp_bench.federated.partition import Part, dealt, steps_of
+from zdp_bench.federated.partition import Part, split_by_patient, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
@@ -39,7 +39,7 @@ from zdp_bench.training.setup import (
 from zdp_bench.training.step import Training, private_step
 
 
-class Collecting(torch.optim.SGD):
+class AccumulatingSGD(torch.optim.SGD):
     """SGD between a node's steps of one round. Keeps the sum of the released gradients: what the node sends.
 
     That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
@@ -92,7 +92,7 @@ class Site:
     @cached_property
     def parts(self) -> list[Part]:
         assert self.config.federated.nodes is not None
-        return dealt(self.data, self.config.federated.nodes, self.config.seed)
+        return split_by_patient(self.data, self.config.federated.nodes, self.config.seed)
 
     def check(self, algorithm: Algorithm, plan: Plan) -> None:
         """`experiment.check_model`, once: the nodes here have one model, about the same batches, and algorithms that
@@ -241,7 +241,7 @@ class Node:
                 parameter.copy_(weights[name])
         key = f"{self._key}:{self.ledger.generation}:{of}"
         noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
-        optimizer = Collecting(parameters, config.federated.local_lr)
+        optimizer = AccumulatingSGD(parameters, config.federated.local_lr)
         training = Training(self.algorithm, site.model, optimizer, noise, self.ledger, self.limit)
         data = site.data
         with arithmetic(

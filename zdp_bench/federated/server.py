@@ -33,7 +33,7 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
 from zdp_bench.federated.messages import Malformed, checked_values, content, digest, tensors_of
-from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
 from zdp_bench.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
@@ -69,8 +69,8 @@ from zdp_bench.training.step import descend
 
 
 @dataclass(frozen=True)
-class Conducting:
-    """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder, and
+class ServerContext:
+    """What a server is given: the run, its data (the test set; with `patients=split` also what is split_by_patient out), its folder, and
     whose keys Flower's nodes have: `owners`, Flower's id -> the node's number."""
 
     config: Run
@@ -84,7 +84,7 @@ class Conducting:
 
 
 @dataclass(frozen=True)
-class Made:
+class NodeSetup:
     """What a node with a certain number of records trains with; the server makes it too, to check and to account."""
 
     config: Run
@@ -112,7 +112,7 @@ class Result:
         return self.record
 
 
-def server_app(conducting: Conducting, result: Result) -> ServerApp:
+def server_app(conducting: ServerContext, result: Result) -> ServerApp:
     """The app that conducts a run, over whatever grid Flower gives it."""
     app = ServerApp()
 
@@ -126,7 +126,7 @@ def server_app(conducting: Conducting, result: Result) -> ServerApp:
     return app
 
 
-def conduct(grid: Grid, given: Conducting) -> Record:
+def conduct(grid: Grid, given: ServerContext) -> Record:
     """One federated run, from the first message to the record; see the module for the rule of a round.
 
     Formal guarantees:
@@ -160,7 +160,9 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
         {"data": data.digest} if split else {}
     )
-    shares_of = [len(part) for part in dealt(data, nodes, config.seed)] if split else None
+    shares_of = (
+        [len(part) for part in split_by_patient(data, nodes, config.seed)] if split else None
+    )
     roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
     come = roster.wait_for(nodes, patience, given.asked_to_stop)
     if signal := given.asked_to_stop():
@@ -178,14 +180,14 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     plan = rounds_of(config, [*sizes.values()])
 
     @cache
-    def of_size(records: int) -> Made:
+    def of_size(records: int) -> NodeSetup:
         """What a node with so many records must come to."""
         own = steps_of(config, records, plan.steps)
         problem = Problem(
             model, task.loss, own.sampling, config.seed, data.train.batch(torch.arange(0))[0]
         )
         calibrated, algorithm = build_algorithm(config, problem, own)
-        return Made(calibrated, own, algorithm, algorithm.mechanism())
+        return NodeSetup(calibrated, own, algorithm, algorithm.mechanism())
 
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
@@ -255,15 +257,15 @@ def conduct(grid: Grid, given: Conducting) -> Record:
                 stopped_by = "budget"  # before the round: no node has to spend on a round that would not count
             elif not roster.wait_for(least, patience, given.asked_to_stop):
                 save()
-                raise UserError(gone(roster, nodes, least, {}))
+                raise UserError(missing_message(roster, nodes, least, {}))
             elif not given.asked_to_stop():
                 asked.append(round_, of)  # before any node is asked
                 roster.asked = asked.releases
                 answers = roster.round(content({"round": round_}, weights), round_, patience)
-                releases, reasons = judged(roster, answers, round_, weights)
+                releases, reasons = valid_releases(roster, answers, round_, weights)
                 if len(releases) < least:
                     save()
-                    raise UserError(gone(roster, nodes, least, reasons))
+                    raise UserError(missing_message(roster, nodes, least, reasons))
                 for number in releases:
                     roster.used(number)
                 shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
@@ -315,7 +317,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     }
 
 
-def judged(
+def valid_releases(
     roster: Roster, answers: Mapping[int, Message], round_: int, like: Mapping[str, Tensor]
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
     """The releases that count, by node, and why the others do not."""
@@ -341,7 +343,7 @@ def judged(
     return releases, reasons
 
 
-def gone(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
+def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
     """Why a round did not come about, in one sentence."""
     reasons = {
         number: why for number, why in roster.refusals().items() if number not in roster.present
@@ -368,7 +370,7 @@ def weighed_mean(
 
 
 def accounted(
-    roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: str
+    roster: Roster, made: Mapping[int, NodeSetup], repeatable: bool, unit: str
 ) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 
