@@ -13,7 +13,7 @@ import pytest
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.accounting import Claim, dp_dfa_2020
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.registry import names
 from zdp_bench.report import curves, figures, papers
 from zdp_bench.report.tables import Filling
@@ -112,7 +112,7 @@ def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> N
     for point in bp.points:
         epochs = int(point.x)
         claim = Claim(5.12, 512 / 60_000, 117 * epochs, 1e-5, 60_000, epochs)
-        assert point.epsilon_claimed == dp_dfa_2020(claim)
+        assert point.epsilon_claimed == claimed_epsilon("dp_dfa_2020", claim)
 
 
 def test_curves_that_spend_differently_have_their_own_epsilon(results: Path) -> None:

@@ -20,13 +20,8 @@ from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
-from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
-    Claim,
-    patient_epsilon,
-    rdp_epsilon,
-    tight_epsilon,
-)
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.papers import check_claims
@@ -170,7 +165,7 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: DatasetInfo)
         "noise_multiplier": sigma,
         "z": mechanism.z,
         "delta": delta,
-        "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
+        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight_epsilon(mechanism, steps, delta),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),

@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import epsilon
@@ -108,7 +108,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     """Lay a figure's curves out, in the paper's order.
 
     Args:
-        fillings: what may stand in them (see `sweep.fillings`).
+        fillings: what may stand in them (see `claims.fillings`).
 
     Raises:
         UserError: no such figure, or one that no recipe fills.
@@ -190,7 +190,7 @@ def _claimed(run: Record, epoch: dict[str, Any]) -> float:
         sampling["records"],
         epoch["epoch"],
     )
-    return ACCOUNTANTS[privacy["claimed_by"]](claim)
+    return claimed_epsilon(privacy["claimed_by"], claim)
 
 
 def _x(run: Record, axes: Axes) -> float:

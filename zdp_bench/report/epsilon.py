@@ -22,13 +22,8 @@ from rich import box
 from rich.table import Table as RichTable
 
 from zdp_bench import assets
-from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
-    Claim,
-    patient_interval,
-    tight_epsilon,
-    tight_interval,
-)
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import patient_interval, tight_epsilon, tight_interval
 from zdp_bench.privacy.calibration import calibrate
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
 from zdp_bench.records import write_text
@@ -175,7 +170,7 @@ def _row(q: Quoted) -> Row:
             claim, noise_multiplier=calibrate(float(q.printed), q.convention, claim)
         )
         verdict = "calibrated"
-    reproduced = ACCOUNTANTS[q.convention](claim)
+    reproduced = claimed_epsilon(q.convention, claim)
     if q.sigma is not None:
         verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = described(q, claim.noise_multiplier, q.sampling, rate)

@@ -19,7 +19,8 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import replace_batchnorm
-from zdp_bench.privacy.accounting import Claim, tight_epsilon
+from zdp_bench.privacy.accountants import Claim
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream

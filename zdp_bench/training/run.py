@@ -22,9 +22,8 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import surgery
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
-    Claim,
     patient_interval,
     rdp_epsilon,
     tight_interval,
@@ -354,7 +353,7 @@ def account(
     at_least, tight = tight_interval(mechanism, releases, delta)
     patient_at_least, patient = patient_interval(mechanism, records_per_patient, releases, delta)
     return {
-        "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
+        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight,
         "epsilon_tight_at_least": at_least,
