@@ -14,7 +14,7 @@ import torch
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench import cases, tables
 from zdp_bench.bench.measure import Step, by_turns, require_agreement
-from zdp_bench.bench.pages import Row, lines_in_the_batch, read_csv
+from zdp_bench.bench.pages import Row, fit_lines, read_csv
 from zdp_bench.bench.peak_memory import peak_memory
 from zdp_bench.bench.steps import ALGORITHMS, SIDES, Workload, computes, may_be_baseline
 from zdp_bench.cli import main
@@ -304,11 +304,11 @@ def test_the_line_through_the_times_shows_a_jump() -> None:
     rows = [
         Row(f"MLP, batch {b}", "private, fast", t, 1.0, 1.0, 1.0, 0.0) for b, t in straight.items()
     ]
-    ((model, side, start, slope, largest),) = lines_in_the_batch(rows)
+    ((model, side, start, slope, largest),) = fit_lines(rows)
     assert (model, side) == ("MLP", "private, fast")
     assert (start, slope, largest) == pytest.approx((1.0, 0.1, 1.0))
     rows.append(Row("MLP, batch 256", "private, fast", 60.0, 1.0, 1.0, 1.0, 0.0))
-    assert lines_in_the_batch(rows)[0][-1] > 1.3
+    assert fit_lines(rows)[0][-1] > 1.3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The cases of the bench's tables: which networks, which sides, and the paper's own ratio beside them."""
+"""The cases of the bench's tables: which networks, which sides, and the paper's own ratio beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +267,9 @@ def scaling(quick: bool, threads: int) -> list[Case]:
 
 
 def imaging(quick: bool, threads: int) -> list[Case]:
-    """The deepee paper's networks, smaller than there: batch 32, and 256² for the U-Nets, are a GPU's work."""
+    """The deepee paper's networks, smaller than there: batch 32, and 256² for the U-Nets, are a
+    GPU's work.
+    """
     seconds, hidden, width = (1.0, 256, 16) if quick else (10.0, 4096, 64)
     big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
     vgg = Workload("vgg11", (3, big, big), 2, batch, "classes", {"hidden": hidden})
@@ -326,7 +330,9 @@ def _opacus() -> list[str]:
 
 
 def _compiled() -> list[str]:
-    """The side of `torch.compile` if there is a compiler for it to call: half a minute for each network."""
+    """The side of `torch.compile` if there is a compiler for it to call: half a minute for each
+    network.
+    """
     return ["non-private, compiled"] if shutil.which("g++") else []
 
 

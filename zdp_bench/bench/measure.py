@@ -1,8 +1,8 @@
 """Time the sides of a comparison by turns.
 
-A shared machine is never twice the same, so the sides run one after the other, round after round, a few
-repetitions each. A side's time is its best round, a ratio that of two best rounds; the quartiles of the
-round-by-round ratio say how far to trust it. Timing is torch.utils.benchmark's.
+A shared machine is never twice the same, so the sides run one after the other, round after round, a
+few repetitions each. A side's time is its best round, a ratio that of two best rounds; the
+quartiles of the round-by-round ratio say how far to trust it. Timing is torch.utils.benchmark's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Step:
 
     Attributes:
         run: takes the step that is timed.
-        answer: returns what the step computes before noise; sides that compute the same must agree in it.
+        answer: returns what the step computes before noise; sides that compute the same must agree
+            in it.
     """
 
     run: Callable[[], object]
@@ -35,7 +36,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of the best round, and the quartiles of the round-by-round ratio to the baseline's time."""
+    """Milliseconds of the best round, and the quartiles of the round-by-round ratio to the
+    baseline's time.
+    """
 
     milliseconds: float
     low: float
@@ -45,7 +48,8 @@ class Timing:
 def require_agreement(
     steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2
 ) -> dict[str, float | None]:
-    """Return each side's deviation from the first side that computes the same, relative to its norm.
+    """Return each side's deviation from the first side that computes the same, relative to its
+    norm.
 
     The first side itself has None.
 
@@ -64,7 +68,8 @@ def require_agreement(
         deviation = float((answer - first).norm() / first.norm())
         if not deviation <= tolerance:
             raise UserError(
-                f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing was timed."
+                f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing "
+                "was timed."
             )
         deviations[name] = None if answer is first else deviation
     return deviations

@@ -1,4 +1,4 @@
-"""Measure the peak memory of one step in a process of its own: `python -m zdp_bench.bench.peak_memory`.
+"""Measure the peak memory of one step in a process of its own.
 
 So nothing that another side left behind counts, nor what this process's allocator keeps in hand.
 """
@@ -19,7 +19,8 @@ from zdp_bench.errors import UserError
 
 
 def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
-    """Return the peak memory of a side's step in MiB: weights, batch and noise, without the interpreter and its libraries.
+    """Return the peak memory of a side's step in MiB: weights, batch and noise, without the
+    interpreter and its libraries.
 
     None where the system does not say; Linux does.
 
@@ -71,18 +72,19 @@ def _read_status(field: str) -> float:
 def hold_memory() -> bool:
     """Let freed memory stay with this process if the C library is glibc; returns whether it is.
 
-    glibc gives blocks above 32 MiB back to the system at once, so every step of every side would pay for
-    fresh pages: a real convolution took 19 ms instead of 4.
+    glibc gives blocks above 32 MiB back to the system at once, so every step of every side would
+    pay for fresh pages: a real convolution took 19 ms instead of 4.
     """
     # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h; -1 means no threshold
     return _call_glibc("mallopt", -4, 0) and _call_glibc("mallopt", -1, -1)
 
 
 def _return_memory() -> bool:
-    """Let every freed block of 64 KiB or more go back to the system at once if the C library is glibc.
+    """Let every freed block of 64 KiB or more go back to the system at once if the C library is
+    glibc.
 
-    What glibc keeps for later is no need of the step and differs from run to run: by 4 to 13 % where what
-    is held at once is the same to 0.2 %.
+    What glibc keeps for later is no need of the step and differs from run to run: by 4 to 13 %
+    where what is held at once is the same to 0.2 %.
     """
     return _call_glibc("mallopt", -3, 2**16)  # M_MMAP_THRESHOLD
 

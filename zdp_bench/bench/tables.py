@@ -3,11 +3,11 @@
 zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 scaling          time and peak memory of a private step against the batch
-algorithms       a private step of each algorithm against the non-private one, on its own paper's network
-deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over records, with peak memory (its text has no numbers)
+algorithms       a private step of each algorithm, on its own paper's network
+deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
 
-Every case is measured by itself: `--case` measures some of them again and leaves the others as they are.
-What another machine measured, or another number of threads, stays beside it.
+Every case is measured by itself: `--case` measures some of them again and leaves the others as they
+are. What another machine measured, or another number of threads, stays beside it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def require_case(names: Sequence[str], quick: bool, threads: int, only: str) -> 
     having = [name for name in names if not only or _choose(TABLES[name](quick, threads), only)]
     if having and len(having) < len(names):
         raise UserError(
-            f"--case '{only}': is in {', '.join(having)} only; name the table, as in `zdp-bench bench {having[0]}`."
+            f"--case '{only}': is in {', '.join(having)} only; name the table, as in `zdp-bench "
+            f"bench {having[0]}`."
         )
 
 
@@ -70,11 +71,13 @@ def run(
     """Measure a table and write it to `results/tables`.
 
     Args:
-        quick: smaller models, batches and fewer rounds: all tables in under two minutes on two cores.
+        quick: smaller models, batches and fewer rounds: all tables in under two minutes on two
+            cores.
         only: measure the cases whose name contains this; the table's other cases stay.
 
     Raises:
-        UserError: no such table or case, sides that should agree do not, or the file is no table of ours.
+        UserError: no such table or case, sides that should agree do not, or the file is no table of
+            ours.
     """
     if table not in TABLES:
         raise unknown("table", table, TABLES)
