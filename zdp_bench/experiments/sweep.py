@@ -136,9 +136,9 @@ def _carry_out(
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and carrying is None:
-        from zdp_bench.federated.simulation import simulated
+        from zdp_bench.federated.simulation import run_simulated
 
-        carrying = simulated
+        carrying = run_simulated
     if distributed.rank():  # one of several ranks: the first one speaks
         run(checked, Silent(), carrying=carrying)
         return
