@@ -14,9 +14,9 @@ import pytest
 
 from tests.test_package import ROOT
 from zdp_bench import cli
-from zdp_bench.cli.parser import arguments
+from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import compose, parse
-from zdp_bench.experiments.sweep import jobs_of
+from zdp_bench.experiments.claims import jobs_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -71,7 +71,7 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
                 word in ("PROFILE=smoke", "PROFILE=here", "PROFILE=paper") for word in variables
             ), text
         elif program == "zdp-bench" and words[0] != "run":
-            arguments(words)
+            parse_arguments(words)
         elif program == "zdp-bench" and "dataset=rings" not in words:
             sweeping = [word for word in words[1:] if word != "-m"]
             launcher = [word for word in sweeping if word.startswith("hydra.launcher.")]
