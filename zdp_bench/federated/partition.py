@@ -14,7 +14,7 @@ from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import stream
-from zdp_bench.training.setup import Plan
+from zdp_bench.training.plan import Plan
 
 
 @dataclass(frozen=True)
