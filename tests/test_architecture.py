@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "assets": set(),
     "__init__": set(),
-    "kernels": set(),
+    "kernels": {"__init__"},
     "registry": {"errors"},
     "records": BASE,
     "privacy": BASE | {"kernels"},

@@ -14,7 +14,7 @@ import torch
 from tests.training.test_run import carry_out, configured
 from zdp_bench.cli import main
 from zdp_bench.config import compose, parse
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import lr_finder as finder
 from zdp_bench.experiments.lr_finder import range_test, steepest
@@ -47,7 +47,7 @@ def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
         def build(*arguments: Any, **options: Any) -> Splits:
             splits: Splits = builder(*arguments, **options)
             return dataclasses.replace(
-                splits, validation=Records(splits.test.inputs, splits.test.targets)
+                splits, validation=Examples(splits.test.inputs, splits.test.targets)
             )
 
         return build

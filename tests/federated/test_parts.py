@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.federated.conftest import Make, carried_out
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import ArrayRecord, Message
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def splits(patients: int, each: int) -> Splits:
     groups = torch.arange(patients).repeat_interleave(each)
-    train = Records(torch.arange(patients * each).float()[:, None], groups % 4, groups)
-    return Splits(train, train, (1,), 4, "synthetic", "0" * 64, records_per_patient=each)
+    train = Examples(torch.arange(patients * each).float()[:, None], groups % 4, groups)
+    return Splits(train, train, (1,), 4, "synthetic", "0" * 64, examples_per_patient=each)
 
 
 def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
@@ -46,8 +46,8 @@ def test_patients_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(UserError, match="has only 3 patients"):
         dealt(splits(3, 5), 4, seed=0)
     unknown = Splits(
-        Records(torch.zeros(9, 1), torch.zeros(9)),
-        Records(torch.zeros(1, 1), torch.zeros(1)),
+        Examples(torch.zeros(9, 1), torch.zeros(9)),
+        Examples(torch.zeros(1, 1), torch.zeros(1)),
         (1,),
         4,
         "synthetic",
@@ -56,7 +56,7 @@ def test_patients_that_cannot_be_dealt_are_refused() -> None:
     assert len(dealt(unknown, 3, 0)) == 3  # every record is a patient
     with pytest.raises(UserError, match="owns up to 5 records"):
         dealt(
-            Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", records_per_patient=5),
+            Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", examples_per_patient=5),
             3,
             0,
         )

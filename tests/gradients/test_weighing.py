@@ -1,4 +1,4 @@
-"""Norms, clip factors and weighed output gradients: the compiled loop does what torch does, whatever it is given."""
+"""Norms and clip factors: the compiled loop does what torch does, whatever it is given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def same(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("bound", [1e-30, 1.0, 1e30, math.inf])
-def test_norms_factors_and_what_they_weigh_are_torchs(bound: float, dtype: torch.dtype) -> None:
+def test_norms_and_factors_are_torchs(bound: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = torch.tensor(HOSTILE)
     g, x, rows = (
@@ -32,8 +32,8 @@ def test_norms_factors_and_what_they_weigh_are_torchs(bound: float, dtype: torch
     )
     g, squares = g * sizes.view(-1, 1), torch.rand(10, dtype=torch.float64)
     terms = [
-        Term((g, x), weigh=True),
-        Term((g,), weigh=True),
+        Term((g, x)),
+        Term((g,)),
         Term((rows,), scale=0.5),
         Term((), squares, 0.5),
     ]
@@ -41,8 +41,6 @@ def test_norms_factors_and_what_they_weigh_are_torchs(bound: float, dtype: torch
     same(found.norms, expected.norms)
     same(found.factors, expected.factors)
     assert not found.finite
-    assert found.weighed.keys() == {id(g)}
-    assert torch.equal(found.weighed[id(g)].nan_to_num(), weigh(g, expected.factors).nan_to_num())
     by_hand = (g.abs().double().square().sum(1) * (x.abs().double().square().sum(1) + 1)).add(
         rows.double().square().sum((1, 2)) / 4 + squares / 4
     )
@@ -66,12 +64,10 @@ def test_a_broken_record_has_factor_zero_and_is_told(value: float) -> None:
 def test_factors_too_small_for_float32_and_products_too_small_are_zero() -> None:
     """See `clipping.flushed` and `held`: rounded upwards they would lift a record over its bound."""
     g = torch.tensor([[1e30, 1e-8], [1.0, 1e-38], [1.0, 0.5]])
-    found = clipping(
-        [Term((g,), weigh=True), Term((), torch.tensor([1e90, 0.0, 0.0]).double())], 1e-5
-    )
+    found = clipping([Term((g,)), Term((), torch.tensor([1e90, 0.0, 0.0]).double())], 1e-5)
     assert found.factors[0] == 0
     assert (found.factors[1:] > 0).all()
-    weighed = found.weighed[id(g)]
+    weighed = weigh(g, found.factors)
     assert weighed[1].tolist() == pytest.approx([1e-5 * SAFETY, 0.0], rel=1e-6)
     assert weighed[1, 1] == 0
     same(found.factors, clip_factors(found.norms, 1e-5))
@@ -95,23 +91,15 @@ def test_factors_too_small_for_float32_and_products_too_small_are_zero() -> None
 def test_parts_in_any_layout(layout: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     g = layout(torch.randn(8, 6, dtype=torch.complex64))
-    found, expected = clipping([Term((g,), weigh=True)], 1.0), _by_torch([Term((g,))], 1.0)
+    found, expected = clipping([Term((g,))], 1.0), _by_torch([Term((g,))], 1.0)
     same(found.norms, expected.norms)
     same(found.factors, expected.factors)
     assert found.finite
-    assert torch.equal(found.weighed[id(g)], weigh(g, expected.factors))
 
 
 def test_rows_that_lie_otherwise_in_memory_are_measured_too() -> None:
     maps = torch.randn(5, 3, 4, 6).to(memory_format=torch.channels_last)
     same(clipping([Term((maps,))], 1.0).norms, maps.double().flatten(1).norm(dim=1))
-
-
-def test_a_part_is_weighed_where_only_a_later_term_asks_for_it() -> None:
-    g, x = torch.randn(5, 3), torch.randn(5, 4)
-    found = clipping([Term((x, g)), Term((g,), weigh=True)], 0.5)
-    assert found.weighed.keys() == {id(g)}
-    assert torch.equal(found.weighed[id(g)], weigh(g, found.factors))
 
 
 @pytest.mark.parametrize("records", [1, 2, 400])
@@ -121,19 +109,18 @@ def test_any_number_of_threads_finds_the_same(
 ) -> None:
     torch.manual_seed(0)
     parts = [torch.randn(records, n) for n in (10, 3 * A_SHARE, *range(1, 21))]
-    terms = [Term((part,), weigh=True) for part in parts]
+    terms = [Term((part,)) for part in parts]
     alone = clipping(terms, 1.0)
     set_threads(threads)
     shared = clipping(terms, 1.0)
     assert torch.equal(alone.norms, shared.norms)
-    assert all(torch.equal(alone.weighed[key], shared.weighed[key]) for key in map(id, parts))
+    assert torch.equal(alone.factors, shared.factors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.bfloat16])
-def test_other_precisions_are_torchs_and_nothing_is_weighed_in_passing(dtype: torch.dtype) -> None:
+def test_other_precisions_are_torchs(dtype: torch.dtype) -> None:
     g, x = torch.randn(5, 3).to(dtype), torch.randn(5, 4)
-    found = clipping([Term((g, x), weigh=True)], 1.0)
-    assert not found.weighed
+    found = clipping([Term((g, x))], 1.0)
     assert found.finite
     expected = g.to(torch.complex128).abs().norm(dim=1) * x.double().norm(dim=1)
     torch.testing.assert_close(found.norms, expected, rtol=1e-6, atol=0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,6 @@ import pytest
 import torch
 from numba import carray, cfunc, float32, njit, uint32
 
-from zdp_bench.gradients import norms
-from zdp_bench.kernels import chacha_normal
 from zdp_bench.kernels import jit as room
 from zdp_bench.kernels.jit import (
     Loop,
@@ -110,7 +105,7 @@ def doubles(loop: Loop) -> bool:
 
 @pytest.fixture(scope="module")
 def doubling() -> Loop:
-    return compiled(double, doubles)
+    return compiled(double)
 
 
 @pytest.mark.parametrize("team", [True, False], ids=["torch's threads", "threads of our own"])
@@ -168,112 +163,42 @@ def test_a_share_that_was_not_done_is_told(
         Loop(cfunc(room._TASK)(stumble)).run(task_of([(7, [0])]))
 
 
-def test_code_of_another_version_does_nothing(
-    monkeypatch: pytest.MonkeyPatch, doubling: Loop
-) -> None:
-    """It was kept while this file changed: a word further on it would take a count for an address."""
-    numbers = torch.ones(7)
-    with monkeypatch.context() as other:
-        other.setattr(room, "_VERSION", room._VERSION + 1)
-        with pytest.raises(MemoryError):
-            double_all(doubling, numbers)
-    assert (numbers == 1).all()
-
-
 def test_a_forked_process_has_no_team() -> None:
     """A fork takes no threads along: whoever waits for them waits for ever."""
     assert room._team(os.getpid() + 1) is None
 
 
-def wrong(task: Any) -> None:
-    """Does nothing."""
-
-
-def keeping_wrong_code(signature: Any, *, cache: bool = False, **options: Any) -> Any:
-    """numba, with another version's code on disk."""
-    return (lambda function: cfunc(signature)(wrong)) if cache else cfunc(signature, **options)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        RuntimeError("no locator available"),
-        OSError(28, "No space left"),
-        EOFError("Ran out of input"),
-    ],
-)
-def test_where_nothing_can_be_kept_on_disk_loops_are_compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    """numba refuses to cache where no folder can be written, and stumbles over a full disk and a file cut short."""
-
-    def faulty(signature: Any, *, cache: bool = False, **options: Any) -> Any:
-        def refuse(function: Any) -> Any:
-            raise fault
-
-        return refuse if cache else cfunc(signature, **options)
-
-    monkeypatch.setattr(room, "cfunc", faulty)
-    monkeypatch.setattr(room, "_forget", lambda loop: None)
-    assert doubles(compiled(double, doubles))
-
-
-def test_kept_code_that_is_another_versions_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba looks at the date of one file only."""
-    monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
-    monkeypatch.setattr(room, "_forget", lambda loop: None)
-    assert doubles(compiled(double, doubles))
-
-
 @pytest.fixture
-def own_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """`double` of a file of its own, whose code is kept beside it."""
-    (tmp_path / "own_double.py").write_text(
-        "from __future__ import annotations\nfrom numba import carray\n"
-        "from zdp_bench.kernels.jit import begin, float32_at, next_share\n\n\n"
-        + inspect.getsource(double)
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_double", raising=False)
-    loop: Callable[[Any], None] = importlib.import_module("own_double").double
-    return loop
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of compiled code."""
+    monkeypatch.setattr(room, "cache_folder", lambda: tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("fault", ["another version's", "cut short"])
-def test_kept_code_that_is_not_right_is_made_anew_once(
-    own_double: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+def test_code_is_compiled_once_and_then_read(kept: Path) -> None:
+    assert compiled(double).code.cache_hits == 0
+    assert compiled(double).code.cache_hits == 1
+
+
+def test_the_folder_of_compiled_code_is_named_by_the_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Else every process would make it anew, in seconds, for as long as it lies there."""
-    assert compiled(own_double, doubles).code.cache_hits == 0
-    assert compiled(own_double, doubles).code.cache_hits == 1
-    if fault == "cut short":
-        (code,) = tmp_path.rglob("*.nbc")
-        code.write_bytes(code.read_bytes()[:100])
-    else:
-        monkeypatch.setattr(room, "_VERSION", room._VERSION + 1)
-    anew = compiled(own_double, doubles)
-    assert doubles(anew)
-    assert anew.code.cache_hits == 0
-    assert compiled(own_double, doubles).code.cache_hits == 1
+    before = room.cache_folder()
+    (tmp_path / "jit.py").write_text("changed")
+    monkeypatch.setattr(room, "__file__", str(tmp_path / "jit.py"))
+    assert room.cache_folder.__wrapped__() != before
 
 
-def test_a_machine_whose_code_is_wrong_is_told() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"double: the code that numba .* makes for this machine is wrong"
-    ):
-        compiled(double, lambda loop: False)
-
-
-@pytest.mark.parametrize(
-    ("loop", "right"),
-    [(chacha_normal._add_streams, chacha_normal._right), (norms._square_blocks, norms._right)],
-    ids=["noise", "norms"],
-)
-def test_kept_code_is_looked_at_before_it_is_used(
-    monkeypatch: pytest.MonkeyPatch, loop: Callable[[Any], None], right: Callable[[Loop], bool]
+def test_where_nothing_can_be_kept_loops_are_compiled_anew(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "cfunc", keeping_wrong_code)
-    monkeypatch.setattr(room, "_forget", lambda loop: None)
-    assert right(compiled(loop, right))
-    with pytest.raises(MemoryError):
-        right(Loop(cfunc(room._TASK)(wrong)))
+    (kept / "file").touch()
+    monkeypatch.setattr(room, "cache_folder", lambda: kept / "file" / "folder")
+    assert doubles(compiled(double))
+
+
+def test_a_file_that_was_cut_short_is_not_used(kept: Path) -> None:
+    compiled(double)
+    for file in (*kept.rglob("*.nbc"), *kept.rglob("*.nbi")):
+        file.write_bytes(file.read_bytes()[:50])
+    assert doubles(compiled(double))

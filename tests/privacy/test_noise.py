@@ -238,13 +238,6 @@ def test_the_bits_of_a_seed_are_the_same_from_version_to_version() -> None:
     )
 
 
-def test_keys_that_are_hashed_ahead_are_those_of_their_steps() -> None:
-    for step in (0, 1, 15, 16, 17, 10**9 + 5):
-        for rest in (("w",), ("w", "rank", 1, 3)):
-            assert noise._hashed(7, step, *rest) == hashed((7, "noise", step, *rest))
-    assert noise._hashed(7, "w", 3) == hashed((7, "noise", "w", 3))
-
-
 def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
     mechanisms = [
         Mechanism((block("real", (3,)),), Sampling("poisson", 0.1, 10.0, 100)) for _ in range(2)

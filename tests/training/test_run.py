@@ -14,7 +14,7 @@ from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Records
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -320,7 +320,7 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(
     )
 
     def owned(root: Path, **options: Any) -> Any:
-        return replace(real(root, **options), records_per_patient=3)
+        return replace(real(root, **options), examples_per_patient=3)
 
     several = carry_out(tmp_path / "b", "dataset=synthetic_images").record["privacy"]
     assert several["epsilon_tight"] == plain["epsilon_tight"]
@@ -384,7 +384,7 @@ def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str, bad: fl
     targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(
         name, torch.tensor([0, 1])
     )
-    test = Records(torch.full(shape, bad), targets)
+    test = Examples(torch.full(shape, bad), targets)
     assert math.isnan(
         evaluate(torch.nn.Identity(), lookup("task", name)(), test, torch.device("cpu"))["loss"]
     )

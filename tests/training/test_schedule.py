@@ -13,13 +13,13 @@ from tests.training.test_run import Silent, carry_out, configured, repeatable
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Plugin
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.training import run as experiment
 from zdp_bench.training import setup
 
-RECORDS, VALIDATION = (Records(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
+RECORDS, VALIDATION = (Examples(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
 UNVALIDATED = Splits(RECORDS, RECORDS, (3,), 1, "synthetic", "")
 STEP = ["scheduler=step_lr", "scheduler.step_size=1", "scheduler.gamma=0.5", "trainer.epochs=4"]
 
@@ -109,9 +109,9 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
 ) -> None:
     """Losses 3, 2, 2, 2, 1: the second epoch in a row without a better one is the fourth; torch lowers the rate after it."""
     losses = iter([3.0, 2.0, 2.0, 2.0, 1.0])
-    watched: list[Records] = []
+    watched: list[Examples] = []
 
-    def evaluated(model: Any, task: Any, records: Records, device: Any) -> dict[str, float]:
+    def evaluated(model: Any, task: Any, records: Examples, device: Any) -> dict[str, float]:
         if records is VALIDATION:
             watched.append(records)
             return {"loss": next(losses)}

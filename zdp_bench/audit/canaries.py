@@ -173,14 +173,16 @@ class WrongTargets:
         return self.of.groups
 
     @property
-    def by_chance(self) -> bool:
-        return self.of.by_chance
+    def is_stochastic(self) -> bool:
+        return self.of.is_stochastic
 
     def __len__(self) -> int:
         return len(self.of)
 
-    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.of.batch(indices, chance)[0], self.of.batch(self.partner[indices], chance)[1]
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.of.batch(indices, uniforms)[0], self.of.batch(self.partner[indices], uniforms)[
+            1
+        ]
 
 
 def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:

@@ -101,19 +101,7 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
         kind: plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])
     }
     found.setdefault("scheduler", None)
-    # Keys of every model and of every optimiser, beside the plug-in's own options
     found["replace_batchnorm"] = plain["model"].get("replace_batchnorm")
-    found["complex_second_moment"] = (
-        plain["optimizer"].get("complex_second_moment") or "per_component"
-    )
-    if (
-        found["complex_second_moment"] == "per_component"
-    ):  # one experiment, one digest, however it is said
-        plain["optimizer"] = {
-            key: value
-            for key, value in plain["optimizer"].items()
-            if key != "complex_second_moment"
-        }
     plain = {key: value for key, value in plain.items() if key != "federated"} | _of_the_result(
         checked["federated"]
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.gradients import trust
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup
@@ -93,7 +93,12 @@ def measured(config: Run, timed: int = 3) -> Cost:
 
 
 def predicted(
-    config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int
+    config: Run,
+    model: nn.Module,
+    algorithm: Algorithm,
+    plan: Plan,
+    data: DatasetInfo,
+    parameters: int,
 ) -> Cost:
     """Without a record, on the CPU: from a forward pass and steps on random records, one at first, then more, for seconds in all.
 
@@ -141,7 +146,7 @@ def _growing(largest: int) -> Iterator[int]:
     yield largest
 
 
-def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
+def _random_batch(data: DatasetInfo, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(size, *data.input_shape, dtype=data.dtype, generator=generator)
     if data.target_dtype.is_floating_point:
@@ -154,7 +159,7 @@ def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _forward(model: nn.Module, data: Outline) -> tuple[int, float]:
+def _forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
     """(bytes that the layers' outputs take, seconds) of one record's forward pass."""
     total = 0
 

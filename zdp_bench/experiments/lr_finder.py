@@ -23,7 +23,7 @@ from zdp_bench.algorithms import Problem
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
@@ -198,8 +198,8 @@ def steepest(rates: list[float], losses: list[float]) -> float | None:
     return rates[best] if slope[best] < 0 else None
 
 
-def _first(records: Records, most: int) -> Records:
+def _first(records: Examples, most: int) -> Examples:
     """The first records of a set, as a set."""
     rows = slice(0, most)
     groups = records.groups[rows] if records.groups is not None else None
-    return Records(records.inputs[rows], records.targets[rows], groups, records.pixels)
+    return Examples(records.inputs[rows], records.targets[rows], groups, records.pixels)

@@ -25,7 +25,7 @@ from zdp_bench.bench import tables as measured
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline, files
+from zdp_bench.data import DatasetInfo, files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import cost
 from zdp_bench.experiments.sweep import claims_of, jobs_of, on_other_data
@@ -191,7 +191,7 @@ def lacking(config: Run) -> str:
         return f"the data root lacks {Path(gone[0].path).name}" + (
             f" and {len(gone) - 1} more" if len(gone) > 1 else ""
         )
-    if not files.there(config.data_root, source):
+    if not files.has_files(config.data_root, source):
         return f"the data root lacks {source.holds}"
     if source.holds and not _found(
         config
@@ -203,7 +203,7 @@ def lacking(config: Run) -> str:
 def _found(config: Run) -> bool:
     """Whether the files of a run's data set are there; what is wrong with files that are, the run itself tells."""
     try:
-        outline: Outline = lookup("outline", config.dataset.name)(
+        outline: DatasetInfo = lookup("outline", config.dataset.name)(
             config.data_root, **config.dataset.options
         )
     except UserError:

@@ -14,7 +14,7 @@ from torch import nn
 
 from zdp_bench.algorithms import Problem
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline
+from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.cost import Cost, predicted
 from zdp_bench.federated.partition import evenly
@@ -103,7 +103,7 @@ def validate(config: Run, trial: bool = True) -> Report:
             "train": data.train,
             "test": data.test,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
-            "records_per_patient": data.records_per_patient,
+            "records_per_patient": data.examples_per_patient,
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
         layers=layers_of(model, config, mechanism),
@@ -124,7 +124,7 @@ def validate(config: Run, trial: bool = True) -> Report:
     )
 
 
-def outline_of(config: Run) -> Outline:
+def outline_of(config: Run) -> DatasetInfo:
     """What the data set says of itself before it is read.
 
     Raises:
@@ -135,7 +135,7 @@ def outline_of(config: Run) -> Outline:
         raise UserError(
             f'dataset={name} cannot be described without reading it: it has no @register("outline", "{name}").'
         )
-    outline: Outline = lookup("outline", name)(config.data_root, **config.dataset.options)
+    outline: DatasetInfo = lookup("outline", name)(config.data_root, **config.dataset.options)
     return outline
 
 
@@ -170,7 +170,7 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
     return found
 
 
-def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> dict[str, Any]:
+def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: DatasetInfo) -> dict[str, Any]:
     """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
     delta, steps = config.privacy.delta, plan.before + plan.steps
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
@@ -186,7 +186,7 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
         "epsilon_tight": tight_epsilon(mechanism, steps, delta),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(
-            mechanism, min(data.records_per_patient, data.train), steps, delta
+            mechanism, min(data.examples_per_patient, data.train), steps, delta
         ),
         "unit": data.unit,
         "max_epsilon": config.privacy.max_epsilon,

@@ -29,14 +29,14 @@ class Part:
         return None if self.whole.groups is None else self.whole.groups[self.rows]
 
     @property
-    def by_chance(self) -> bool:
-        return self.whole.by_chance
+    def is_stochastic(self) -> bool:
+        return self.whole.is_stochastic
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.whole.batch(self.rows[indices], chance)
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.whole.batch(self.rows[indices], uniforms)
 
 
 def dealt(data: Splits, nodes: int, seed: int) -> list[Part]:
@@ -47,9 +47,9 @@ def dealt(data: Splits, nodes: int, seed: int) -> list[Part]:
     Raises:
         UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
     """
-    if data.train.groups is None and data.records_per_patient > 1:
+    if data.train.groups is None and data.examples_per_patient > 1:
         raise UserError(
-            f"federated.patients=split: a patient owns up to {data.records_per_patient} records of this data set, and it does "
+            f"federated.patients=split: a patient owns up to {data.examples_per_patient} records of this data set, and it does "
             "not say which, so that they cannot be kept together."
         )
     owners = np.arange(len(data.train)) if data.train.groups is None else data.train.groups.numpy()

@@ -132,20 +132,20 @@ def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
 def _by_matrix(signal: Tensor, dim: int, size: int, real: bool) -> Tensor:
     """A discrete Fourier transform of `dim`, zero-padded to `size`, as a product; half of the frequencies where it is `real`."""
     before, given, after = signal.shape[:dim], signal.shape[dim], signal.shape[dim + 1 :]
-    matrix = _fourier(size, given, real).to(signal)  # [k, s]
+    matrix = _fourier(size, given, real, signal.dtype, signal.device)  # [k, s]
     return (matrix @ signal.view(prod(before), given, prod(after))).view(
         *before, len(matrix), *after
     )
 
 
 @cache
-def _fourier(size: int, given: int, real: bool) -> Tensor:
-    """exp(−2πi·k·t / size) of every frequency k and the first `given` times t, in complex128."""
+def _fourier(size: int, given: int, real: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """exp(−2πi·k·t / size) of every frequency k and the first `given` times t."""
     frequencies = torch.arange(size // 2 + 1 if real else size)
     turns = (
         torch.outer(frequencies, torch.arange(given)) % size
     ).double()  # whole numbers: no large angle is rounded
-    return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size))
+    return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size)).to(device, dtype)
 
 
 def _power(z: Tensor) -> Tensor:

@@ -34,7 +34,6 @@ from zdp_bench.gradients.rules import NoRule, Rule, Share, Terms, contract, rule
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
 from zdp_bench.gradients.weighing import Clipping, Term, clipping
-from zdp_bench.kernels.outer_sums import Outer, outer_sums
 
 # Per-sample gradients are kept where they take less than the activations they replace, and else up to this many bytes, up to half
 # of what the layers' inputs take (by then backward has let go of as much), or up to what the parameters take, in all.
@@ -58,26 +57,13 @@ class _Parameter:
         Tensor, ...
     ] = ()  # or [B, *] each, whose norms are still to be taken, and multiplied
     weighted_sum: Callable[[Tensor], Tensor] | None = None
-    of_outer: Callable[[Tensor], Tensor] | None = None
 
     def scale(self, complex_scale: float) -> float:
         return complex_scale if complex_scale != 1 and self.itself.is_complex() else 1.0
 
     def term(self, complex_scale: float) -> Term:
         """What it adds to the norms."""
-        scale = self.scale(complex_scale)
-        return Term(
-            self.product, self.squared_norms, scale, weigh=self.of_outer is not None and scale == 1
-        )
-
-    def outer(self, clipped: Clipping) -> Outer | None:
-        """The outer products whose sum is Σᵢ cᵢ gᵢ, where the factors have weighed them and no sum of two numbers overflows."""
-        weighed = (
-            None
-            if self.of_outer is None or clipped.vast
-            else clipped.weighed.get(id(self.product[0]))
-        )
-        return None if weighed is None else Outer(weighed, *self.product[1:])
+        return Term(self.product, self.squared_norms, self.scale(complex_scale))
 
     def joins(self, total: Tensor | None, clipped: Clipping, complex_scale: float) -> bool:
         """Σ + c·g where g is one record's, kept: half the passes over memory of `total` and a sum. False of any other."""
@@ -87,12 +73,8 @@ class _Parameter:
         total.add_(self.rows[0], alpha=float(clipped.factors[0]) * self.scale(complex_scale))
         return True
 
-    def total(
-        self, clipped: Clipping, complex_scale: float, summed: Tensor | None
-    ) -> Tensor | None:
-        """Σᵢ cᵢ gᵢ, from the sum of its `outer` products where there is one; None where no record moves the loss through it."""
-        if self.of_outer is not None and summed is not None:
-            return self.of_outer(summed)
+    def total(self, clipped: Clipping, complex_scale: float) -> Tensor | None:
+        """Σᵢ cᵢ gᵢ; None where no record moves the loss through it."""
         if self.weighted_sum is None:
             return None
         scale = self.scale(complex_scale)
@@ -157,15 +139,11 @@ def clipped_sum(
         if all(clipped.finite for _, clipped in clippings):
             for names, clipped in clippings:
                 sums: dict[str, Tensor] = {}
-                outer = {
-                    name: one for name in names if (one := found[name].outer(clipped)) is not None
-                }
-                summed = dict(zip(outer, outer_sums([*outer.values()]), strict=True))
                 for name in names:
                     of = found.pop(name)
                     if of.rows is not None and of.joins(total.get(name), clipped, complex_scale):
                         continue
-                    parameter, own = of.itself, of.total(clipped, complex_scale, summed.get(name))
+                    parameter, own = of.itself, of.total(clipped, complex_scale)
                     if id(parameter) in elsewhere:
                         sums |= {} if own is None else {name: own}
                     elif own is None:
@@ -282,7 +260,7 @@ def _settle(of: _Parameter, records: int, replaced: tuple[Tensor, ...], allowanc
     """
     shares, of.shares = of.shares, []
     if len(shares) == 1 and shares[0].product is not None:
-        of.product, of.of_outer = shares[0].product(), shares[0].of_outer
+        of.product = shares[0].product()
         of.weighted_sum = shares[0].weighted_sum
         return 0
     if len(shares) == 1 and shares[0].ghost is not None:
@@ -385,7 +363,7 @@ def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off. Entering and leaving its context takes as long as a small network's norm."""
     return (
         torch.autocast(device.type, enabled=False)
-        if torch.is_autocast_enabled(device.type)
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
         else _AS_IT_IS
     )
 

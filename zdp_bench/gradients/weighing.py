@@ -1,7 +1,7 @@
-"""What clips a batch's records: their norms, the factors that follow, and the output gradients weighed by them.
+"""Norms of a batch's per-sample gradients and the clip factors that follow.
 
-Float32 numbers on a CPU are dealt with by one compiled loop, record by record: what is measured is weighed while it is in the
-cache. torch takes some forty calls for it, each longer than what a small network's record takes to compute.
+Float32 numbers on a CPU take one compiled loop. torch takes some forty calls for it, each longer
+than the arithmetic of a small network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, float32
+from numba import carray
 from torch import Tensor
 
 from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
@@ -39,26 +39,19 @@ class Term(NamedTuple):
     Attributes:
         parts: one or two [B, *]; or none, where `squares` are there.
         squares: [B] float64.
-        weigh: the factors are soon to weigh the first part.
     """
 
     parts: tuple[Tensor, ...]
     squares: Tensor | None = None
     scale: float = 1.0
-    weigh: bool = False
 
 
 class Clipping(NamedTuple):
-    """Norms and `clip_factors` of B records, [B] float64 each, and what was weighed in passing: by `id` of the part it was.
-
-    vast: some record's part has a norm of `LARGE` or more.
-    """
+    """Norms and `clip_factors` of B records, [B] float64 each; whether all norms are finite."""
 
     norms: Tensor
     factors: Tensor
     finite: bool
-    weighed: dict[int, Tensor]
-    vast: bool = False
 
 
 def clipping(terms: list[Term], bound: float) -> Clipping:
@@ -71,7 +64,7 @@ def clipping(terms: list[Term], bound: float) -> Clipping:
 
 
 def _by_torch(terms: list[Term], bound: float) -> Clipping:
-    """On any device, in any precision. Nothing is weighed."""
+    """On any device, in any precision."""
     parts = {id(part): part for term in terms for part in term.parts}
     squares_of = dict(zip(parts, squared_norms_of([*parts.values()]), strict=True))
     squares = []
@@ -83,18 +76,16 @@ def _by_torch(terms: list[Term], bound: float) -> Clipping:
         )
         squares.append(own if term.scale == 1 else own * term.scale**2)
     norms = torch.stack(squares).sum(dim=0).sqrt_()
-    return Clipping(norms, clip_factors(norms, bound), all_finite(norms), {})
+    return Clipping(norms, clip_factors(norms, bound), all_finite(norms))
 
 
-# Words of a task's one item, in front of those of parts and terms. Where a norm is not finite the loop writes 1 to _BROKEN, and
-# where a part's is LARGE or more to _VAST.
-_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _BROKEN, _VAST, _FIRST = range(10)
-# Of each part: where it lies, a record's numbers, and where they go when they are weighed, or 0.
-_PLACE, _LENGTH, _WEIGHED, _PART = range(4)
+# Words of a task's one item, in front of those of parts and terms. Where a norm is not finite the
+# loop writes 1 to _BROKEN.
+_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _BROKEN, _FIRST = range(9)
+# Of each part: its address, and the numbers of one record.
+_PLACE, _LENGTH, _PART = range(3)
 # Of each term: the numbers of its parts or -1, where its squares lie, and its scale.
 _ONE, _OTHER, _SQUARES, _SCALE, _TERM = range(5)
-_TINY = float(torch.finfo(torch.float32).tiny)
-LARGE = 1e37  # below it no sum of two numbers leaves float32
 _SHRUNK = float(SMALLEST)
 
 
@@ -124,8 +115,6 @@ def _weigh_records(task: Any) -> None:
                 squares[part] = sum_of_squares(
                     carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,))
                 )
-                if not squares[part] < LARGE * LARGE:
-                    task[at + _VAST] = 1
             total = 0.0
             for term in range(terms):
                 words = first_term + term * _TERM
@@ -147,41 +136,11 @@ def _weigh_records(task: Any) -> None:
             norms[i], factors[i] = norm, factor
             if not norm < np.inf:
                 task[at + _BROKEN] = 1
-            narrow, tiny = float32(factor), float32(_TINY)
-            for part in range(parts):
-                words = first_part + part * _PART
-                if task[words + _WEIGHED] != 0:
-                    length = task[words + _LENGTH]
-                    given = carray(float32_at(task[words + _PLACE] + 4 * i * length), (length,))
-                    weighed = carray(float32_at(task[words + _WEIGHED] + 4 * i * length), (length,))
-                    for j in range(length):
-                        product = given[j] * narrow
-                        weighed[j] = (
-                            float32(0) if abs(product) <= tiny else product
-                        )  # see `clipping.flushed`
 
 
 @cache
 def _weigher() -> Loop:
-    return compiled(_weigh_records, _right)
-
-
-def _right(loop: Loop) -> bool:
-    """Whether a loop clips as torch does: two parts, one, and squares; more records than a share has."""
-    g, x = (
-        torch.arange(-4000.0, 4000).view(20, 400) / 4000,
-        torch.arange(60_000.0).view(20, 3000) / 60_000,
-    )
-    terms = [Term((g, x), weigh=True), Term((g,), scale=0.5), Term((), x[:, 7].double())]
-    ours, (norms, factors, *_) = _by_loop(terms, 3.0, loop), _by_torch(terms, 3.0)
-    if ours is None or not ours.finite:
-        return False
-    pairs = (
-        (ours.norms, norms),
-        (ours.factors, factors),
-        (ours.weighed[id(g)].double(), g * factors.view(-1, 1)),
-    )
-    return all(torch.allclose(mine, torchs, rtol=1e-6) for mine, torchs in pairs)
+    return compiled(_weigh_records)
 
 
 def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
@@ -189,11 +148,10 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
     places: dict[int, int] = {}  # of parts, by id
     all_rows: list[Tensor] = []
     held: list[Tensor] = []  # must not go before the loop has read it
-    weighed: dict[int, Tensor] = {}
     of_parts: list[int] = []
     of_terms: list[int] = []
     records, a_record = 0, 1
-    for parts, squares, scale, weigh in terms:
+    for parts, squares, scale in terms:
         pair, at = [-1, -1], 0
         for which, part in enumerate(parts):
             own = id(part)
@@ -206,11 +164,8 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
                 records = part.shape[0]
                 length = rows.nbytes // (4 * records) if records else 0
                 a_record += length
-                of_parts += (rows.data_ptr(), length, 0)
-            pair[which] = place = places[own]
-            if weigh and which == 0 and own not in weighed:
-                weighed[own] = out = torch.empty_like(all_rows[place])
-                of_parts[_PART * place + _WEIGHED] = out.data_ptr()
+                of_parts += (rows.data_ptr(), length)
+            pair[which] = places[own]
         if squares is not None:
             if not squares.is_cpu:
                 return None
@@ -233,12 +188,10 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
         norms.data_ptr(),
         factors.data_ptr(),
         0,
-        0,
     ]
     task = task_of([(-(-records // a_share), words + of_parts + of_terms)])
     loop.run(task)
-    broken, vast = task[-len(of_terms) - len(of_parts) - 2 :][:2]
-    return Clipping(norms, factors, not broken, weighed, bool(vast))
+    return Clipping(norms, factors, not task[-len(of_terms) - len(of_parts) - 1])
 
 
 _NARROW = (torch.float32, torch.complex64)

@@ -1,29 +1,25 @@
 """Complex convolutions of few channels, as a network's first, by loops of our own (`tiles.py`): oneDNN's leave lanes idle.
 
 Seen, 3 channels to 16 on 224²: forward 0.9 of its time, the weight's gradient 0.7, the input's 0.55. And the weight's is every
-record's own for the same price: what clipping needs in a private step, of any number of channels. Forward, 3×3 convolutions of 3
-and 4 channels have fewer products than that (`winograd_rows.py`).
+record's own for the same price: what clipping needs in a private step, of any number of channels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.kernels import conv_tiles, winograd, winograd_rows
+from zdp_bench.kernels import conv_tiles
 from zdp_bench.kernels.jit import Loop, compiled, task_of
 from zdp_bench.kernels.memory_format import by_positions, lie_plainly, room_for
 from zdp_bench.kernels.simd import LANES
-from zdp_bench.kernels.winograd_tiles import PANEL
 
 FEW = 4  # complex channels of an input at most
-PAST = 2**27  # bytes of an output that no cache holds until it is read
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,6 @@ class Shape:
         )
         return down, across
 
-    @property
-    def fewer_products(self) -> bool:
-        """Whether outputs are sooner computed by Winograd's minimal filtering: plain 3×3 convolutions, of whole panels of outputs
-        (seen, over the direct loop: 0.7 to 0.8 of its time for 3 and 4 channels, 0.95 for 2 and 1.3 for 1)."""
-        plain = self.kernel == (3, 3) and self.stride == self.dilation == (1, 1)
-        return plain and self.channels in (3, 4) and 2 * self.outputs % PANEL == 0
-
     def serves(self, x: Tensor, *others: Tensor) -> bool:
         """Whether a map of the input x [B, C, H, W], and gradients, are sooner computed by these loops: of few channels."""
         return self.channels <= FEW and self.outputs % LANES == 0 and self.serves_rows(x, *others)
@@ -101,8 +90,6 @@ def shape_of(
 
 def convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Complex [B, C, H, W] -> complex [B, O, H', W'], channels-last."""
-    if shape.fewer_products:
-        return _convolved_by_fewer_products(shape, x, weight, bias, _minimal_convolver(), PAST)
     return _convolved(shape, x, weight, bias, _convolver())
 
 
@@ -164,42 +151,6 @@ def _convolved(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loo
     words += [width, x.stride(0), shape.stride[0] * x.stride(1), shape.stride[1] * x.stride(2)]
     loop.run(task_of([(-(-rows // conv_tiles.ROWS), words)]))
     return y
-
-
-def _convolved_by_fewer_products(
-    shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, loop: Loop, past: int
-) -> Tensor:
-    """Outputs of `past` bytes and more are stored past the cache."""
-    (height, width), (down, across) = shape.size(*x.shape[2:]), shape.padding
-    reals, lanes, rows = 2 * shape.channels, 2 * shape.outputs, -(-height // 2)
-    x = _padded(x, (across, across + width % 2, down, down + height % 2))  # whole tiles of outputs
-    filters = (_FILTERS @ _columns(weight).view(9, -1)).view(16, reals, -1, PANEL)
-    w = filters.permute(2, 0, 1, 3).contiguous()  # [2O/32, 16, 2C, 32]
-    start = x.new_zeros(4, lanes)
-    if bias is not None:
-        start[1] = torch.view_as_real(
-            bias.resolve_conj()
-        ).flatten()  # a product that goes to every output of a tile
-    y = room_for(len(x), shape.outputs, height, width)
-    words = [
-        x.data_ptr(),
-        w.data_ptr(),
-        start.data_ptr(),
-        y.data_ptr(),
-        reals,
-        lanes,
-        len(x) * rows,
-        height,
-        width,
-    ]
-    words += [x.stride(0), x.stride(1), y.nbytes >= past and y.data_ptr() % 64 == 0]
-    loop.run(task_of([(-(-len(x) * rows // winograd_rows.ROWS), words)]))
-    return y
-
-
-_FILTERS = (
-    winograd.OF_FILTER * torch.tensor([1.0, 1.0, 1.0, -1.0] * 4, device="cpu")[:, None]
-)  # with the signs the loop wants
 
 
 def _correlated(shape: Shape, x: Tensor, g: Tensor, loop: Loop) -> Tensor:
@@ -269,86 +220,14 @@ def _input_gradient(
 
 @cache
 def _convolver() -> Loop:
-    return compiled(conv_tiles.convolve, _right_convolver)
-
-
-@cache
-def _minimal_convolver() -> Loop:
-    return compiled(winograd_rows.convolve, _right_minimal_convolver)
+    return compiled(conv_tiles.convolve)
 
 
 @cache
 def _correlator() -> Loop:
-    return compiled(conv_tiles.correlate, _right_correlator)
+    return compiled(conv_tiles.correlate)
 
 
 @cache
 def _distributor() -> Loop:
-    return compiled(conv_tiles.distribute, _right_distributor)
-
-
-def _examples() -> Iterator[tuple[Shape, Tensor, Tensor, Tensor, Tensor]]:
-    """Inputs, weights, biases and output gradients that go through every tile: whole numbers, of which float32 loses nothing."""
-    draw = torch.Generator().manual_seed(0)
-    for channels in range(1, FEW + 1):
-        sizes = (
-            (2, channels, 3, 14),
-            (56, channels, 3, 3),
-            (56,),
-            (2, 56, 3, 14),
-        )  # 112 numbers an output: 4 + 2 + 1 vectors
-        x, weight, bias, g = (
-            torch.randint(-4, 5, (*size, 2), generator=draw).float() for size in sizes
-        )
-        same = Shape(56, channels, (3, 3), (1, 1), (1, 1), (1, 1))
-        yield same, *(torch.view_as_complex(each) for each in (x, weight, bias, g))  # type: ignore[misc]
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.complex128)
-
-
-def _right_convolver(loop: Loop) -> bool:
-    return all(
-        torch.equal(_convolved(shape, x, weight, bias, loop), _same_size(x, weight, bias))
-        for shape, x, weight, bias, _ in _examples()
-    )
-
-
-def _right_minimal_convolver(loop: Loop) -> bool:
-    for shape, x, weight, bias, _ in _examples():
-        own, (weight, bias) = replace(shape, outputs=48), (weight[:48], bias[:48])  # three panels
-        if own.fewer_products:
-            found = (
-                _convolved_by_fewer_products(own, x, weight, bias, loop, past) for past in (0, PAST)
-            )
-            if not all(torch.equal(y, _same_size(x, weight, bias)) for y in found):
-                return False
-    return True
-
-
-def _same_size(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.conv2d(_exact(x), _exact(weight), _exact(bias), padding=1).to(x.dtype)
-
-
-def _right_correlator(loop: Loop) -> bool:
-    for shape, x, _, _, g in _examples():
-        met = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).conj()  # [B, C, H, W, *k]
-        of_weight, of_bias = _folded(shape, _correlated(shape, x, g, loop).sum(dim=1))
-        if not torch.equal(
-            of_weight, torch.einsum("bohw,bchwij->bocij", _exact(g), _exact(met)).to(x.dtype)
-        ):
-            return False
-        if not torch.equal(of_bias, g.sum(dim=(2, 3))):
-            return False
-    return True
-
-
-def _right_distributor(loop: Loop) -> bool:
-    return all(
-        torch.equal(
-            _input_gradient(shape, g, weight, x.shape[2:], loop),
-            F.conv_transpose2d(_exact(g), _exact(weight.conj()), padding=1).to(x.dtype),
-        )
-        for shape, x, weight, _, g in _examples()
-    )
+    return compiled(conv_tiles.distribute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import pickle
@@ -11,20 +12,20 @@ import warnings
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
-from zlib import crc32
 
-import numba
+import numba.core.config
 import numpy as np
 import torch
 from numba import cfunc, njit, types
-from numba.core.caching import FunctionCache
 from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
 
+from zdp_bench import __version__
+
+_config: Any = numba.core.config
 logging.getLogger("numba").setLevel(
     logging.WARNING
 )  # under `hydra.verbose=true` it tells every step of its compiler
@@ -68,43 +69,38 @@ class Loop:
             )
 
 
-def compiled(loop: Callable[[Any], None], right: Callable[[Loop], bool]) -> Loop:
-    """The machine code of a loop over a task's shares: what an earlier process kept on disk where that is `right`, else made
-    anew, in seconds, and kept in its place.
+def compiled(loop: Callable[[Any], None]) -> Loop:
+    """Compile a loop over a task's shares, or read its machine code from `cache_folder`.
 
-    numba tells by one file's date whether kept code is today's, which knows nothing of the pieces from this file and others, and
-    may keep it under the wrong date when a disk is full: so `right` calls the code and looks at what it does.
-
-    Its arithmetic is IEEE's, operation by operation: the same bits on every processor, but where a loop calls what gives sums
-    free order. (Processors without fused products, older than 2013, take ten times as long.)
-
-    Raises:
-        RuntimeError: not even new code is right.
+    Its arithmetic is IEEE's, operation by operation: the same bits on every processor, except where
+    a loop calls what may reorder sums. (Processors without fused products, older than 2013, take
+    ten times as long.)
     """
     options: dict[str, Any] = {"error_model": "numpy"}
+    before = _config.CACHE_DIR
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", NumbaWarning
-        )  # that code of such old processors cannot be kept
-        for anew in (False, True):
-            # No folder, a full disk, a file cut short; and another version's code, which does nothing.
-            with suppress(RuntimeError, OSError, EOFError, pickle.UnpicklingError, MemoryError):
-                if anew:
-                    _forget(loop)
-                kept = Loop(cfunc(_TASK, cache=True, **options)(loop))
-                if right(kept):
-                    return kept
-        fresh = Loop(cfunc(_TASK, **options)(loop))
-        if not right(fresh):
-            raise RuntimeError(
-                f"{loop.__name__}: the code that numba {numba.__version__} makes for this machine is wrong"
-            )
-        return fresh
+        # Code of processors without fused products cannot be kept.
+        warnings.simplefilter("ignore", NumbaWarning)
+        try:
+            _config.CACHE_DIR = str(cache_folder())
+            return Loop(cfunc(_TASK, cache=True, **options)(loop))
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
+            # No folder can be written, the disk is full, or a file was cut short.
+            return Loop(cfunc(_TASK, **options)(loop))
+        finally:
+            _config.CACHE_DIR = before
 
 
-def _forget(loop: Callable[[Any], None]) -> None:
-    """Every process would make anew what is not right on disk, for as long as it stays there."""
-    FunctionCache(loop).flush()
+@cache
+def cache_folder() -> Path:
+    """The folder of compiled code, named by this package's version and a hash of the kernels.
+
+    numba itself compares the date of one file only, and loops are made of several files' pieces.
+    """
+    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    root = Path(_config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    name = f"kernels-{__version__}-{hashlib.sha256(sources).hexdigest()[:16]}"
+    return root.expanduser() / "zdp-bench" / name
 
 
 _TASK = types.void(types.CPointer(types.int64))
@@ -186,7 +182,7 @@ def task_of(items: list[tuple[int, list[int]]]) -> array[int]:
     width = 1 + len(items[0][1]) if items else 0
     words = array(
         "q",
-        (_VERSION, 0, 0, shares, threads, width, _TAKEN + threads + len(of_items), *[0] * threads),
+        (0, 0, shares, threads, width, _TAKEN + threads + len(of_items), *[0] * threads),
     )
     return words + of_items
 
@@ -197,15 +193,9 @@ def word_of(number: float, kind: Literal["<f", "<d"]) -> int:
     return int.from_bytes(struct.pack(kind, number), "little", signed=True)
 
 
-# Words in front of the items: the version of the pieces that loops are made of, threads that came, shares that are done, all
-# shares, threads, words an item, words in all, and shares taken of each thread's stretch.
-_KIND, _COME, _DONE, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(8)
-_OF_PIECES = (
-    "jit.py",
-    "simd.py",
-    "winograd_tiles.py",
-)  # files that hold pieces of other files' loops
-_VERSION = crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in _OF_PIECES))
+# Words in front of the items: threads that came, shares that are done, all shares, threads, words
+# an item, words in all, and shares taken of each thread's stretch.
+_COME, _DONE, _SHARES, _THREADS, _WIDTH, _END, _TAKEN = range(7)
 
 
 @_intrinsic
@@ -222,10 +212,9 @@ def counted(context: Any, words: Any, at: Any, by: Any) -> Any:
 @inlined
 def begin(task: Any) -> Any:
     """A thread's own notes on a task: whose stretch it begins with, how many stretches it has seen the end of, and how many
-    shares it has taken. Code that was kept of another version of its pieces does nothing: it might misread the words."""
+    shares it has taken."""
     notes = np.zeros(3, np.int64)
     notes[0] = counted(task, _COME, 1)
-    notes[1] = 0 if task[_KIND] == _VERSION else task[_THREADS]
     return notes
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zdp_bench.kernels import conv_tiles, winograd_tiles
@@ -221,45 +220,9 @@ def _slices(channels: int) -> int:
 
 @cache
 def _convolver() -> Loop:
-    return compiled(winograd_tiles.convolve, _right_convolver)
+    return compiled(winograd_tiles.convolve)
 
 
 @cache
 def _correlator() -> Loop:
-    return compiled(winograd_tiles.correlate, _right_gradients)
-
-
-def _example() -> tuple[Shape, Tensor, Tensor, Tensor, Tensor]:
-    """Input, weight, bias and output gradient: whole numbers, the weight's multiples of 4, so that float32 loses nothing."""
-    draw = torch.Generator().manual_seed(0)
-    sizes = (3, 32, 7, 20), (64, 32, 3, 3), (64,), (3, 64, 7, 20)
-    x, weight, bias, g = (
-        torch.view_as_complex(torch.randint(-3, 4, (*size, 2), generator=draw).float())
-        for size in sizes
-    )
-    return Shape(64, 32, (1, 1)), x, 4 * weight, bias, g
-
-
-def _right_convolver(loop: Loop) -> bool:
-    shape, x, weight, bias, g = _example()
-    exact = torch.complex128
-    y = F.conv2d(x.to(exact), weight.to(exact), bias.to(exact), padding=1)
-    of_x = F.conv_transpose2d(g.to(exact), weight.conj().to(exact), padding=1)
-    back = _convolved(shape.backward(), g, backward_filters(weight), None, loop)
-    return torch.equal(
-        _convolved(shape, x, filters(weight), bias, loop), y.to(x.dtype)
-    ) and torch.equal(back, of_x.to(x.dtype))
-
-
-def _right_gradients(loop: Loop) -> bool:
-    shape, x, _, _, g = _example()
-    met = F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1).conj()  # [B, C, H, W, 3, 3]
-    rows = torch.einsum("bohw,bchwij->bocij", g.to(torch.complex128), met.to(torch.complex128)).to(
-        x.dtype
-    )
-    found, squares = _gradients(shape, x, g, len(x), 1, loop)
-    measured = torch.allclose(
-        squares, torch.view_as_real(rows).double().square().flatten(1).sum(dim=1), rtol=1e-12
-    )
-    together, _ = _gradients(shape, x, g, 1, 2, loop)
-    return measured and torch.equal(found, rows) and torch.equal(together[0], rows.sum(dim=0))
+    return compiled(winograd_tiles.correlate)

@@ -108,7 +108,9 @@ class SeededNoise:
         for white in asked:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
                 out, std, key, conjugate, times = white
-                streams.append(Stream(_hashed(self.key, *key), out, std, conjugate, times))
+                streams.append(
+                    Stream(hashed((self.key, "noise", *key)), out, std, conjugate, times)
+                )
                 continue
             out, std = white.prepared(), white.std
             seeds = stream(self.key, "noise", *white.key)
@@ -130,23 +132,6 @@ class SeededNoise:
                 out.mul_(white.times)
         if streams:
             add_normals(*streams)
-
-
-_AHEAD = 16  # steps whose keys are hashed at once, while the code that does it is in the cache
-
-
-def _hashed(key: int | str, step: int | str, *rest: int | str) -> bytes:
-    """The key of a stream of noise."""
-    if not isinstance(step, int):
-        return hashed((key, "noise", step, *rest))
-    return _of_steps(key, step // _AHEAD, rest)[step % _AHEAD]
-
-
-@lru_cache(maxsize=4096)
-def _of_steps(key: int | str, which: int, rest: tuple[int | str, ...]) -> list[bytes]:
-    return [
-        hashed((key, "noise", step, *rest)) for step in range(which * _AHEAD, (which + 1) * _AHEAD)
-    ]
 
 
 _PIECE = 2**16  # numbers that secure noise makes at once

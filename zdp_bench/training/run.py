@@ -328,7 +328,7 @@ def _train(
             home, model, task, data.test, device, size.records
         )  # in the run's own arithmetic
     return described(config, data, digest, model, fixed) | {
-        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient, data.unit),
+        "privacy": account(config, mechanism, plan, ledger, data.examples_per_patient, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
@@ -371,7 +371,6 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
             "surgery": surgery(model),
             "fixed_state": fixed,
         },
-        "optimizer": {"complex_second_moment": config.complex_second_moment},
     }
 
 

@@ -17,12 +17,11 @@ from torch import nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import optimizer_class, scheduler_class
 from zdp_bench.config.schema import Plugin, Run
-from zdp_bench.data import CHANCES, Augment, Outline, Source, Splits
+from zdp_bench.data import N_UNIFORMS, Augment, DatasetInfo, Source, Splits
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import replace_batchnorm
-from zdp_bench.nn.optimizers import BY_MAGNITUDE
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.accounting import Claim, tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
@@ -115,7 +114,7 @@ class Plan:
         return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
 
 
-def build_model(config: Run, data: Splits | Outline) -> nn.Module:
+def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
     """The model, initialised from the seed's own stream, whatever was drawn before.
 
     Raises:
@@ -144,7 +143,7 @@ UNFIT = (
 )
 
 
-def _unfit(config: Run, data: Splits | Outline, error: Exception) -> UserError:
+def _unfit(config: Run, data: Splits | DatasetInfo, error: Exception) -> UserError:
     words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
     return UserError(
         f"model={config.model.name} and task={config.task.name} do not fit dataset={config.dataset.name} (records of shape "
@@ -152,7 +151,7 @@ def _unfit(config: Run, data: Splits | Outline, error: Exception) -> UserError:
     )
 
 
-def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline) -> None:
+def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
     """Try the model and the loss on one test record, which is public, or on zeros of an outline's shapes: what does not fit is
     told before anything is trained.
 
@@ -161,7 +160,7 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | Outline)
     """
     try:
         with torch.no_grad():
-            if isinstance(data, Outline):
+            if isinstance(data, DatasetInfo):
                 inputs = torch.zeros(1, *data.input_shape, dtype=data.dtype)
                 targets = torch.zeros(1, *data.target_shape, dtype=data.target_dtype)
             else:
@@ -277,7 +276,7 @@ def check_model(
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """torch's optimiser over the trainable parameters, or ours where complex numbers are normalised by their modulus.
+    """torch's optimiser over the trainable parameters.
 
     Raises:
         UserError: it refuses one of its values, or would refuse the model at the first step.
@@ -288,12 +287,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         raise UserError(
             "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it out."
         )
-    by_magnitude = config.complex_second_moment == "magnitude"
-    builder = (
-        BY_MAGNITUDE[config.optimizer.name]
-        if by_magnitude
-        else optimizer_class(config.optimizer.name)
-    )
+    builder = optimizer_class(config.optimizer.name)
     options, parameters = config.optimizer.options, list(trainable(model).values())
     try:
         _tried(builder, options, parameters)
@@ -319,7 +313,7 @@ def _tried(
 
 
 def build_scheduler(
-    config: Run, optimizer: torch.optim.Optimizer, data: Splits | Outline
+    config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """torch's schedule of the learning rate, one step an epoch; None where the recipe has none.
 
@@ -393,16 +387,16 @@ def micro_batches(
         size: how large the pieces are; by default `trainer.micro_batch`.
     """
     chance = torch.empty(0)
-    if augment or augment_targets or records_.by_chance:
+    if augment or augment_targets or records_.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        chance = ranks.share(torch.from_numpy(sampling.chance_of(indices, CHANCES, own)))
+        chance = ranks.share(torch.from_numpy(sampling.chance_of(indices, N_UNIFORMS, own)))
     indices = ranks.share(indices)
     pin, prefetch = pinned(device), config.execution.prefetch
 
     def piece(cut: slice) -> Batch:
         own = chance[cut]
         inputs, targets = records_.batch(
-            torch.from_numpy(indices[cut]), own if records_.by_chance else None
+            torch.from_numpy(indices[cut]), own if records_.is_stochastic else None
         )
         inputs = augment(inputs, own) if augment else inputs
         targets = augment_targets(targets, own) if augment_targets else targets

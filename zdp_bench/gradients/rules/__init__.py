@@ -45,8 +45,6 @@ class Share(NamedTuple):
         measured: as `rows`, and their squared norms in float64, where the two come together.
         product: tensors [B, *] the product of whose rows' norms is the gradient's: the gradients themselves where they are
             there, or the two sides of an outer product. Where there are such, nothing else is asked for a norm.
-        of_outer: what `weighted_sum` gives, from the sum of the outer products of `product` [B, n], the first of them weighed
-            (see `outer_sums.Outer`).
         terms: what `weighted_sum` adds up for each record, where it does not add up the very `rows` that are measured. Terms
             that cancel in a norm leave rounding errors behind in a sum (`clipping.guarded`).
     """
@@ -56,7 +54,6 @@ class Share(NamedTuple):
     ghost: Callable[[], Tensor] | None = None
     measured: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
     product: Callable[[], tuple[Tensor, ...]] | None = None
-    of_outer: Callable[[Tensor], Tensor] | None = None
     terms: Callable[[], Terms] | None = None
 
 
@@ -135,6 +132,11 @@ def weigh(g: Tensor, factors: Tensor) -> Tensor:
     if g.is_complex():  # a complex number times a real one is four products to torch
         return torch.view_as_complex(weigh(torch.view_as_real(g.resolve_conj()), factors))
     return flushed(g * factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1)))
+
+
+def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
+    """Σₙ gₙ xₙᴴ, for g [N, O] and x [N, D]: (gᴴx)‾, lazily conjugated, as BLAS conjugates only transposed matrices."""
+    return (g.mH @ x).conj()
 
 
 # ---------------------------------------------------------------------------------------------------------- counting

@@ -5,9 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.rules import Share, ghost_is_cheaper, kept, products, rule, weigh
+from zdp_bench.gradients.rules import (
+    Share,
+    ghost_is_cheaper,
+    kept,
+    matrix_sum,
+    products,
+    rule,
+    weigh,
+)
 from zdp_bench.kernels.memory_format import in_memory_order, in_own_order
-from zdp_bench.kernels.outer_sums import matrix_sum
 from zdp_bench.nn.map_linear import MapLinear
 
 
@@ -19,14 +26,12 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             rows=lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
             weighted_sum=lambda factors: matrix_sum(weigh(g, factors), x),
             product=lambda: (g, x),
-            of_outer=as_it_is,
             terms=lambda: products(g, x, 1),
         )
         bias = Share(
             rows=lambda start, stop: g[start:stop],
             weighted_sum=lambda factors: weigh(g, factors).sum(dim=0),
             product=lambda: (g,),
-            of_outer=as_it_is,
         )
         return {"weight": weight, "bias": bias}
     g, x = (
@@ -47,7 +52,6 @@ def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
             rows=lambda start, stop: in_own_order(weight.rows(start, stop), x),
             weighted_sum=lambda factors: in_own_order(weight.weighted_sum(factors), x),
             product=weight.product,
-            of_outer=lambda sum_: in_own_order(sum_, x),
             terms=weight.terms,
         )
     }
@@ -72,8 +76,3 @@ def gram_norms(g: Tensor, x: Tensor) -> Tensor:
     g, x = g.to(wide), x.to(wide)
     grams = torch.bmm(g, g.mH), torch.bmm(x, x.mH)  # [B, T, T]
     return (grams[0] * grams[1].conj()).real.sum(dim=(1, 2)).clamp(min=0)
-
-
-def as_it_is(sum_: Tensor) -> Tensor:
-    """A sum of outer products that is the parameter's."""
-    return sum_
