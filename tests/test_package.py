@@ -35,17 +35,18 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
     inside = unpacked / "zdp_bench" / "_assets"
-    for folder, at in (
-        (assets.CONF, "conf"),
-        (assets.DATASETS, "datasets"),
-        (assets.RECIPES, "recipes"),
+    for folder, at, suffix in (
+        (assets.CONF, "conf", "yaml"),
+        (assets.DATASETS, "datasets", "yaml"),
+        (assets.PAPERS, "papers", "yaml"),
+        (assets.PAPERS, "papers", "csv"),
+        (assets.RECIPES, "recipes", "yaml"),
     ):
-        assert {p.relative_to(folder) for p in folder.rglob("*.yaml")} == {
-            p.relative_to(inside / at) for p in (inside / at).rglob("*.yaml")
+        found = {path.relative_to(folder) for path in folder.rglob(f"*.{suffix}")}
+        assert found
+        assert found == {
+            path.relative_to(inside / at) for path in (inside / at).rglob(f"*.{suffix}")
         }
-    assert {p.name for p in assets.REFERENCE.glob("*.csv")} == {
-        p.name for p in (inside / "results" / "reference").glob("*.csv")
-    }
 
 
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ HOMES = {
     "outline": "zdp_bench.data",  # of a dataset of that name; see data.DatasetInfo
     "check": "zdp_bench.data",  # of the files of a dataset of that name, one by one
     "task": "zdp_bench.tasks",
+    "accountant": "zdp_bench.privacy.accountants",
     "figure": "zdp_bench.report.figures",
 }
 

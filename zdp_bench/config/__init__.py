@@ -28,7 +28,8 @@ from zdp_bench.config.schema import (
     Scalars,
     Trainer,
 )
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError
+from zdp_bench.registry import lookup
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -84,11 +85,8 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     }
     top = typed(Scalars, scalars, "")
 
-    from zdp_bench.privacy.accounting import ACCOUNTANTS
-
     accountant = str((plain.get("accountant") or {}).get("name"))
-    if accountant not in ACCOUNTANTS:
-        raise unknown("accountant", accountant, ACCOUNTANTS)
+    lookup("accountant", accountant)
     said = typed_keys(overrides)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):

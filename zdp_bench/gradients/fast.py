@@ -29,7 +29,7 @@ from zdp_bench.gradients.clipping import (
     guarded,
     no_records,
 )
-from zdp_bench.gradients.norms import squared_norms, squared_norms_of
+from zdp_bench.gradients.norms import all_finite, squared_norms, squared_norms_of
 from zdp_bench.gradients.rules import NoRule, Rule, Share, Terms, contract, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
@@ -136,7 +136,7 @@ def clipped_sum(
             clippings.append((names, clipping(terms or [_nothing(inputs)], group_bound)))
         norms = [clipped.norms for _, clipped in clippings]
         every_norm = torch.stack(norms, dim=1) if per_layer else norms[0]  # [B, groups], or [B]
-        if all(clipped.finite for _, clipped in clippings):
+        if all_finite(every_norm):
             for names, clipped in clippings:
                 sums: dict[str, Tensor] = {}
                 for name in names:

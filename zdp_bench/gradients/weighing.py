@@ -16,7 +16,7 @@ from numba import carray
 from torch import Tensor
 
 from zdp_bench.gradients.clipping import SAFETY, SMALLEST, clip_factors
-from zdp_bench.gradients.norms import all_finite, flat, squared_norms_of
+from zdp_bench.gradients.norms import flat, squared_norms_of
 from zdp_bench.kernels.jit import (
     Loop,
     begin,
@@ -47,11 +47,10 @@ class Term(NamedTuple):
 
 
 class Clipping(NamedTuple):
-    """Norms and `clip_factors` of B records, [B] float64 each; whether all norms are finite."""
+    """Norms and `clip_factors` of B records, [B] float64 each."""
 
     norms: Tensor
     factors: Tensor
-    finite: bool
 
 
 def clipping(terms: list[Term], bound: float) -> Clipping:
@@ -76,12 +75,11 @@ def _by_torch(terms: list[Term], bound: float) -> Clipping:
         )
         squares.append(own if term.scale == 1 else own * term.scale**2)
     norms = torch.stack(squares).sum(dim=0).sqrt_()
-    return Clipping(norms, clip_factors(norms, bound), all_finite(norms))
+    return Clipping(norms, clip_factors(norms, bound))
 
 
-# Words of a task's one item, in front of those of parts and terms. Where a norm is not finite the
-# loop writes 1 to _BROKEN.
-_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _BROKEN, _FIRST = range(9)
+# Words of a task's one item, in front of those of parts and terms.
+_RECORDS, _A_SHARE, _PARTS, _TERMS, _LIMIT, _NORMS, _FACTORS, _FIRST = range(8)
 # Of each part: its address, and the numbers of one record.
 _PLACE, _LENGTH, _PART = range(3)
 # Of each term: the numbers of its parts or -1, where its squares lie, and its scale.
@@ -134,8 +132,6 @@ def _weigh_records(task: Any) -> None:
                     ratio = 0.0
                 factor = 1.0 if ratio > 1.0 else ratio
             norms[i], factors[i] = norm, factor
-            if not norm < np.inf:
-                task[at + _BROKEN] = 1
 
 
 @cache
@@ -187,11 +183,9 @@ def _by_loop(terms: list[Term], bound: float, loop: Loop) -> Clipping | None:
         word_of(limit, "<d"),
         norms.data_ptr(),
         factors.data_ptr(),
-        0,
     ]
-    task = task_of([(-(-records // a_share), words + of_parts + of_terms)])
-    loop.run(task)
-    return Clipping(norms, factors, not task[-len(of_terms) - len(of_parts) - 1])
+    loop.run(task_of([(-(-records // a_share), words + of_parts + of_terms)]))
+    return Clipping(norms, factors)
 
 
 _NARROW = (torch.float32, torch.complex64)
