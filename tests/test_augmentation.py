@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.training.test_run import TINY
 from zdp_bench.config import compose, parse
 from zdp_bench.data import N_UNIFORMS, Examples
-from zdp_bench.training.setup import micro_batches
+from zdp_bench.training.batches import micro_batches
 
 RECORDS = Examples(torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.long))
 CPU = torch.device("cpu")

@@ -241,7 +241,7 @@ def test_what_takes_one_training_set_says_so(configured: Make) -> None:
     from zdp_bench.audit import Subject
     from zdp_bench.experiments.lr_finder import range_test
 
-    for work in (Subject.of, range_test):
+    for work in (Subject.prepare, range_test):
         with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
             work(configured("federated.nodes=2"))
 

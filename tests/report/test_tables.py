@@ -17,7 +17,7 @@ from zdp_bench import assets, cli
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.experiments import sweep
+from zdp_bench.experiments import claims, sweep
 from zdp_bench.report import number_format, papers, tables
 from zdp_bench.report import results as listing
 
@@ -133,7 +133,7 @@ def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", papers.available())
 def test_every_claim_names_a_row_of_its_table(table: str) -> None:
     rows = {number.row for number in papers.reference(table)}
-    assert {one.row for one in sweep.fillings(table, Path("none"))} <= rows
+    assert {one.row for one in claims.fillings(table, Path("none"))} <= rows
 
 
 def test_a_run_on_other_data_has_a_line_of_its_own_and_is_compared_with_nothing(
@@ -183,7 +183,7 @@ def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path)
                 config={"dataset": run.resolved["dataset"]},
             ),
         )
-    on = [one for one in sweep.fillings(TABLE, tmp_path) if one.on]
+    on = [one for one in claims.fillings(TABLE, tmp_path) if one.on]
     assert [(one.recipe, one.on, one.digest) for one in on] == [
         ("mnist", "fashion_mnist", experiment_digest(moved))
     ]
@@ -232,11 +232,11 @@ def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
         ("algorithm.gradient=wirtinger", "model.hidden=[8]"),
         ("algorithm.gradient=autograd", "model.hidden=[8]"),
     ]
-    assert sweep.jobs_of(sweeping) == jobs
+    assert claims.jobs_of(sweeping) == jobs
     with pytest.raises(
         UserError, match=r"row of zeta_dp_2021/1 in recipe 'sweeping', 'wirtinger' is not known"
     ):
-        sweep.fillings(TABLE, Path("none"))
+        claims.fillings(TABLE, Path("none"))
 
 
 def test_the_sweep_is_hydras_own(

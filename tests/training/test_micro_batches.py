@@ -23,6 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import micro_batches as memory
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.micro_batches import (
     MicroBatches,
     Size,
@@ -31,7 +32,6 @@ from zdp_bench.training.micro_batches import (
     largest,
     ran_out,
 )
-from zdp_bench.training.setup import micro_batches
 from zdp_bench.training.step import summed
 
 CPU = torch.device("cpu")

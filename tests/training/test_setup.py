@@ -12,7 +12,9 @@ from tests.training.test_run import configured
 from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
-from zdp_bench.training.setup import Plan, build_optimizer, micro_batches
+from zdp_bench.training.batches import micro_batches
+from zdp_bench.training.build import build_optimizer
+from zdp_bench.training.plan import Plan
 
 
 def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:

@@ -15,8 +15,8 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import run
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.setup import Plan
 
 
 def weights_of(outcome: Outcome) -> torch.Tensor:

@@ -26,7 +26,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.training.setup import micro_batches
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.step import Training, private_step
 
 
@@ -245,11 +245,10 @@ def _train(
     batches: Callable[[np.ndarray], Iterable[Batch]],
 ) -> int:
     """`steps` steps through the engine, with a ledger of their own; how many releases it counted."""
+    noise = subject.noise(subject.key)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(
-            Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable
-        )
-        training = Training(algorithm, subject.model, subject.optimizer, subject.noise, ledger)
+        ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)
+        training = Training(algorithm, subject.model, subject.optimizer, noise, ledger)
         for step in range(steps):
             drawn, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
             private_step(training, step, batches(drawn), divisor)

@@ -28,7 +28,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo, files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import cost
-from zdp_bench.experiments.sweep import claims_of, jobs_of, on_other_data
+from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
 from zdp_bench.registry import lookup
 from zdp_bench.report import curves, page, papers, tables, verdicts
 from zdp_bench.report.tables import Filling, Table

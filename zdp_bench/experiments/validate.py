@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from zdp_bench.algorithms import Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError
@@ -26,15 +25,10 @@ from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon, tight_eps
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.papers import check_claims
+from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.devices import check_precision, pick_device
-from zdp_bench.training.setup import (
-    Plan,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    build_scheduler,
-    check_fit,
-)
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -72,23 +66,18 @@ def validate(config: Run, trial: bool = True) -> Report:
     """
     check_claims(config.claims.table, config.claims.row)
     data = outline_of(config)
-    model = build_model(config, data)
     nodes = config.federated.nodes or 1
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
-    task = lookup("task", config.task.name)(**config.task.options)
-    check_fit(config, model, task, data)
-    problem = Problem(
-        model,
-        task.loss,
-        plan.sampling,
-        config.seed,
-        torch.empty(0, *data.input_shape, dtype=data.dtype),
+    setup = Setup.of(config, data, torch.device("cpu"), plan)
+    config, model, algorithm, mechanism = (
+        setup.config,
+        setup.model,
+        setup.algorithm,
+        setup.mechanism,
     )
-    config, algorithm = build_algorithm(config, problem, plan)
-    build_scheduler(config, build_optimizer(config, model), data)
+    build_scheduler(config, setup.optimizer, data)
     check_precision(config.precision, model, algorithm)
     pick_device(config.device)
-    mechanism = algorithm.mechanism()
     parameters = sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())
     return Report(
         recipe=config.recipe,
@@ -167,7 +156,7 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
 
 def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: DatasetInfo) -> dict[str, Any]:
     """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
-    delta, steps = config.privacy.delta, plan.before + plan.steps
+    delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
     claim = Claim(
         sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs

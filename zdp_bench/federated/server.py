@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
@@ -36,17 +35,15 @@ from zdp_bench.federated.messages import Malformed, checked_values, content, dig
 from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
 from zdp_bench.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Copy, Position
-from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
-from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
 from zdp_bench.training import checkpoint
-from zdp_bench.training.devices import arithmetic
+from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.environment import environment, peak_memory
 from zdp_bench.training.evaluation import (
     WATCHED,
+    advance,
     evaluate,
     final_metrics,
     refuse_divergence,
@@ -54,23 +51,13 @@ from zdp_bench.training.evaluation import (
 )
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import Watcher, account, described, open_ledger
-from zdp_bench.training.setup import (
-    Plan,
-    advance,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    build_scheduler,
-    check_fit,
-    check_model,
-    micro_batch_size,
-)
+from zdp_bench.training.setup import ModelSetup, Setup
 from zdp_bench.training.step import descend
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a server is given: the run, its data (the test set; with `patients=split` also what is split_by_patient out), its folder, and
+    """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder, and
     whose keys Flower's nodes have: `owners`, Flower's id -> the node's number."""
 
     config: Run
@@ -81,16 +68,6 @@ class ServerContext:
     watcher: Watcher
     asked_to_stop: Callable[[], int]
     owners: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NodeSetup:
-    """What a node with a certain number of records trains with; the server makes it too, to check and to account."""
-
-    config: Run
-    plan: Plan
-    algorithm: Algorithm
-    mechanism: Mechanism
 
 
 class Result:
@@ -144,11 +121,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
     least = federated.min_nodes or nodes
 
-    task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data)
-    check_fit(config, model, task, data)
-    model = model.to(device)
-    optimizer = build_optimizer(config, model)
+    setup = ModelSetup.of(config, data, device)
+    model, task, optimizer = setup.model, setup.task, setup.optimizer
     scheduler = build_scheduler(config, optimizer, data)
     saved = checkpoint.load(home / "checkpoint.pt", given.run)
     round_, epochs = 0, []
@@ -180,24 +154,19 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     plan = rounds_of(config, [*sizes.values()])
 
     @cache
-    def of_size(records: int) -> NodeSetup:
-        """What a node with so many records must come to."""
-        own = steps_of(config, records, plan.steps)
-        problem = Problem(
-            model, task.loss, own.sampling, config.seed, data.train.batch(torch.arange(0))[0]
-        )
-        calibrated, algorithm = build_algorithm(config, problem, own)
-        return NodeSetup(calibrated, own, algorithm, algorithm.mechanism())
+    def of_size(records: int) -> Setup:
+        """Return what a node with so many records trains with, to check and to account."""
+        return setup.with_plan(steps_of(config, records, plan.steps))
 
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
-    fixed = check_model(model, made[0].algorithm, task, data, config, made[0].plan)
+    fixed = made[0].check_model()
     repeatable = not config.privacy.secure
     at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
     asked = open_ledger(
         home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server"
     )
-    size = micro_batch_size(config, made[0].plan, model, task, data, device)
+    size = made[0].micro_batch_size()
     parameters = trainable(model)
 
     def save() -> None:
@@ -211,38 +180,32 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     def spent() -> float:
         """The worst node's tight ε as it stands, without the rounds that a killed run asked for ahead."""
         rounds = asked.releases_before(round_)
-        so_far = {(mechanisms[n], plan.before + roster.spent(n, rounds)) for n in roster.standings}
+        so_far = {
+            (mechanisms[n], plan.range_test_steps + roster.spent(n, rounds))
+            for n in roster.standings
+        }
         return max(
             tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far
         )
 
     @cache
-    def limit(mechanism: Mechanism, most: int) -> int:
-        """How many of a node's steps the budget allows, if it can come to `most`."""
-        return (
-            affordable_steps(
-                mechanism, config.privacy.delta, config.privacy.max_epsilon or math.inf, most
-            )
-            - plan.before
-        )
+    def limit(records: int, most: int) -> int | None:
+        """Return how many of at most `most` steps of a node of that size the budget allows."""
+        return of_size(records).affordable(most)
 
     def affordable(rounds: int) -> bool:
         """True if every node can have taken the steps of so many rounds within the budget."""
-        if config.privacy.max_epsilon is None:
-            return True
-        most = {n: plan.before + roster.spent(n, first + plan.steps) for n in roster.standings}
-        return all(
-            roster.spent(n, rounds) <= limit(mechanisms[n], most[n]) for n in roster.standings
-        )
+        for number in roster.standings:
+            allowed = limit(sizes[number], roster.spent(number, first + plan.steps))
+            if allowed is not None and roster.spent(number, rounds) > allowed:
+                return False
+        return True
 
     stopped_by, every = (
         "epochs",
         config.execution.checkpoint_steps or 1,
     )  # a round made again may be another release
-    policy = arithmetic(
-        config.precision, config.execution.deterministic, model, made[0].algorithm, device
-    )
-    with closing(asked), policy:
+    with closing(asked), made[0].arithmetic():
         roster.asked = first = asked.releases
         come_again = len(roster.present)
         roster.prepare(
@@ -272,7 +235,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
                 descend(dict(model.named_parameters()), optimizer, weighed_mean(releases, shares))
                 round_ += 1
                 if scheduler and plan.epoch_ending_at(round_) is not None:
-                    advance(scheduler, model, task, data, device)
+                    advance(scheduler, model, task, data.validation, device)
                 given.watcher.stepped(round_ * a_round)
             epoch, step = plan.epoch_ending_at(round_), round_ * a_round
             if (epoch is not None or stopped_by == "budget") and not (
@@ -370,7 +333,7 @@ def weighed_mean(
 
 
 def accounted(
-    roster: Roster, made: Mapping[int, NodeSetup], repeatable: bool, unit: str
+    roster: Roster, made: Mapping[int, Setup], repeatable: bool, unit: str
 ) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 

@@ -108,7 +108,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     """Lay a figure's curves out, in the paper's order.
 
     Args:
-        fillings: what may stand in them (see `sweep.fillings`).
+        fillings: what may stand in them (see `claims.fillings`).
 
     Raises:
         UserError: no such figure, or one that no recipe fills.

@@ -93,7 +93,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     """Lay a table out, a line for each metric of each row, in the paper's order; a variant of ours follows the row it varies.
 
     Args:
-        fillings: what may stand in the table (see `sweep.fillings`).
+        fillings: what may stand in the table (see `claims.fillings`).
 
     Raises:
         UserError: no such table, or one that no recipe fills.
