@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pydoc
 import re
 import shlex
 import subprocess
@@ -213,3 +214,18 @@ def test_every_paper_has_its_page() -> None:
         if not any(page.startswith(paper.rsplit("_", 1)[0]) for page in written)
     }
     assert jobs_of("quickstart") == [()]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem
+)
+def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
+    text = re.sub(r"```\{toctree\}[^`]*", "", page.read_text(encoding="utf-8"))
+    roots = "zdp_bench|tests|recipes|conf|datasets|results|docs|papers"
+    paths = set(re.findall(rf"(?<![\w/.])(?:{roots})/[\w./*-]*\w", text))
+    paths = {path for path in paths if not re.search(r"NAME|PAPER|results/(runs|report)", path)}
+    assert not [path for path in paths if not any(ROOT.glob(path))]
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert not [link for link in links if not (page.parent / link).exists()]
+    for name in re.findall(r"\bzdp_bench(?:\.\w+)+", text):
+        assert pydoc.locate(name.removesuffix(".plugins")) is not None, name
