@@ -512,9 +512,8 @@ def _model(name: str, **more: object) -> Case:
     return Case(f"model {name}{words}", build, shape, kind)
 
 
-CASES: list[Case] = [
-    *LAYERS,
-    *(_activation(name) for name in names("activation")),
+CASES: list[Case] = [*LAYERS, *(_activation(name) for name in names("activation"))]
+MODELS: list[Case] = [
     *(_model(name) for name in ZOO),
     _model("complex_unet", normalisation="group", depth=1),
 ]

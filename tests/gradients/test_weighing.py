@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.gradients.clipping import SAFETY, clip_factors
-from zdp_bench.gradients.rules import weigh
+from zdp_bench.gradients.layer_gradient import weigh
 from zdp_bench.gradients.weighing import A_SHARE, Term, _by_torch, clipping
 
 HOSTILE = [0.0, 1e-44, 1e-38, 1e-20, 1.0, 1e19, 3e38, math.inf, -math.inf, math.nan]
