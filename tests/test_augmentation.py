@@ -8,15 +8,15 @@ from torch import Tensor
 
 from tests.training.test_run import TINY
 from zdp_bench.config import compose, parse
-from zdp_bench.data import CHANCES, Records
-from zdp_bench.training.setup import micro_batches
+from zdp_bench.data import N_UNIFORMS, Examples
+from zdp_bench.training.batches import micro_batches
 
-RECORDS = Records(torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.long))
+RECORDS = Examples(torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.long))
 CPU = torch.device("cpu")
 
 
 def shifted(inputs: Tensor, chance: Tensor) -> Tensor:
-    assert chance.shape == (len(inputs), CHANCES)
+    assert chance.shape == (len(inputs), N_UNIFORMS)
     return inputs + chance[:, :2]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import cli
-from zdp_bench.cli.parser import parser
+from zdp_bench.cli.parser import build_parser
 from zdp_bench.errors import UserError
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
@@ -176,10 +176,12 @@ def test_mistakes_end_in_one_sentence_and_2(
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:
     (verbs,) = (
-        action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)
+        action
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
     )
-    assert set(verbs.choices) == set(cli.VERBS)
-    assert {choice.dest for choice in verbs._choices_actions if choice.help} == set(cli.VERBS)
+    assert set(verbs.choices) == set(cli.COMMANDS)
+    assert {choice.dest for choice in verbs._choices_actions if choice.help} == set(cli.COMMANDS)
     for verb, of in verbs.choices.items():
         assert of.description, verb
         assert not [action.dest for action in of._actions if not action.help], verb
@@ -327,7 +329,7 @@ def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch
     def broken(_: object) -> int:
         raise RuntimeError("a bug")
 
-    monkeypatch.setitem(cli.VERBS, "list", broken)
+    monkeypatch.setattr(cli.COMMANDS["list"], "run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["list"])
     assert issubclass(UserError, Exception)

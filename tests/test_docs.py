@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pydoc
 import re
 import shlex
 import subprocess
@@ -14,9 +15,9 @@ import pytest
 
 from tests.test_package import ROOT
 from zdp_bench import cli
-from zdp_bench.cli.parser import arguments
+from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import compose, parse
-from zdp_bench.experiments.sweep import jobs_of
+from zdp_bench.experiments.claims import jobs_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -71,7 +72,7 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
                 word in ("PROFILE=smoke", "PROFILE=here", "PROFILE=paper") for word in variables
             ), text
         elif program == "zdp-bench" and words[0] != "run":
-            arguments(words)
+            parse_arguments(words)
         elif program == "zdp-bench" and "dataset=rings" not in words:
             sweeping = [word for word in words[1:] if word != "-m"]
             launcher = [word for word in sweeping if word.startswith("hydra.launcher.")]
@@ -203,9 +204,9 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_paper_has_its_page() -> None:
-    from zdp_bench.report import tables
+    from zdp_bench.report.papers import available
 
-    papers = {name.split("/")[0] for name in tables.available()}
+    papers = {name.split("/")[0] for name in available()}
     written = {path.stem for path in (DOCS / "papers").glob("*.md")}
     assert not {
         paper
@@ -213,3 +214,18 @@ def test_every_paper_has_its_page() -> None:
         if not any(page.startswith(paper.rsplit("_", 1)[0]) for page in written)
     }
     assert jobs_of("quickstart") == [()]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem
+)
+def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
+    text = re.sub(r"```\{toctree\}[^`]*", "", page.read_text(encoding="utf-8"))
+    roots = "zdp_bench|tests|recipes|conf|datasets|results|docs|papers"
+    paths = set(re.findall(rf"(?<![\w/.])(?:{roots})/[\w./*-]*\w", text))
+    paths = {path for path in paths if not re.search(r"NAME|PAPER|results/(runs|report)", path)}
+    assert not [path for path in paths if not any(ROOT.glob(path))]
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert not [link for link in links if not (page.parent / link).exists()]
+    for name in re.findall(r"\bzdp_bench(?:\.\w+)+", text):
+        assert pydoc.locate(name.removesuffix(".plugins")) is not None, name

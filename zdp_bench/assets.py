@@ -12,8 +12,8 @@ _ROOT = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.pa
 
 CONF = _ROOT / "conf"
 DATASETS = _ROOT / "datasets"
+PAPERS = _ROOT / "papers"
 RECIPES = _ROOT / "recipes"
-REFERENCE = _ROOT / "results" / "reference"
 
 
 def group(folder: Path) -> dict[str, Path]:

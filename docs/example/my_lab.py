@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
@@ -19,11 +19,11 @@ def rings(root: Path, *, noise: float = 0.1, seed: int = 1) -> Splits:
     """Complex points on two circles."""
     generator = torch.Generator().manual_seed(seed)
 
-    def split(count: int) -> Records:
+    def split(count: int) -> Examples:
         labels = torch.arange(count) % 2
         angle = 6.2832 * torch.rand(count, generator=generator)
         radius = 1.0 + labels + noise * torch.randn(count, generator=generator)
-        return Records(torch.polar(radius, angle).unsqueeze(1), labels)  # [n, 1] complex64, [n]
+        return Examples(torch.polar(radius, angle).unsqueeze(1), labels)  # [n, 1] complex64, [n]
 
     digest = hashlib.sha256(f"rings v1:{noise}:{seed}".encode()).hexdigest()
     return Splits(

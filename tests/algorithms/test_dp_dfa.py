@@ -22,7 +22,8 @@ from zdp_bench.gradients.clipping import SAFETY
 from zdp_bench.nn.activations import SeparableSigmoid
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.map_linear import MapLinear
-from zdp_bench.privacy.accounting import Claim, dp_dfa_2020, pld_uniform, tight_epsilon
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import pld_uniform, tight_epsilon
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.tasks.classification import Classification
@@ -350,7 +351,9 @@ def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_rec
     )
     multiplier, steps = sigma * batch_size / c, epochs * (60_000 // batch_size)
     mechanism = DPDFA(problem, noise_multiplier=multiplier, max_grad_norm=c).mechanism()
-    claimed = dp_dfa_2020(Claim(multiplier, sampling.sample_rate, steps, 1e-5, 60_000, epochs))
+    claimed = claimed_epsilon(
+        "dp_dfa_2020", Claim(multiplier, sampling.sample_rate, steps, 1e-5, 60_000, epochs)
+    )
     assert math.floor(100 * claimed) / 100 == printed
     assert mechanism.z == pytest.approx(multiplier / 2)
     tight = tight_epsilon(mechanism, steps, 1e-5)

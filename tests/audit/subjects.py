@@ -26,7 +26,7 @@ UNIFORM = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batc
 
 
 def subject(*overrides: str) -> Subject:
-    return Subject.of(parse(compose([*TINY, *overrides])))
+    return Subject.prepare(parse(compose([*TINY, *overrides])))
 
 
 def weakened(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor]) -> None:

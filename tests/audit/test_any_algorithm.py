@@ -12,12 +12,12 @@ from torch import Tensor
 from tests.audit.subjects import forget_one_bias, subject, weakened
 from zdp_bench import registry
 from zdp_bench.algorithms import Problem, mean
-from zdp_bench.audit import subject as subject_module
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.audit.subject import Subject
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.training.setup import Setup
 
 
 class Invented:
@@ -98,7 +98,7 @@ def test_an_algorithm_the_audit_never_heard_of_is_audited(invented: Callable[...
 def test_and_caught_when_its_contributions_exceed_its_mechanism(
     invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject_module, "check_model", lambda *_: [])
+    monkeypatch.setattr(Setup, "check_model", lambda *_: [])
     lying = invented("+algorithm.lie=4.0", *PLAIN)
     assert attack_recipe_release(lying, 0.99, 1200)[1].verdict == "flagged"
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.audit.subjects import subject, weakened
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
-from zdp_bench.training.setup import Plan
+from zdp_bench.training.plan import Plan
 
 
 def test_gradient_canaries_are_drawn_by_the_recipes_own_sampling(

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from tests.audit.subjects import UNIFORM, forget_imaginary, forget_one_bias, subject, weakened
-from zdp_bench.audit import subject as subject_module
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipping, reference
-from zdp_bench.training.setup import Plan
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.setup import Setup
 
 
 def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
@@ -85,7 +85,7 @@ def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     )
     with pytest.raises(UserError, match="exceeds its bound"):
         subject("algorithm.gradients=reference")
-    monkeypatch.setattr(subject_module, "check_model", lambda *_: [])
+    monkeypatch.setattr(Setup, "check_model", lambda *_: [])
     worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 1200)
     assert (
         worst.verdict == "passes"

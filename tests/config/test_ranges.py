@@ -74,8 +74,6 @@ def test_every_key_has_a_range_and_every_default_lies_in_it(kind: str, name: str
 
     parameters = inspect.signature(TORCHS_OWN[kind](name)).parameters
     for key in own_keys(kind, name):
-        if key == "complex_second_moment":
-            continue
         default = parameters[key].default
         assert key in RANGES[kind]
         if default is not inspect.Parameter.empty and not isinstance(default, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Augmentation: each image by its own row of chance, and what the names promise."""
+"""Augmentation: each image by its own row of uniforms, and what the names promise."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from zdp_bench.data import CHANCES
+from zdp_bench.data import N_UNIFORMS
 from zdp_bench.data.augmentation import PADDING, augmentation, crop, flip
 from zdp_bench.data.mnist import fashion_mnist, mnist
 
 
-def chance(count: int) -> Tensor:
+def uniforms(count: int) -> Tensor:
     return torch.rand(
-        count, CHANCES, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        count, N_UNIFORMS, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
 
 
@@ -24,7 +24,7 @@ def chance(count: int) -> Tensor:
 def test_a_records_change_depends_on_nothing_but_itself(name: str, shape: tuple[int, ...]) -> None:
     change = augmentation(name, -0.4)
     assert change is not None
-    images, rows = torch.randn(50, *shape), chance(50)
+    images, rows = torch.randn(50, *shape), uniforms(50)
     changed = change(images, rows)
     assert changed.shape == images.shape
     assert torch.equal(
@@ -36,14 +36,14 @@ def test_a_records_change_depends_on_nothing_but_itself(name: str, shape: tuple[
 
 def test_flip_mirrors_half_of_them_left_to_right() -> None:
     images = torch.randn(2000, 4, 5)
-    mirrored = (flip(images, chance(2000)) != images).flatten(1).any(dim=1)
+    mirrored = (flip(images, uniforms(2000)) != images).flatten(1).any(dim=1)
     assert 900 < int(mirrored.sum()) < 1100
-    assert torch.equal(flip(images, chance(2000))[mirrored], images[mirrored].flip(-1))
+    assert torch.equal(flip(images, uniforms(2000))[mirrored], images[mirrored].flip(-1))
 
 
 def test_crop_moves_the_image_and_pads_with_black() -> None:
     black = torch.tensor([-0.5, 0.25, 0.0]).view(3, 1, 1)
-    images, rows = torch.randn(400, 3, 8, 9), chance(400)
+    images, rows = torch.randn(400, 3, 8, 9), uniforms(400)
     moved = crop(images, rows, black)
     padded = black.expand(400, 3, 8 + 2 * PADDING, 9 + 2 * PADDING).clone()
     padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
@@ -64,5 +64,5 @@ def test_fashion_mnist_offers_it_and_is_plain_by_default(mini_mnist: Path) -> No
     assert mnist(mini_mnist, check=False).augment is None
     splits = fashion_mnist(mini_mnist, check=False, augment="crop_flip")
     assert splits.augment is not None
-    changed = splits.augment(splits.train.inputs, chance(len(splits.train)))
+    changed = splits.augment(splits.train.inputs, uniforms(len(splits.train)))
     assert changed.min() >= splits.train.inputs.min()  # padded with black, not with grey

@@ -99,12 +99,12 @@ def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
     assert "patients stood in both parts" in splits.notes
     groups = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, groups)) == len(set.union(*groups))
-    assert max(np.bincount(splits.train.groups)) == splits.records_per_patient
+    assert max(np.bincount(splits.train.groups)) == splits.examples_per_patient
     again = chest_xray(root, size=32)
     assert again.digest == splits.digest
     assert torch.equal(again.train.inputs, splits.train.inputs)
     bounded = chest_xray(root, size=32, max_per_patient=1)
-    assert bounded.records_per_patient == 1
+    assert bounded.examples_per_patient == 1
     assert len(bounded.train) == len(groups[0])
     assert bounded.digest != splits.digest
 
@@ -122,7 +122,7 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
         len(splits.test),
         splits.input_shape,
     )
-    assert said.records_per_patient == splits.records_per_patient
+    assert said.examples_per_patient == splits.examples_per_patient
     assert not outline(root / "nowhere", **options).found
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.data.broken import refused
-from zdp_bench.data import CHANCES, Splits
+from zdp_bench.data import N_UNIFORMS, Splits
 from zdp_bench.data.fastmri import FOLDERS, KSpaceRecords, fastmri
 from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, to_image
 from zdp_bench.errors import UserError
@@ -77,12 +77,12 @@ def records(of: object) -> KSpaceRecords:
 
 
 def everything(of: KSpaceRecords, seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    chance = (
+    uniforms = (
         None
         if seed is None
-        else torch.from_numpy(np.random.default_rng(seed).random((len(of), CHANCES)))
+        else torch.from_numpy(np.random.default_rng(seed).random((len(of), N_UNIFORMS)))
     )
-    return of.batch(torch.arange(len(of)), chance)
+    return of.batch(torch.arange(len(of)), uniforms)
 
 
 def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> None:
@@ -90,7 +90,7 @@ def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> No
     assert (len(splits.train), len(splits.test)) == (15, 10)
     assert splits.input_shape == (1, 16, 12)
     assert splits.provenance == "derived"
-    assert splits.records_per_patient == 10  # p0 has two of the three training volumes
+    assert splits.examples_per_patient == 10  # p0 has two of the three training volumes
     assert "1 patients have volumes on both sides" in splits.notes
     assert splits.train.groups is not None
     assert sorted(Counter(splits.train.groups.tolist()).values()) == [
@@ -131,8 +131,8 @@ def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path)
     changed = (first[0] != other[0]).flatten(1).any(dim=1)
     assert changed.float().mean() > 0.8
     assert torch.equal(first[1][:, 0], other[1][:, 0])  # the reference is the same
-    chance = torch.from_numpy(np.random.default_rng(1).random((len(train), CHANCES)))
-    assert torch.equal(train.batch(torch.tensor([9]), chance[9:10])[0], first[0][9:10])
+    uniforms = torch.from_numpy(np.random.default_rng(1).random((len(train), N_UNIFORMS)))
+    assert torch.equal(train.batch(torch.tensor([9]), uniforms[9:10])[0], first[0][9:10])
     test = records(fastmri(root, **SMALL).test)
     assert torch.equal(everything(test, seed=1)[0], everything(test)[0])
 
@@ -141,7 +141,7 @@ def test_a_volume_can_be_the_record(root: Path) -> None:
     splits = fastmri(root, **SMALL, unit="volume", slices=3)
     assert (len(splits.train), len(splits.test)) == (3, 2)
     assert splits.input_shape == (3, 1, 16, 12)
-    assert splits.records_per_patient == 2
+    assert splits.examples_per_patient == 2
     inputs, targets = everything(records(splits.test))
     assert inputs.shape == (2, 3, 1, 16, 12)
     assert targets.shape == (2, 3, 2, 16, 12)

@@ -50,7 +50,7 @@ def test_references_are_the_volumes_own_slices(root: Path) -> None:
         assert np.allclose(targets[row, 0].numpy(), expected)
     assert (inputs.imag.abs() > 1e-3).any()  # there is a phase
     assert not torch.allclose(targets[:, 0], targets[:, 1], rtol=0.01)  # and something is missing
-    assert splits.records_per_patient == 2
+    assert splits.examples_per_patient == 2
     again = kspace_from_volumes(root, **OPTIONS, slices=2)  # type: ignore[arg-type]
     assert again.digest == splits.digest
     other = kspace_from_volumes(root, **OPTIONS, slices=2, split_seed=1)  # type: ignore[arg-type]

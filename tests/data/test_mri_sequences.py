@@ -82,7 +82,7 @@ def test_the_counts_are_the_papers(tmp_path: Path) -> None:
     said = lookup("outline", "mri_sequences")(
         tmp_path, size=32, slices=20, validation_patients=0, split_seed=0
     )
-    assert (said.train, said.test, said.records_per_patient, said.found) == (
+    assert (said.train, said.test, said.examples_per_patient, said.found) == (
         38_720,
         21_280,
         80,
@@ -96,7 +96,7 @@ def test_patients_are_in_one_part_and_the_patient_owns_every_sequence(root: Path
     people = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert [len(part) for part in people] == [4, 1, 2]
     assert len(set.union(*people)) == 7
-    assert splits.records_per_patient == 12
+    assert splits.examples_per_patient == 12
     assert splits.provenance == "derived"  # for these are not the released 484 and 266
     again = mri_sequences(root, **OPTIONS)
     assert again.digest == splits.digest
@@ -139,7 +139,7 @@ def test_both_halves_of_the_spectrum_are_kept() -> None:
 
 def test_a_thin_volume_gives_what_it_has(root: Path) -> None:
     splits = mri_sequences(root, **OPTIONS | {"slices": 20})
-    assert splits.records_per_patient == 4 * GRID[2]
+    assert splits.examples_per_patient == 4 * GRID[2]
     assert len(splits.train) == 4 * 4 * GRID[2]
 
 
@@ -192,7 +192,12 @@ def test_a_scanner_adds_a_smooth_field_and_noise() -> None:
 
 def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path) -> None:
     splits = mri_sequences_from_volumes(one_contrast, **DERIVED)
-    assert (len(splits.train), len(splits.test), splits.records_per_patient, splits.provenance) == (
+    assert (
+        len(splits.train),
+        len(splits.test),
+        splits.examples_per_patient,
+        splits.provenance,
+    ) == (
         6 * 12,
         2 * 12,
         12,
@@ -204,10 +209,10 @@ def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path)
     said = lookup("outline", "mri_sequences_from_volumes")(
         one_contrast, **DERIVED | {"split_seed": 0}
     )
-    assert (said.train, said.test, said.records_per_patient) == (
+    assert (said.train, said.test, said.examples_per_patient) == (
         len(splits.train),
         len(splits.test),
-        splits.records_per_patient,
+        splits.examples_per_patient,
     )
 
 
@@ -223,7 +228,7 @@ def test_the_real_hippocampi_make_eighty_records_each(data_root: Path) -> None:
     said = lookup("outline", "mri_sequences_from_volumes")(
         data_root, **{key: value for key, value in body.items() if key not in ("name", "card")}
     )
-    assert (said.train, said.test, said.records_per_patient) == (208 * 80, 52 * 80, 80)
+    assert (said.train, said.test, said.examples_per_patient) == (208 * 80, 52 * 80, 80)
 
 
 # ----------------------------------------------------------------------------------------------------- broken volumes

@@ -85,7 +85,7 @@ def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
     assert len(splits.validation) == 4
     people = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, people)) == len(set.union(*people)) == 5
-    assert splits.records_per_patient == 4
+    assert splits.examples_per_patient == 4
     assert splits.provenance == "derived"
     files = list((root / "cache" / "zdp-bench" / f"slices-{nifti.READING}").iterdir())
     before = files[0].stat().st_mtime_ns
@@ -136,7 +136,7 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
         len(splits.test),
         splits.input_shape,
     )
-    assert said.records_per_patient == splits.records_per_patient
+    assert said.examples_per_patient == splits.examples_per_patient
     missing = outline(root, **options | {"task": "brain", "validation_share": 0.0})
     assert (missing.found, missing.train) == (False, 290 * 5)
 
@@ -151,7 +151,7 @@ def test_the_papers_counts_are_81_10_and_40_volumes_of_64_slices(tmp_path: Path)
         "channel": 0,
     }
     said = outline(tmp_path, task="liver", max_per_patient=64, test_per_patient=64, **how, **shares)
-    assert (said.train, said.test, said.records_per_patient) == (5184, 2560, 64)
+    assert (said.train, said.test, said.examples_per_patient) == (5184, 2560, 64)
 
 
 def test_masks_move_as_their_images_do() -> None:

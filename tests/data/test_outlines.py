@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import assets
-from zdp_bench.data import Outline, Splits, chest_xray, cifar10, speech_commands
+from zdp_bench.data import DatasetInfo, Splits, chest_xray, cifar10, speech_commands
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.synthetic import ecg, films, speech
 from zdp_bench.errors import UserError
@@ -41,9 +41,9 @@ UNITS = {
 @pytest.mark.parametrize("name", sorted(assets.group(assets.DATASETS)))
 def test_every_data_set_has_an_outline(name: str, tmp_path: Path) -> None:
     assert name in names("outline")
-    said: Outline = lookup("outline", name)(tmp_path, **options(name))
+    said: DatasetInfo = lookup("outline", name)(tmp_path, **options(name))
     assert said.train > 0 < said.test
-    assert 1 <= said.records_per_patient <= said.train
+    assert 1 <= said.examples_per_patient <= said.train
     assert said.unit == UNITS.get(name, "patient")
 
 
@@ -64,16 +64,16 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def held_against(name: str, root: Path, **changes: Any) -> Outline:
+def held_against(name: str, root: Path, **changes: Any) -> DatasetInfo:
     """What an outline says must be what its adapter then makes; `validate` counts ε by it."""
     chosen = options(name, **changes)
-    said: Outline = lookup("outline", name)(root, **chosen)
+    said: DatasetInfo = lookup("outline", name)(root, **chosen)
     assert said.found
     made: Splits = lookup("dataset", name)(root, **chosen)
     inputs, targets = made.train.batch(torch.arange(1))
     assert (said.train, said.test) == (len(made.train), len(made.test))
     assert said.validation == len(made.validation or ())
-    assert (said.records_per_patient, said.unit) == (made.records_per_patient, made.unit)
+    assert (said.examples_per_patient, said.unit) == (made.examples_per_patient, made.unit)
     assert (said.input_shape, said.outputs) == (tuple(made.input_shape), made.outputs)
     assert (said.dtype, said.target_dtype) == (inputs.dtype, targets.dtype)
     assert (tuple(inputs.shape[1:]), tuple(targets.shape[1:])) == (

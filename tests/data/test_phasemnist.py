@@ -117,7 +117,7 @@ def test_the_digits_are_in_two_examples_each_by_their_pixels(tmp_path: Path) -> 
     )
     assert splits.train.inputs.dtype == torch.complex64
     assert set(count_by_pixels(splits).values()) == {2}
-    assert (splits.records_per_patient, splits.unit) == (2, "image")
+    assert (splits.examples_per_patient, splits.unit) == (2, "image")
     assert "a training image is in 2 examples, 11 of 1,437 are in none" in splits.notes
 
 
@@ -130,7 +130,7 @@ def test_mnists_images_are_in_two_examples_each_by_their_pixels(tmp_path: Path, 
     counts = np.bincount(labels, minlength=10)
     assert len(splits.train) == 2 * np.minimum(counts, counts[::-1])[:5].sum()
     assert set(count_by_pixels(splits).values()) == {2}
-    assert (splits.records_per_patient, splits.unit) == (2, "image")
+    assert (splits.examples_per_patient, splits.unit) == (2, "image")
     said = lookup("outline", "phasemnist")(tmp_path, pairing_seed=seed)
     assert (said.train, said.test) == (len(splits.train), len(splits.test))
 
@@ -147,7 +147,7 @@ def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None
 
 def test_the_outline_without_files_is_the_releases(tmp_path: Path) -> None:
     said = lookup("outline", "phasemnist")(tmp_path, pairing_seed=9)
-    assert (said.train, said.test, said.records_per_patient, said.unit) == (
+    assert (said.train, said.test, said.examples_per_patient, said.unit) == (
         58_142,
         10_000,
         2,

@@ -135,7 +135,7 @@ def test_the_set_is_repeatable_cached_and_bounds_a_speaker(root: Path) -> None:
     assert kept.stat().st_mtime_ns == before
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert first.digest == again.digest
-    assert first.records_per_patient == 10  # two speakers, five clips of each word
+    assert first.examples_per_patient == 10  # two speakers, five clips of each word
     assert (first.outputs, first.input_shape, first.provenance) == (2, (1, 124, 129), "derived")
     kept.unlink()  # not in place: it is mapped
     kept.write_bytes(b"damaged")

@@ -14,13 +14,13 @@ import torch
 from tests.training.test_run import carry_out, configured
 from zdp_bench.cli import main
 from zdp_bench.config import compose, parse
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.experiments import lr_finder as finder
 from zdp_bench.experiments.lr_finder import range_test, steepest
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.report.lr_finder import as_rich
+from zdp_bench.training import setup
 
 
 def test_the_steepest_fall_is_found() -> None:
@@ -37,7 +37,7 @@ def test_the_steepest_fall_is_found() -> None:
 @pytest.fixture
 def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every data set has its own test records as validation records."""
-    found = finder.lookup
+    found = setup.lookup
 
     def lookup(kind: str, name: str) -> Any:
         builder = found(kind, name)
@@ -47,12 +47,12 @@ def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
         def build(*arguments: Any, **options: Any) -> Splits:
             splits: Splits = builder(*arguments, **options)
             return dataclasses.replace(
-                splits, validation=Records(splits.test.inputs, splits.test.targets)
+                splits, validation=Examples(splits.test.inputs, splits.test.targets)
             )
 
         return build
 
-    monkeypatch.setattr(finder, "lookup", lookup)
+    monkeypatch.setattr(setup, "lookup", lookup)
 
 
 @pytest.mark.usefixtures("_validated")
@@ -83,14 +83,14 @@ def test_test_and_run_share_the_noise_that_reaches_a_target_together(
 ) -> None:
     """A test at the noise of a run that knows nothing of it would be counted at the larger noise of one that does."""
     seen = []
-    real = finder.build_algorithm
+    real = setup.build_algorithm
 
     def build(*given: Any) -> Any:
         config, algorithm = real(*given)
         seen.append(algorithm.mechanism().z)
         return config, algorithm
 
-    monkeypatch.setattr(finder, "build_algorithm", build)
+    monkeypatch.setattr(setup, "build_algorithm", build)
     found = range_test(configured(tmp_path, "privacy.target_epsilon=2"), 1e-3, highest, steps=12)
     assert found.to_count == 12 >= found.steps
     record = carry_out(
@@ -130,7 +130,7 @@ def test_its_noise_is_never_that_of_a_run(tmp_path: Path, monkeypatch: pytest.Mo
         seeds.append(seed)
         return SeededNoise(seed)
 
-    monkeypatch.setattr(finder, "SeededNoise", noise)
+    monkeypatch.setattr(setup, "SeededNoise", noise)
     for lowest in (1e-3, 2e-3):
         range_test(configured(tmp_path), lowest, 1.0, steps=3)
     assert len({*seeds, configured(tmp_path).seed}) == 3

@@ -12,7 +12,7 @@ from zdp_bench.bench import tables as measured
 from zdp_bench.config import compose, parse
 from zdp_bench.data import files
 from zdp_bench.data.synthetic import volumes
-from zdp_bench.experiments import reproduce, sweep
+from zdp_bench.experiments import claims, reproduce
 from zdp_bench.report import tables
 
 TINY = {  # two recipes of a paper's table, and one whose data can be had nowhere
@@ -63,7 +63,7 @@ def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
     assert (small / "smoke" / "report.html").is_file()
     assert [path.name for path in small.iterdir()] == ["smoke"]
     made = tables.build(
-        "zeta_dp_2021/1", small / "smoke", sweep.fillings("zeta_dp_2021/1", small / "smoke")
+        "zeta_dp_2021/1", small / "smoke", claims.fillings("zeta_dp_2021/1", small / "smoke")
     )
     assert all(row.numbers["n"] == 0 for row in made.rows if not row.numbers["on"]), (
         "a smoke run stands in a paper's cell"

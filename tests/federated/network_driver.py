@@ -24,8 +24,8 @@ import torch
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.federated import server
-from zdp_bench.federated.network.superlink import served
-from zdp_bench.federated.network.supernode import attend
+from zdp_bench.federated.network.superlink import run_server
+from zdp_bench.federated.network.supernode import run_client
 from zdp_bench.training import run as experiment
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -83,9 +83,9 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     ]
 
     def client(node: int) -> int:
-        return forked(lambda: attend(clients[node], print), folder / f"client{node}.log")
+        return forked(lambda: run_client(clients[node], print), folder / f"client{node}.log")
 
-    serving = forked(lambda: run(conducting, Silent(), carrying=served), folder / "server.log")
+    serving = forked(lambda: run(conducting, Silent(), carrying=run_server), folder / "server.log")
     numbers = [client(node) for node in range(3)]
     killed = 0
     if job.get("kill"):

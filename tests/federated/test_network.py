@@ -23,9 +23,9 @@ from tests.federated.conftest import TINY, Make, carried_out, node_keys
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.federated.network.fleet import fleet_api
-from zdp_bench.federated.network.superlink import served
-from zdp_bench.federated.network.supernode import attend, reach
+from zdp_bench.federated.network.fleet_api import fleet_api
+from zdp_bench.federated.network.superlink import run_server
+from zdp_bench.federated.network.supernode import reach, run_client
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
@@ -197,7 +197,7 @@ def test_a_server_without_a_usable_certificate_says_so(configured: Make, tmp_pat
         (["federated.address=nonsense"], "federated.address=nonsense: must be HOST:PORT"),
     ):
         with pytest.raises(UserError) as caught:
-            run(configured("federated.nodes=3", *overrides), Silent(), carrying=served)
+            run(configured("federated.nodes=3", *overrides), Silent(), carrying=run_server)
         assert sentence in str(caught.value)
 
 
@@ -218,15 +218,15 @@ def test_a_client_that_finds_no_server_says_so(configured: Make, tmp_path: Path,
     chain, _ = certificate(tmp_path, "server")
     where = ["federated.nodes=3", f"federated.address=127.0.0.1:{port}", "federated.patience=0.1"]
     with pytest.raises(UserError, match=r"federated\.authority is not set"):
-        attend(configured(*where), print)
+        run_client(configured(*where), print)
     with pytest.raises(UserError, match=r"federated\.node is not set"):
-        attend(configured(*where, f"federated.authority={chain}"), print)
+        run_client(configured(*where, f"federated.authority={chain}"), print)
     whose = [*where, f"federated.authority={chain}", "federated.node=0"]
     with pytest.raises(UserError, match=r"federated\.node_key is not set"):
-        attend(configured(*whose), print)
+        run_client(configured(*whose), print)
     node_keys(tmp_path)
     with pytest.raises(UserError, match="no server of zdp-bench answers there"):
-        attend(configured(*whose, f"federated.node_key={tmp_path / 'node-0'}"), print)
+        run_client(configured(*whose, f"federated.node_key={tmp_path / 'node-0'}"), print)
 
 
 def test_a_client_trusts_no_other_server(tmp_path: Path, port: int) -> None:

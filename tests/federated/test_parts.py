@@ -11,26 +11,26 @@ import pytest
 import torch
 
 from tests.federated.conftest import Make, carried_out
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import ArrayRecord, Message
 from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
-from zdp_bench.federated.network.fleet import identify
+from zdp_bench.federated.network.fleet_api import identify
 from zdp_bench.federated.node import Site
-from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def splits(patients: int, each: int) -> Splits:
     groups = torch.arange(patients).repeat_interleave(each)
-    train = Records(torch.arange(patients * each).float()[:, None], groups % 4, groups)
-    return Splits(train, train, (1,), 4, "synthetic", "0" * 64, records_per_patient=each)
+    train = Examples(torch.arange(patients * each).float()[:, None], groups % 4, groups)
+    return Splits(train, train, (1,), 4, "synthetic", "0" * 64, examples_per_patient=each)
 
 
 def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
     data = splits(44, 5)
-    parts = dealt(data, 11, seed=1)
+    parts = split_by_patient(data, 11, seed=1)
     assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(220))
     assert [len(part) for part in parts] == [20] * 11
     owners = [set(part.groups.tolist()) for part in parts if part.groups is not None]
@@ -38,25 +38,29 @@ def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
     inputs, targets = parts[3].batch(torch.tensor([2, 0]))
     assert inputs[:, 0].tolist() == parts[3].rows[[2, 0]].tolist()
     assert len(targets) == 2
-    assert [p.rows.tolist() for p in dealt(data, 11, seed=1)] == [p.rows.tolist() for p in parts]
-    assert [p.rows.tolist() for p in dealt(data, 11, seed=2)] != [p.rows.tolist() for p in parts]
+    assert [p.rows.tolist() for p in split_by_patient(data, 11, seed=1)] == [
+        p.rows.tolist() for p in parts
+    ]
+    assert [p.rows.tolist() for p in split_by_patient(data, 11, seed=2)] != [
+        p.rows.tolist() for p in parts
+    ]
 
 
 def test_patients_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(UserError, match="has only 3 patients"):
-        dealt(splits(3, 5), 4, seed=0)
+        split_by_patient(splits(3, 5), 4, seed=0)
     unknown = Splits(
-        Records(torch.zeros(9, 1), torch.zeros(9)),
-        Records(torch.zeros(1, 1), torch.zeros(1)),
+        Examples(torch.zeros(9, 1), torch.zeros(9)),
+        Examples(torch.zeros(1, 1), torch.zeros(1)),
         (1,),
         4,
         "synthetic",
         "",
     )
-    assert len(dealt(unknown, 3, 0)) == 3  # every record is a patient
+    assert len(split_by_patient(unknown, 3, 0)) == 3  # every record is a patient
     with pytest.raises(UserError, match="owns up to 5 records"):
-        dealt(
-            Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", records_per_patient=5),
+        split_by_patient(
+            Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", examples_per_patient=5),
             3,
             0,
         )
@@ -142,7 +146,7 @@ def test_flowers_private_modules_are_imported_in_one_file() -> None:
             private |= {
                 path.name for name in names if name.split(".")[0] == "flwr" and name not in public
             }
-    assert private == {"fleet.py"}
+    assert private == {"fleet_api.py", "link.py"}
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:
@@ -237,7 +241,7 @@ def test_what_takes_one_training_set_says_so(configured: Make) -> None:
     from zdp_bench.audit import Subject
     from zdp_bench.experiments.lr_finder import range_test
 
-    for work in (Subject.of, range_test):
+    for work in (Subject.prepare, range_test):
         with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
             work(configured("federated.nodes=2"))
 

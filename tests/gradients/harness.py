@@ -501,7 +501,7 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
 }
 
 
-def _model(name: str, **more: object) -> Case:
+def model_case(name: str, **more: object) -> Case:
     shape, outputs, options, kind = ZOO[name]
     words = "".join(f", {key}={value}" for key, value in more.items())
 
@@ -514,6 +514,6 @@ def _model(name: str, **more: object) -> Case:
 
 CASES: list[Case] = [*LAYERS, *(_activation(name) for name in names("activation"))]
 MODELS: list[Case] = [
-    *(_model(name) for name in ZOO),
-    _model("complex_unet", normalisation="group", depth=1),
+    *(model_case(name) for name in ZOO),
+    model_case("complex_unet", normalisation="group", depth=1),
 ]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from zdp_bench.privacy import calibration
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.calibration import calibrate, solve
+from zdp_bench.registry import names
 
 CLAIM = Claim(0.0, 0.01, 500, 1e-5, 6400, 5)
 
@@ -22,12 +23,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "zdp-bench" / "calibration"
 
 
-@pytest.mark.parametrize("name", sorted(ACCOUNTANTS))
+@pytest.mark.parametrize("name", names("accountant"))
 def test_calibration_inverts_every_accountant(name: str) -> None:
     sigma = calibrate(1.7, name, CLAIM)
-    reached = ACCOUNTANTS[name](dataclasses.replace(CLAIM, noise_multiplier=sigma))
+    reached = claimed_epsilon(name, dataclasses.replace(CLAIM, noise_multiplier=sigma))
     assert 1.7 * 0.998 < reached <= 1.7
-    assert ACCOUNTANTS[name](dataclasses.replace(CLAIM, noise_multiplier=sigma * 0.999)) > 1.7
+    assert claimed_epsilon(name, dataclasses.replace(CLAIM, noise_multiplier=sigma * 0.999)) > 1.7
 
 
 def test_the_gaussian_mechanism_is_calibrated_exactly() -> None:
@@ -108,5 +109,5 @@ def test_targets_out_of_reach_are_refused(target: float, says: str) -> None:
 
 
 def test_no_privacy_at_all_needs_no_noise() -> None:
-    for name in ACCOUNTANTS:
+    for name in names("accountant"):
         assert calibrate(float("inf"), name, CLAIM) == 0.0

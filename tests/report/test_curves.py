@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import assets
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.accounting import Claim, dp_dfa_2020
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.registry import names
-from zdp_bench.report import curves, figures, tables
+from zdp_bench.report import curves, figures, papers
 from zdp_bench.report.tables import Filling
 
 FIGURE = "dp_dfa_2020/fig2"
@@ -113,7 +112,7 @@ def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> N
     for point in bp.points:
         epochs = int(point.x)
         claim = Claim(5.12, 512 / 60_000, 117 * epochs, 1e-5, 60_000, epochs)
-        assert point.epsilon_claimed == dp_dfa_2020(claim)
+        assert point.epsilon_claimed == claimed_epsilon("dp_dfa_2020", claim)
 
 
 def test_curves_that_spend_differently_have_their_own_epsilon(results: Path) -> None:
@@ -175,7 +174,8 @@ def test_other_data_is_another_curve(results: Path) -> None:
 def test_a_curve_over_a_setting_takes_each_runs_last_metric(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(curves.AXES, FIGURE, curves.Axis("config.optimizer.lr", "learning rate"))
+    over_rates = papers.Axes("", "config.optimizer.lr", "learning rate")
+    monkeypatch.setattr(papers, "axes", lambda figure: over_rates)
     bp = next(curve for curve in built(results).curves if curve.points and curve.label == "DP-BP")
     assert [(point.x, round(point.values[0], 6)) for point in bp.points] == [
         (0.1, 40.0),
@@ -187,10 +187,11 @@ def test_a_curve_over_a_setting_takes_each_runs_last_metric(
 def test_numbers_of_the_text_stand_beside_ours(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = tables.Reference(
+    printed = papers.Reference(
         "P", "fig2", "bp_5.12", "DP-BP", "accuracy at 2", "41.5", "%", "b: σ = 0.03"
     )
-    monkeypatch.setattr(curves, "reference", lambda table: [*tables.reference(table), printed])
+    numbers = [*papers.reference(FIGURE), printed]
+    monkeypatch.setattr(papers, "reference", lambda table: numbers)
     head, lines = curves.cells(built(results), "b: σ = 0.03")
     assert [line[head.index("DP-BP, paper, %")] for line in lines] == ["", "41.5", ""]
 
@@ -221,10 +222,8 @@ def test_a_table_without_a_point_cannot_be_drawn(tmp_path: Path) -> None:
 
 
 def test_every_figure_with_reference_numbers_is_drawn_has_an_axis_and_recipes() -> None:
-    known = {name for name in tables.available() if "/fig" in name}
-    assert known == set(curves.AXES)
+    known = {name for name in papers.available() if papers.is_figure(name)}
     assert known <= set(names("figure"))
     for name in known:
-        assert tables.recipes_of(name)
-        stems = {path.stem for path in assets.REFERENCE.glob("*.csv")}
-        assert tables.file_stem(name) in stems
+        assert papers.recipes_of(name)
+        assert papers.axes(name).label

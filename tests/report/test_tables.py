@@ -17,8 +17,8 @@ from zdp_bench import assets, cli
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.experiments import sweep
-from zdp_bench.report import number_format, tables
+from zdp_bench.experiments import claims, sweep
+from zdp_bench.report import number_format, papers, tables
 from zdp_bench.report import results as listing
 
 TABLE = "zeta_dp_2021/1"
@@ -96,7 +96,7 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
 
 
 def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
-    number = tables.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
+    number = papers.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
     assert number.printed == "93.4 ± 0.01 %"
     assert replace(number, value="not given", deviation="").printed == "not given"
 
@@ -122,7 +122,7 @@ def test_markdown_and_csv_are_written_and_readable(tmp_path: Path) -> None:
 
 def test_unknown_tables_are_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"Did you mean 'zeta_dp_2021/1'"):
-        tables.recipes_of("zeta_dp_2021/11")
+        papers.recipes_of("zeta_dp_2021/11")
 
 
 def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_a_measured_table_is_not_laid_out_from_records(tmp_path: Path) -> None:
         tables.build("zeta_dp_2021/7", tmp_path, [])
 
 
-@pytest.mark.parametrize("table", tables.available())
+@pytest.mark.parametrize("table", papers.available())
 def test_every_claim_names_a_row_of_its_table(table: str) -> None:
-    rows = {number.row for number in tables.reference(table)}
-    assert {one.row for one in sweep.fillings(table, Path("none"))} <= rows
+    rows = {number.row for number in papers.reference(table)}
+    assert {one.row for one in claims.fillings(table, Path("none"))} <= rows
 
 
 def test_a_run_on_other_data_has_a_line_of_its_own_and_is_compared_with_nothing(
@@ -183,7 +183,7 @@ def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path)
                 config={"dataset": run.resolved["dataset"]},
             ),
         )
-    on = [one for one in sweep.fillings(TABLE, tmp_path) if one.on]
+    on = [one for one in claims.fillings(TABLE, tmp_path) if one.on]
     assert [(one.recipe, one.on, one.digest) for one in on] == [
         ("mnist", "fashion_mnist", experiment_digest(moved))
     ]
@@ -232,11 +232,11 @@ def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
         ("algorithm.gradient=wirtinger", "model.hidden=[8]"),
         ("algorithm.gradient=autograd", "model.hidden=[8]"),
     ]
-    assert sweep.jobs_of(sweeping) == jobs
+    assert claims.jobs_of(sweeping) == jobs
     with pytest.raises(
         UserError, match=r"row of zeta_dp_2021/1 in recipe 'sweeping', 'wirtinger' is not known"
     ):
-        sweep.fillings(TABLE, Path("none"))
+        claims.fillings(TABLE, Path("none"))
 
 
 def test_the_sweep_is_hydras_own(
@@ -304,8 +304,8 @@ def test_what_a_paper_leaves_to_say_stands_under_its_tables(tmp_path: Path) -> N
         "Poisson" in note and "A.3" in note
         for note in tables.build(TABLE, tmp_path, EXPECTED).notes
     )
-    assert tables.of_paper("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
-    assert tables.of_paper("deepee_2021/1") == []
+    assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
+    assert papers.notes("deepee_2021/1") == []
 
 
 def test_every_private_row_of_a_paper_is_claimed_by_a_papers_accountant() -> None:

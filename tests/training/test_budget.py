@@ -17,7 +17,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.training import run as experiment
+from zdp_bench.training import setup
 from zdp_bench.training.run import run
 
 TINY = [
@@ -157,7 +157,7 @@ def test_a_spent_budget_reads_no_records(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("a training record was read")
         yield
 
-    monkeypatch.setattr(experiment, "micro_batches", forbidden)
+    monkeypatch.setattr(setup, "micro_batches", forbidden)
     again, _, heard = carry_out(tmp_path, "privacy.max_epsilon=0.6")  # from its checkpoint
     assert heard.steps == []
     assert again["epochs"] == record["epochs"]

@@ -103,7 +103,7 @@ def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
     ]
     with pytest.raises(UserError, match="complex"):
         carry_out(tmp_path / "complex", "precision=bf16")
-    monkeypatch.setattr("zdp_bench.training.run.build_model", lambda *_: _Magnitude())
+    monkeypatch.setattr("zdp_bench.training.setup.build_model", lambda *_: _Magnitude())
     carry_out(tmp_path / "real", *REAL, *sizes, "precision=bf16")
     assert len(norms) > 500
     assert max(norms) <= 0.05

@@ -21,7 +21,7 @@ from torch import nn
 from tests.training.test_run import TINY, Silent, carry_out, configured, repeatable
 from zdp_bench import cli, records
 from zdp_bench.errors import UserError
-from zdp_bench.training import checkpoint, setup
+from zdp_bench.training import batches, checkpoint, setup
 from zdp_bench.training import run as experiment
 from zdp_bench.training.interrupts import Stopped, writes
 from zdp_bench.training.run import run
@@ -306,7 +306,7 @@ def test_a_verb_that_shows_ends_quietly_when_nobody_reads_or_nothing_is_open(
 
 def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
     def draws(*of: int) -> list[float]:
-        setup.seed_layers(*of)
+        batches.seed_layers(*of)
         return [float(torch.rand(())), float(np.random.rand()), random.random()]
 
     first = draws(1, 7, 0)
@@ -318,7 +318,7 @@ def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
 def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
     drawn = []
     for _ in range(2):
-        setup.seed_layers(1, 7, 0, secure=True)
+        batches.seed_layers(1, 7, 0, secure=True)
         drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
     assert all(a != b for a, b in zip(*drawn, strict=True))
 
@@ -326,9 +326,9 @@ def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
 def test_a_run_with_dropout_resumes_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = experiment.build_model
+    real = setup.build_model
     monkeypatch.setattr(
-        experiment, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5))
+        setup, "build_model", lambda *given: nn.Sequential(real(*given), nn.Dropout(0.5))
     )
     plain = ["algorithm=sgd", "execution.checkpoint_steps=3"]
     torch.manual_seed(1)

@@ -18,11 +18,12 @@ from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.data import Records
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import micro_batches as memory
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.micro_batches import (
     MicroBatches,
     Size,
@@ -31,7 +32,6 @@ from zdp_bench.training.micro_batches import (
     largest,
     ran_out,
 )
-from zdp_bench.training.setup import micro_batches
 from zdp_bench.training.step import summed
 
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def test_other_errors_are_not_taken_for_it() -> None:
 @pytest.mark.parametrize("records", [0, 1, 10, 11])
 def test_every_record_is_in_one_piece(records: int) -> None:
     config = parse(compose(["recipe=quickstart", "trainer.micro_batch=5"]))
-    found = Records(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
+    found = Examples(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
     drawn = np.arange(records)[::-1].copy()
     parts = list(micro_batches(found, drawn, config, CPU, "key"))
     assert [len(inputs) for inputs, _ in parts] == [5] * (records // 5) + [records % 5] * (

@@ -13,8 +13,8 @@ from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record, read
 from zdp_bench.report import figures
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import run
-from zdp_bench.training.setup import Plan
 
 PHANTOM = [
     "dataset=kspace_phantom",

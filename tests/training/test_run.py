@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Records
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -308,20 +309,12 @@ def test_an_image_costs_more_than_a_record_and_the_record_says_so(tmp_path: Path
 def test_a_patient_of_several_records_has_an_epsilon_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
-
-    from zdp_bench.registry import lookup
-
     plain = carry_out(tmp_path / "a", "dataset=synthetic_images").record["privacy"]
     assert plain["epsilon_patient"] == plain["epsilon_tight"]
-    real = lookup("dataset", "synthetic_images")
+    load = experiment.load_data
     monkeypatch.setattr(
-        experiment, "lookup", lambda kind, name: owned if kind == "dataset" else lookup(kind, name)
+        experiment, "load_data", lambda config: replace(load(config), examples_per_patient=3)
     )
-
-    def owned(root: Path, **options: Any) -> Any:
-        return replace(real(root, **options), records_per_patient=3)
-
     several = carry_out(tmp_path / "b", "dataset=synthetic_images").record["privacy"]
     assert several["epsilon_tight"] == plain["epsilon_tight"]
     assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]
@@ -384,7 +377,7 @@ def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str, bad: fl
     targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(
         name, torch.tensor([0, 1])
     )
-    test = Records(torch.full(shape, bad), targets)
+    test = Examples(torch.full(shape, bad), targets)
     assert math.isnan(
         evaluate(torch.nn.Identity(), lookup("task", name)(), test, torch.device("cpu"))["loss"]
     )

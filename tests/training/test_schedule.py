@@ -13,13 +13,13 @@ from tests.training.test_run import Silent, carry_out, configured, repeatable
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Plugin
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.training import build, evaluation
 from zdp_bench.training import run as experiment
-from zdp_bench.training import setup
 
-RECORDS, VALIDATION = (Records(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
+RECORDS, VALIDATION = (Examples(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
 UNVALIDATED = Splits(RECORDS, RECORDS, (3,), 1, "synthetic", "")
 STEP = ["scheduler=step_lr", "scheduler.step_size=1", "scheduler.gamma=0.5", "trainer.epochs=4"]
 
@@ -101,7 +101,7 @@ def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
         config, scheduler=Plugin("linear_lr", {"start_factor": 7})
     )  # what the key's range would refuse
     with pytest.raises(UserError, match=r"scheduler=linear_lr: .*factor"):
-        setup.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
 
 
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
@@ -109,23 +109,29 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
 ) -> None:
     """Losses 3, 2, 2, 2, 1: the second epoch in a row without a better one is the fourth; torch lowers the rate after it."""
     losses = iter([3.0, 2.0, 2.0, 2.0, 1.0])
-    watched: list[Records] = []
+    watched: list[Examples] = []
 
-    def evaluated(model: Any, task: Any, records: Records, device: Any) -> dict[str, float]:
+    def evaluated(model: Any, task: Any, records: Examples, device: Any) -> dict[str, float]:
         if records is VALIDATION:
             watched.append(records)
             return {"loss": next(losses)}
         return {"loss": 0.0, "accuracy": 1.0}
 
-    monkeypatch.setattr(setup, "evaluate", evaluated)
+    monkeypatch.setattr(evaluation, "evaluate", evaluated)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     data = dataclasses.replace(UNVALIDATED, validation=VALIDATION)
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    scheduler = setup.build_scheduler(config, optimizer, data)
+    scheduler = build.build_scheduler(config, optimizer, data)
     assert scheduler is not None
     rates = []
     for _ in range(5):
-        setup.advance(scheduler, torch.nn.Identity(), None, data, torch.device("cpu"))  # type: ignore[arg-type]
+        evaluation.advance(
+            scheduler,
+            torch.nn.Identity(),
+            None,
+            data.validation,
+            torch.device("cpu"),  # type: ignore[arg-type]
+        )
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
     assert len(watched) == 5
@@ -136,7 +142,7 @@ def test_a_plateau_needs_validation_records() -> None:
     with pytest.raises(
         UserError, match=r"dataset=phase_digits has none: .*or a data set that has some"
     ) as run:
-        setup.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
     with pytest.raises(UserError) as told:  # as early as that, and in the same words
         validate(config)
     assert str(told.value) == str(run.value)

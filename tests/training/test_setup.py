@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from tests.training.test_run import configured
-from zdp_bench.data import Records
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
-from zdp_bench.training.setup import Plan, micro_batches
+from zdp_bench.registry import lookup
+from zdp_bench.training.batches import micro_batches
+from zdp_bench.training.build import build_optimizer
+from zdp_bench.training.plan import Plan
 
 
 def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:
@@ -135,7 +138,7 @@ def test_one_record_more_changes_no_other_records_augmentation(
 ) -> None:
     """The seed stands in every record of a run: given it, neighbouring batches may differ in one share alone."""
     config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
-    records_ = Records(torch.arange(100.0).view(100, 1), torch.zeros(100))
+    records_ = Examples(torch.arange(100.0).view(100, 1), torch.zeros(100))
 
     def changed(*indices: int) -> dict[int, float]:
         pieces = micro_batches(
@@ -153,3 +156,9 @@ def test_one_record_more_changes_no_other_records_augmentation(
     without, with_one_more = changed(3, 8, 20, 21, 50, 99), changed(2, 3, 8, 20, 21, 50, 99)
     assert with_one_more.pop(2) != 2.0
     assert with_one_more == without
+
+
+def test_fused_optimisers_refuse_complex_parameters(tmp_path: Path) -> None:
+    config = configured(tmp_path, "optimizer=adam", "+optimizer.fused=true")
+    with pytest.raises(UserError, match=r"optimizer\.fused=true"):
+        build_optimizer(config, lookup("model", "complex_mlp")((2,), 2, hidden=[3]))

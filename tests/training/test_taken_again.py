@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.training.test_run import carry_out, kill_after
-from zdp_bench.data import Records
+from zdp_bench.data import Examples
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import run
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.setup import Plan
 
 
 def weights_of(outcome: Outcome) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(
 
     def without_one(*arguments: Any, **options: Any) -> Any:
         splits = data(*arguments, **options)
-        fewer = Records(splits.train.inputs[1:], splits.train.targets[1:])
+        fewer = Examples(splits.train.inputs[1:], splits.train.targets[1:])
         return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
 
     monkeypatch.setattr(

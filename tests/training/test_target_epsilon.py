@@ -12,7 +12,8 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.training.setup import Plan, build_algorithm
+from zdp_bench.training.build import build_algorithm
+from zdp_bench.training.plan import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ def test_a_mechanism_without_noise_somewhere_reaches_no_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = parse(compose(["recipe=quickstart", "privacy.target_epsilon=2"]))
-    monkeypatch.setattr("zdp_bench.training.setup.lookup", lambda kind, name: _NoNoiseSomewhere)
+    monkeypatch.setattr("zdp_bench.training.build.lookup", lambda kind, name: _NoNoiseSomewhere)
     with pytest.raises(
         UserError,
         match=r"target_epsilon=2 with algorithm=zeta_dp_sgd: some direction gets no noise",

@@ -45,7 +45,7 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, add_up, clipped_sum
 from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
 from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
-from zdp_bench.gradients.norms import all_finite, squared_norms_of
+from zdp_bench.gradients.norms import all_finite, squared_norms
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -118,18 +118,20 @@ class DPDFA:
         self.feedback_norm = feedback_norm
         self.convolutions = convolutions
         self.front, self.connected = _chain(problem.model)
+        self.of_connected = [
+            p for layer in self.connected.values() for p in layer.parameters(recurse=False)
+        ]
         # ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output
         self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [
             error_clip
         ]
         self.activation_clips = self._activation_clips()
         self.limits = torch.tensor(
-            [*self.signals, *self.activation_clips], dtype=torch.float64
-        ).unsqueeze(1)  # [2L, 1]
+            [[limit] for limit in (*self.signals, *self.activation_clips)],  # [2L, 1]
+            dtype=torch.float64,
+            device=self.of_connected[0].device,
+        )
         self.parameters = set(trainable(problem.model))
-        self.of_connected = [
-            p for layer in self.connected.values() for p in layer.parameters(recurse=False)
-        ]
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._released()
 
@@ -213,10 +215,10 @@ class DPDFA:
                 ours / (ours + len(self.connected))
             )  # each layer: C/√L
             clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
-        if (
-            not torch.isfinite(clipped.norms).all(dim=1).any()
-        ):  # no record was left, and the engine did not ask again
-            of_connected = {name: torch.zeros_like(value) for name, value in of_connected.items()}
+        # Where no record was left, the engine did not ask again.
+        any_left = torch.isfinite(clipped.norms).all(dim=1).any()
+        for value in of_connected.values():
+            value.mul_(any_left)
         return clipped.sums | of_connected
 
     def _connected_sums(
@@ -247,16 +249,17 @@ class DPDFA:
                 [rows.float() for rows in each] for each in (deltas, activations)
             )
         norms = torch.stack(
-            squared_norms_of([*deltas, *activations])
+            [squared_norms(each) for each in (*deltas, *activations)]
         ).sqrt_()  # [2L, B], in float64
-        factors = clip_factors(norms, self.limits.to(norms.device))
+        factors = clip_factors(norms, self.limits)
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]
         of_deltas = torch.minimum(
             of_deltas, of_error
         )  # δ is clipped where clipping the error did not do
         of_both = held(of_deltas * of_activations)
-        if not all_finite(norms):  # 0 · NaN is NaN: a broken record is zeroed before it is weighed
+        # 0 · NaN is NaN: a broken record is zeroed before it is weighed. A GPU is not waited for.
+        if not (norms.is_cpu and all_finite(norms)):
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
             deltas, activations = (
                 [torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations)

@@ -60,8 +60,9 @@ class SpectralDP:
         self.noise = noise
         self.domain = padded_domain(problem.model, problem.loss, problem.like)
         keep = low_pass if noise == "sound" else one_sided
+        device = next(problem.model.parameters()).device
         self.filters = {
-            name: keep(spectrum.sizes, filter_ratio)
+            name: keep(spectrum.sizes, filter_ratio).to(device)
             for name, spectrum in self.domain.spectra.items()
         }
 
@@ -89,7 +90,7 @@ class SpectralDP:
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
         kept = {
-            name: value * self.filters[name].to(value.device) if name in self.filters else value
+            name: value * self.filters[name] if name in self.filters else value
             for name, value in noisy.items()
         }
         return mean(self.domain.gradients(kept), expected_batch_size)

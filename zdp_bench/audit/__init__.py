@@ -54,8 +54,8 @@ def audit(
         if name not in known:
             raise unknown("case", name, ["all", "recipe", *known])
     if cases in ("all", "recipe"):
-        yield from attack_recipe_release(Subject.of(config), confidence)
-        yield attack_with_gradients(Subject.of(config), confidence, canaries, steps)
-        yield attack_with_inputs(Subject.of(config), confidence, canaries, steps)
+        yield from attack_recipe_release(Subject.prepare(config), confidence)
+        yield attack_with_gradients(Subject.prepare(config), confidence, canaries, steps)
+        yield attack_with_inputs(Subject.prepare(config), confidence, canaries, steps)
     for name in chosen:
         yield known[name].audit(config.seed, confidence)

@@ -26,7 +26,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.training.setup import micro_batches
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.step import Training, private_step
 
 
@@ -173,14 +173,16 @@ class WrongTargets:
         return self.of.groups
 
     @property
-    def by_chance(self) -> bool:
-        return self.of.by_chance
+    def is_stochastic(self) -> bool:
+        return self.of.is_stochastic
 
     def __len__(self) -> int:
         return len(self.of)
 
-    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.of.batch(indices, chance)[0], self.of.batch(self.partner[indices], chance)[1]
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.of.batch(indices, uniforms)[0], self.of.batch(self.partner[indices], uniforms)[
+            1
+        ]
 
 
 def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
@@ -243,11 +245,10 @@ def _train(
     batches: Callable[[np.ndarray], Iterable[Batch]],
 ) -> int:
     """`steps` steps through the engine, with a ledger of their own; how many releases it counted."""
+    noise = subject.noise(subject.key)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(
-            Path(folder) / "ledger.jsonl", algorithm.mechanism(), subject.noise.repeatable
-        )
-        training = Training(algorithm, subject.model, subject.optimizer, subject.noise, ledger)
+        ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)
+        training = Training(algorithm, subject.model, subject.optimizer, noise, ledger)
         for step in range(steps):
             drawn, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
             private_step(training, step, batches(drawn), divisor)

@@ -45,6 +45,7 @@ def attack_recipe_release(
     )  # a unit vector in each block and part
     kind_of = kind_of.to(subject.device)
 
+    source = subject.noise(subject.key)
     pure = max(200, trials // 10)
     noise = torch.empty(pure + 2 * trials, len(kept) + len(numbers), dtype=torch.float64)
     for i in range(len(noise)):
@@ -55,7 +56,7 @@ def attack_recipe_release(
             for block in mechanism.blocks
         }
         drawn = coordinates.of(
-            add_noise(total, mechanism, subject.noise, 10**9 + i)
+            add_noise(total, mechanism, source, 10**9 + i)
         ).double()  # far from any run's steps
         projected = torch.zeros(
             len(numbers), dtype=torch.float64, device=subject.device

@@ -24,7 +24,7 @@ from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
 from zdp_bench.registry import lookup
 from zdp_bench.training.environment import foreign_code
-from zdp_bench.training.setup import Plan
+from zdp_bench.training.plan import Plan
 
 TRIALS = 2_000  # of each neighbour, at most: each takes two keys and two draws
 CPU = torch.device("cpu")

@@ -465,7 +465,7 @@ def _compiled() -> list[str]:
 
 def _paper_ratio(table: str, above: str, below: str) -> float:
     """The paper's own ratio of two rows, on its CPU (or GPU, where ours was one)."""
-    from zdp_bench.report.tables import reference
+    from zdp_bench.report.papers import reference
 
     column = "gpu" if torch.cuda.is_available() else "cpu"
     values = {

@@ -28,7 +28,8 @@ from zdp_bench.config.schema import (
     Scalars,
     Trainer,
 )
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError
+from zdp_bench.registry import lookup
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -84,11 +85,8 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     }
     top = typed(Scalars, scalars, "")
 
-    from zdp_bench.privacy.accounting import ACCOUNTANTS
-
     accountant = str((plain.get("accountant") or {}).get("name"))
-    if accountant not in ACCOUNTANTS:
-        raise unknown("accountant", accountant, ACCOUNTANTS)
+    lookup("accountant", accountant)
     said = typed_keys(overrides)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
@@ -101,19 +99,7 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
         kind: plugin(kind, plain[kind]) for kind in PLUGINS if not _off(kind, plain[kind])
     }
     found.setdefault("scheduler", None)
-    # Keys of every model and of every optimiser, beside the plug-in's own options
     found["replace_batchnorm"] = plain["model"].get("replace_batchnorm")
-    found["complex_second_moment"] = (
-        plain["optimizer"].get("complex_second_moment") or "per_component"
-    )
-    if (
-        found["complex_second_moment"] == "per_component"
-    ):  # one experiment, one digest, however it is said
-        plain["optimizer"] = {
-            key: value
-            for key, value in plain["optimizer"].items()
-            if key != "complex_second_moment"
-        }
     plain = {key: value for key, value in plain.items() if key != "federated"} | _of_the_result(
         checked["federated"]
     )

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Collection
 
-from zdp_bench.config.plugins import HAS_SECOND_MOMENT
 from zdp_bench.config.ranges import MOST_PREFETCHED, require_count, require_threads
 from zdp_bench.config.schema import REPLACEMENTS, Run
 from zdp_bench.errors import UserError, require, unknown
@@ -58,17 +57,6 @@ def check_values(run: Run) -> None:
     replacement = run.replace_batchnorm
     if replacement not in (None, *REPLACEMENTS):
         raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
-    if run.complex_second_moment not in ("per_component", "magnitude"):
-        raise unknown(
-            "optimizer.complex_second_moment",
-            str(run.complex_second_moment),
-            ["per_component", "magnitude"],
-        )
-    if run.complex_second_moment == "magnitude" and run.optimizer.name not in HAS_SECOND_MOMENT:
-        which = ", ".join(HAS_SECOND_MOMENT)
-        raise UserError(
-            f"optimizer.complex_second_moment=magnitude: is for {which}, and not for {run.optimizer.name}."
-        )
     require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
     require_threads("threads", run.threads)
     private = getattr(lookup("algorithm", run.algorithm.name), "private", True)

@@ -33,8 +33,8 @@ def plugin(kind: str, node: dict[str, Any]) -> Plugin:
     return Plugin(name, check_options(kind, builder, options))
 
 
-# Keys of every model and of every optimiser, beside the plug-in's own
-OF_EVERY = {"model": ("replace_batchnorm",), "optimizer": ("complex_second_moment",)}
+# Keys of every model, beside its own
+OF_EVERY = {"model": ("replace_batchnorm",)}
 
 
 def own_keys(kind: str, name: str) -> list[str]:
@@ -220,12 +220,6 @@ OPTIMIZERS = {
     "rmsprop": "RMSprop",
     "adagrad": "Adagrad",
 }
-HAS_SECOND_MOMENT = (
-    "adam",
-    "adamw",
-    "nadam",
-    "rmsprop",
-)  # that `zdp_bench.nn.optimizers` can take of |g|²
 
 
 def optimizer_class(name: str) -> Callable[..., Any]:

@@ -163,7 +163,6 @@ class Run:
     )  # model.replace_batchnorm, for any model
     algorithm: Plugin
     optimizer: Plugin
-    complex_second_moment: Literal["per_component", "magnitude"]  # optimizer.complex_second_moment
     scheduler: Plugin | None
     accountant: str
     trainer: Trainer

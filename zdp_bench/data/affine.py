@@ -1,4 +1,4 @@
-"""Random affine changes of images, by torchvision's v2 transforms: a record's own row of chance decides its own change.
+"""Random affine changes of images, by torchvision's v2 transforms: a record's own row of uniforms decides its own change.
 
 Every drawn occurrence of a record is changed anew, inside the private step: its gradient is clipped like any other, and each
 occurrence is counted.
@@ -42,22 +42,22 @@ class Affine:
             0 <= self.translate < 1, "dataset.augment", self, "the translation must lie in [0, 1)"
         )
 
-    def images(self, images: Tensor, chance: Tensor) -> Tensor:
-        """Images [B, C, H, W] and chance [B, 8] -> changed images [B, C, H, W], bilinear."""
-        moved = self._moved(images, chance, nearest=False)
+    def images(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """Images [B, C, H, W] and uniforms [B, 8] -> changed images [B, C, H, W], bilinear."""
+        moved = self._moved(images, uniforms, nearest=False)
         if not self.noise:
             return moved
         noise = [
             torch.randn(image.shape, generator=_generator(row))
-            for image, row in zip(moved, chance, strict=True)
+            for image, row in zip(moved, uniforms, strict=True)
         ]
         return moved + self.noise * torch.stack(noise).to(moved) if noise else moved
 
-    def masks(self, masks: Tensor, chance: Tensor) -> Tensor:
+    def masks(self, masks: Tensor, uniforms: Tensor) -> Tensor:
         """Masks [B, H, W] moved as their images are, by the nearest pixel; 0 comes in from outside."""
-        return self._moved(masks.unsqueeze(1), chance, nearest=True).squeeze(1)
+        return self._moved(masks.unsqueeze(1), uniforms, nearest=True).squeeze(1)
 
-    def _moved(self, x: Tensor, chance: Tensor, nearest: bool) -> Tensor:
+    def _moved(self, x: Tensor, uniforms: Tensor, nearest: bool) -> Tensor:
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2 import functional as v2
 
@@ -69,7 +69,7 @@ class Affine:
             x - fill if fill else x
         )  # zeros come in then: torchvision's own `fill` leaves a seam round bilinear images
         out = torch.empty_like(x)
-        for index, row in enumerate((2 * chance - 1).tolist()):  # each in [-1, 1)
+        for index, row in enumerate((2 * uniforms - 1).tolist()):  # each in [-1, 1)
             out[index] = v2.affine(
                 v2.horizontal_flip(x[index]) if self.flip and row[6] < 0 else x[index],
                 angle=self.degrees * row[0],
@@ -85,5 +85,5 @@ class Affine:
 
 
 def _generator(row: Tensor) -> torch.Generator:
-    """The noise of one record, from the last number of its chance."""
+    """The noise of one record, from the last number of its uniforms."""
     return torch.Generator().manual_seed(int(row[7] * 2**53))

@@ -1,4 +1,4 @@
-"""Random flips and crops of training images, each decided by its own record's row of chance alone."""
+"""Random flips and crops of training images, each decided by its own record's row of uniforms alone."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def augmentation(name: str | None, black: float | Tensor) -> Augment | None:
     return flip if name == "flip" else partial(crop_and_flip, black=black)
 
 
-def flip(images: Tensor, chance: Tensor) -> Tensor:
-    """Each image [B, *, H, W] mirrored left to right where chance[:, 0] < ½."""
-    mirrored = (chance[:, 0] < 0.5).view(-1, *[1] * (images.dim() - 1))
+def flip(images: Tensor, uniforms: Tensor) -> Tensor:
+    """Each image [B, *, H, W] mirrored left to right where uniforms[:, 0] < ½."""
+    mirrored = (uniforms[:, 0] < 0.5).view(-1, *[1] * (images.dim() - 1))
     return torch.where(mirrored.to(images.device), images.flip(-1), images)
 
 
-def crop(images: Tensor, chance: Tensor, black: float | Tensor) -> Tensor:
-    """Each image [B, *, H, W] moved by up to 4 pixels down and across, as chance[:, 1] and [:, 2] say; what comes in is black."""
+def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
+    """Each image [B, *, H, W] moved by up to 4 pixels down and across, as uniforms[:, 1] and [:, 2] say; what comes in is black."""
     height, width = images.shape[-2:]
-    corner = (chance[:, 1:3] * (2 * PADDING + 1)).long().to(images.device)  # [B, 2], 0 to 8
+    corner = (uniforms[:, 1:3] * (2 * PADDING + 1)).long().to(images.device)  # [B, 2], 0 to 8
     rows = corner[:, :1] + torch.arange(height, device=images.device)  # [B, H]
     columns = corner[:, 1:] + torch.arange(width, device=images.device)  # [B, W]
     record = torch.arange(len(images), device=images.device).view(-1, 1, 1)
@@ -49,6 +49,6 @@ def crop(images: Tensor, chance: Tensor, black: float | Tensor) -> Tensor:
     return padded[record, rows.unsqueeze(2), columns.unsqueeze(1)].movedim((1, 2), (-2, -1)) + black
 
 
-def crop_and_flip(images: Tensor, chance: Tensor, black: float | Tensor) -> Tensor:
+def crop_and_flip(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
     """`crop`, then `flip`."""
-    return flip(crop(images, chance, black), chance)
+    return flip(crop(images, uniforms, black), uniforms)

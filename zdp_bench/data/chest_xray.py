@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import holds_any, sha256
@@ -248,10 +248,10 @@ def load(
         name: number for number, name in enumerate(sorted({film.patient for film in found}))
     }
 
-    def records(chosen: list[Film]) -> Records:
+    def records(chosen: list[Film]) -> Examples:
         rows = torch.tensor([at[film.path] for film in chosen], dtype=torch.long)
         groups = torch.tensor([patients[film.patient] for film in chosen], dtype=torch.long)
-        return Records(pixels[rows], torch.tensor([film.label for film in chosen]), groups, PIXELS)
+        return Examples(pixels[rows], torch.tensor([film.label for film in chosen]), groups, PIXELS)
 
     settings = repr((size, validation_share, split_seed, max_per_patient, augment, PIXELS))
     return Splits(
@@ -262,7 +262,7 @@ def load(
         provenance=provenance,
         digest=hashlib.sha256(f"{files}:{settings}".encode()).hexdigest(),
         notes=_notes(made, found, size),
-        records_per_patient=made.most_of_one,
+        examples_per_patient=made.most_of_one,
         augment=AUGMENT.images if augment else None,
         validation=records(made.validation) if made.validation else None,
     )
@@ -350,13 +350,13 @@ def outline(
     split_seed: int,
     max_per_patient: int | None,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """From names, sizes, and the bytes of films of one size: others are no copies. Without films, the release's own numbers."""
     check_size(size)
     shape = (1, size, size)
     if not holds_any(root / FOLDER):
         train = round((1 - validation_share) * OFFICIAL["train"])
-        return Outline(
+        return DatasetInfo(
             train, OFFICIAL["test"], shape, 1, found=False, validation=OFFICIAL["train"] - train
         )
     found = films(root / FOLDER)
@@ -368,6 +368,6 @@ def outline(
         max_per_patient,
     )
     each, validate = made.most_of_one, len(made.validation)
-    return Outline(
-        len(made.train), len(made.test), shape, 1, records_per_patient=each, validation=validate
+    return DatasetInfo(
+        len(made.train), len(made.test), shape, 1, examples_per_patient=each, validation=validate
     )

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.files import Card, card, checksum, sha256
 from zdp_bench.errors import UserError
@@ -209,13 +209,13 @@ def read(
     return files, digest, "official" if official else "derived", notes
 
 
-def _records(files: list[Images], mean: Tensor, deviation: Tensor) -> Records:
+def _records(files: list[Images], mean: Tensor, deviation: Tensor) -> Examples:
     images, labels = (
         np.concatenate([f.images for f in files]),
         np.concatenate([f.labels for f in files]),
     )
     pixels = torch.from_numpy(images).float().div_(255).sub_(mean).div_(deviation)
-    return Records(pixels, torch.from_numpy(labels))
+    return Examples(pixels, torch.from_numpy(labels))
 
 
 @register("dataset", "cifar10")
@@ -247,9 +247,9 @@ def cifar10(
 
 
 @register("outline", "cifar10")
-def outline(root: Path, *, layout: Layout, **_: object) -> Outline:
+def outline(root: Path, *, layout: Layout, **_: object) -> DatasetInfo:
     """From the sizes of the binary layout's files; the Python layout is the release or is refused."""
-    released = Outline(50_000, 10_000, SHAPE, CLASSES, found=False, unit="image")
+    released = DatasetInfo(50_000, 10_000, SHAPE, CLASSES, found=False, unit="image")
     try:
         paths = _paths(root, layout_of(root, layout))
     except UserError:
@@ -259,7 +259,7 @@ def outline(root: Path, *, layout: Layout, **_: object) -> Outline:
     if paths[0].suffix != ".bin":
         return replace(released, found=True)
     counts = [path.stat().st_size // RECORD for path in paths]
-    return Outline(sum(counts[:5]), counts[5], SHAPE, CLASSES, unit="image")
+    return DatasetInfo(sum(counts[:5]), counts[5], SHAPE, CLASSES, unit="image")
 
 
 @register("check", "cifar10")

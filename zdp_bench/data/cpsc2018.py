@@ -27,7 +27,7 @@ import torch
 from scipy.io import loadmat
 from sklearn.model_selection import train_test_split
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
@@ -371,8 +371,8 @@ def load(
     )
     x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
     return Splits(
-        Records(x[train], y[train]),
-        Records(x[test], y[test]),
+        Examples(x[train], y[train]),
+        Examples(x[test], y[test]),
         input_shape=(fft_length,),
         outputs=1,
         provenance=provenance,
@@ -430,7 +430,7 @@ def outline(
     test_share: float,
     bad_records: str,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """From headers and REFERENCE.csv, so that only a bad signal changes the counts; where those are skipped, signals are read."""
     _check(positive, negative, channel, length, fft_length)
     folder = root / "CPSC2018"
@@ -443,4 +443,6 @@ def outline(
             elif (target := _label(one, positive, negative)) is not None:
                 counts[target] += 1
     train, test = parts(folder, positive, negative, counts, test_share)
-    return Outline(train, test, (fft_length,), 1, torch.complex64, found=found, unit="recording")
+    return DatasetInfo(
+        train, test, (fft_length,), 1, torch.complex64, found=found, unit="recording"
+    )

@@ -10,7 +10,7 @@ Each file is one volume:
 drawn; a test slice always the one that fastMRI seeds by its file's name.
 
 The sampling unit, and so what ε protects, is a key. `slice`, as the paper has it: each slice is a record, and a patient owns
-`records_per_patient` of them. `volume`: a record is the middle `slices` slices of a volume, its loss their mean.
+`examples_per_patient` of them. `volume`: a record is the middle `slices` slices of a volume, its loss their mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Outline, Provenance, Splits
+from zdp_bench.data import DatasetInfo, Provenance, Splits
 from zdp_bench.data.files import holds_any
 from zdp_bench.data.formats.kspace import (
     Undersampling,
@@ -189,7 +189,7 @@ class KSpaceRecords:
     Attributes:
         starts: the volume and first slice of each record [n, 2].
         slices: how many slices a record has; None where it is a single slice, without an axis for them.
-        by_chance: whether a record's mask is drawn anew each time (training) or fixed by its file's name.
+        is_stochastic: whether a record's mask is drawn anew each time (training) or fixed by its file's name.
         groups: what belongs together [n]: a volume's records, to be measured; in training a patient's, who may have several.
     """
 
@@ -197,17 +197,17 @@ class KSpaceRecords:
     starts: Tensor
     how: Undersampling
     slices: int | None
-    by_chance: bool
+    is_stochastic: bool
     groups: Tensor
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The records at `indices` [B].
 
         Args:
-            chance: uniform numbers [B, any] that a record's mask is drawn from, where masks are random.
+            uniforms: uniform numbers [B, any] that a record's mask is drawn from, where masks are random.
 
         Returns:
             inputs complex64 [B, 1, H, W], zero-filled and in units of the slice's own standard deviation; targets float32
@@ -225,8 +225,8 @@ class KSpaceRecords:
             volume = self.volumes[which]
             columns = volume.shape[2]
             kspace, reference = read(volume, first, count)
-            if self.by_chance and chance is not None:
-                seed = (chance[row].numpy() * 2**32).astype(np.uint32)
+            if self.is_stochastic and uniforms is not None:
+                seed = (uniforms[row].numpy() * 2**32).astype(np.uint32)
                 mask = random_mask(columns, self.how, np.random.default_rng(seed))
             else:
                 mask = fixed_mask(columns, self.how, volume.path.name)
@@ -335,11 +335,11 @@ def as_splits(
         provenance=provenance,
         digest=hashlib.sha256(repr((stamps, how, unit, slices)).encode()).hexdigest(),
         notes="; ".join(part for part in said if part),
-        records_per_patient=max(of_patient.values()),
+        examples_per_patient=max(of_patient.values()),
     )
 
 
-def outlined(splits: Splits, found: bool = True) -> Outline:
+def outlined(splits: Splits, found: bool = True) -> DatasetInfo:
     """What volumes that are known, but not read, are as records."""
     *slices, _channel, height, width = splits.input_shape
     sizes = (
@@ -349,7 +349,9 @@ def outlined(splits: Splits, found: bool = True) -> Outline:
         (*slices, 2, height, width),
         torch.float32,
     )
-    return Outline(len(splits.train), len(splits.test), *sizes, splits.records_per_patient, found)
+    return DatasetInfo(
+        len(splits.train), len(splits.test), *sizes, splits.examples_per_patient, found
+    )
 
 
 def announced(name: str, shape: tuple[int, int, int]) -> Volume:
@@ -364,7 +366,7 @@ def _fits(volume: Volume, how: Undersampling, slices: int) -> bool:
 
 
 def _records(
-    found: list[Volume], how: Undersampling, unit: Unit, slices: int | None, by_chance: bool
+    found: list[Volume], how: Undersampling, unit: Unit, slices: int | None, is_stochastic: bool
 ) -> KSpaceRecords:
     """The middle `slices` slices (None: all) of some volumes, a record each or one record a volume."""
     starts = []
@@ -377,14 +379,14 @@ def _records(
         for number, patient in enumerate(dict.fromkeys(volume.patient for volume in found))
     }
     groups = torch.tensor(
-        [patients[found[which].patient] if by_chance else which for which, _ in starts]
+        [patients[found[which].patient] if is_stochastic else which for which, _ in starts]
     )
     return KSpaceRecords(
         tuple(found),
         torch.tensor(starts),
         how,
         slices if unit == "volume" else None,
-        by_chance,
+        is_stochastic,
         groups,
     )
 
@@ -425,7 +427,7 @@ def outline(
     width: int,
     slices: int | None,
     unit: Unit,
-) -> Outline:
+) -> DatasetInfo:
     """From the files' headers. Without files, the release: 973 and 199 volumes, 34,742 and 7,135 slices, at most 50 of one."""
     how = Undersampling(acceleration, center_fraction, height, width)
     found = holds_any(root / "fastMRI" / FOLDERS[0])
@@ -441,7 +443,7 @@ def outline(
     said = outlined(as_splits(sides, "official", "", how=how, unit=unit, slices=slices), found)
     if found or unit == "volume" or slices:
         return said
-    return replace(said, train=RELEASED[0], test=RELEASED[1], records_per_patient=50)
+    return replace(said, train=RELEASED[0], test=RELEASED[1], examples_per_patient=50)
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

@@ -129,7 +129,7 @@ def within(root: Path, folder: str) -> Path:
     return root / folder
 
 
-def there(root: Path, of: Card) -> bool:
+def has_files(root: Path, of: Card) -> bool:
     """Whether a card's own files are under the root, all that are listed, or any where none are; generated sets always are."""
     return not missing(root, of) and (not of.holds or any(True for _ in root.glob(of.holds)))
 
@@ -159,7 +159,7 @@ def inspected(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
             yield path, ""
         except UserError as error:
             yield path, str(error)
-    if not there(root, of):
+    if not has_files(root, of):
         if not of.files:
             yield root / of.holds, f"{root / of.holds}: is missing. {origin(of)}"
     elif of.name in names("check"):
@@ -183,7 +183,7 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
 
     wanted = missing(root, of)
     mirrors = (mirror,) if mirror else of.mirrors
-    if not mirrors and not there(root, of):
+    if not mirrors and not has_files(root, of):
         raise UserError(
             f"dataset '{of.name}' is not under {root}, and has no download of its own. {origin(of)}"
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zdp_bench.data import Outline, Splits, fastmri
+from zdp_bench.data import DatasetInfo, Splits, fastmri
 from zdp_bench.data.files import holds_any, made_whole, sha256, within
 from zdp_bench.data.formats.kspace import Undersampling, to_kspace
 from zdp_bench.data.formats.nifti import HIPPOCAMPI, READING, inspected, name_of, read, volumes
@@ -125,7 +125,7 @@ def outline(
     unit: fastmri.Unit,
     test_share: float,
     split_seed: int,
-) -> Outline:
+) -> DatasetInfo:
     """From the volumes' headers; without volumes, as many as the default folder of the release has."""
     require(axis in (0, 1, 2), "dataset.axis", axis, AXES)
     how = Undersampling(acceleration, center_fraction, height, width)

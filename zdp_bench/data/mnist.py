@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.files import Card, card, fetch, missing, sha256, verify
 from zdp_bench.data.formats.idx import announced, read_idx
@@ -90,7 +90,7 @@ def _splits(
 ) -> Splits:
     train, test, digest, provenance = read(root, card(name), check=check, mirror=mirror)
     records = [
-        Records(to_float(split.images, name, normalise), torch.from_numpy(split.labels))
+        Examples(to_float(split.images, name, normalise), torch.from_numpy(split.labels))
         for split in (train, test)
     ]
     black = float(to_float(np.zeros(1, np.uint8), name, normalise))
@@ -128,23 +128,23 @@ def fashion_mnist(
     return _splits("fashion_mnist", root, normalise, check, mirror, augment)
 
 
-def outlined(root: Path, of: Card, dtype: torch.dtype = torch.float32) -> Outline:
+def outlined(root: Path, of: Card, dtype: torch.dtype = torch.float32) -> DatasetInfo:
     """What `read` will make of the card's files, from their headers; the release's counts where they are not there."""
     if missing(root, of):
-        return Outline(60_000, 10_000, (28, 28), CLASSES, dtype, found=False, unit="image")
+        return DatasetInfo(60_000, 10_000, (28, 28), CLASSES, dtype, found=False, unit="image")
     (train, *shape), (test, *_) = (
         announced(root / of.files[index].path, dims=3) for index in (0, 2)
     )
-    return Outline(train, test, tuple(shape), CLASSES, dtype, unit="image")
+    return DatasetInfo(train, test, tuple(shape), CLASSES, dtype, unit="image")
 
 
 @register("outline", "mnist")
-def mnist_outline(root: Path, **_: object) -> Outline:
+def mnist_outline(root: Path, **_: object) -> DatasetInfo:
     """As many as the headers announce."""
     return outlined(root, card("mnist"))
 
 
 @register("outline", "fashion_mnist")
-def fashion_mnist_outline(root: Path, **_: object) -> Outline:
+def fashion_mnist_outline(root: Path, **_: object) -> DatasetInfo:
     """As many as the headers announce."""
     return outlined(root, card("fashion_mnist"))

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import holds_any, sha256
 from zdp_bench.data.formats import nifti
@@ -151,7 +151,7 @@ def load(
         members,
     ) in parts.items():  # each part is one stretch of the mapped file, so nothing is copied
         rows = slice(first, first + sum(p.records for p in members))
-        split[part] = Records(whole[rows], labels[rows], groups[rows])
+        split[part] = Examples(whole[rows], labels[rows], groups[rows])
         first = rows.stop
     counts = ", ".join(f"{len(members)} to {doing}" for doing, members in _said(parts))
     return Splits(
@@ -162,7 +162,7 @@ def load(
         provenance=provenance,
         digest=made,
         notes=f"{notes}; k-space of centre slices at {size}², each whitened by itself; patients: {counts}",
-        records_per_patient=max(patient.records for patient in parts["train"]),
+        examples_per_patient=max(patient.records for patient in parts["train"]),
         validation=split["validation"] if parts.get("validation") else None,
     )
 
@@ -172,17 +172,17 @@ def _said(parts: dict[str, list[Patient]]) -> list[tuple[str, list[Patient]]]:
     return [(doing[part], members) for part, members in parts.items() if members]
 
 
-def outlined(parts: dict[str, list[Patient]], size: int) -> Outline:
+def outlined(parts: dict[str, list[Patient]], size: int) -> DatasetInfo:
     """What `load` will make of these patients."""
     counts = {part: sum(patient.records for patient in members) for part, members in parts.items()}
     each = max(patient.records for patient in parts["train"])
-    return Outline(
+    return DatasetInfo(
         counts["train"],
         counts["test"],
         (1, size, size),
         len(SEQUENCES),
         torch.complex64,
-        records_per_patient=each,
+        examples_per_patient=each,
         validation=counts.get("validation", 0),
     )
 
@@ -262,7 +262,7 @@ def mri_sequences(
 @register("outline", "mri_sequences")
 def outline(
     root: Path, *, size: int, slices: int, validation_patients: int, split_seed: int
-) -> Outline:
+) -> DatasetInfo:
     """From headers alone; without volumes, as many as the release has."""
     check_options(size, slices)
     if holds_any(root / FOLDER):
@@ -271,13 +271,13 @@ def outline(
     train, test = RELEASED["imagesTr"] * each, (RELEASED["imagesTs"] - validation_patients) * each
     shape = (1, size, size)
     validate = validation_patients * each
-    return Outline(
+    return DatasetInfo(
         train,
         test,
         shape,
         len(SEQUENCES),
         torch.complex64,
-        records_per_patient=each,
+        examples_per_patient=each,
         found=False,
         validation=validate,
     )

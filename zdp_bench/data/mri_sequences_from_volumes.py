@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import holds_any, within
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.mri_sequences import (
@@ -127,7 +127,7 @@ def mri_sequences_from_volumes(
 @register("outline", "mri_sequences_from_volumes")
 def outline(
     root: Path, *, folder: str, size: int, slices: int, test_share: float, split_seed: int
-) -> Outline:
+) -> DatasetInfo:
     """From headers alone; without volumes, as many as the default folder of the release has."""
     check_options(size, slices)
     if holds_any(within(root, folder)):
@@ -136,7 +136,7 @@ def outline(
         )
     each, test = len(SEQUENCES) * slices, round(test_share * 260)
     sizes = ((260 - test) * each, test * each, (1, size, size), len(SEQUENCES), torch.complex64)
-    return Outline(*sizes, records_per_patient=each, found=False, unit="volume")
+    return DatasetInfo(*sizes, examples_per_patient=each, found=False, unit="volume")
 
 
 @register("check", "mri_sequences_from_volumes")

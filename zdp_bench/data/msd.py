@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.affine import Affine
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import card, holds_any, sha256
@@ -232,7 +232,7 @@ def load(
         members,
     ) in split.items():  # each part is one stretch of the mapped file, so nothing is copied
         rows = slice(first, first + sum(len(case.slices(most[part])) for case in members))
-        records[part] = Records(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
+        records[part] = Examples(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
         first = rows.stop
     people = {part: len(members) for part, members in split.items()}
     return Splits(
@@ -244,7 +244,7 @@ def load(
         digest=hashlib.sha256(f"{made}:{augment}:{PIXELS}".encode()).hexdigest(),
         notes=f"axial slices of {people['train']} volumes to train, {people['validation']} to validate (public), "
         f"{people['test']} to test; labels above 0 are one mask; {geometry.fit} to {size}²",
-        records_per_patient=max(len(case.slices(max_per_patient)) for case in split["train"]),
+        examples_per_patient=max(len(case.slices(max_per_patient)) for case in split["train"]),
         augment=AUGMENT.images if augment else None,
         augment_targets=AUGMENT.masks if augment else None,
         validation=records["validation"] if people["validation"] else None,
@@ -360,7 +360,7 @@ def outline(
     test_share: float,
     split_seed: int,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """From headers alone; without volumes, as many as the release has, with the paper's 64 slices each."""
     folder, _provenance = _of_task(root, task)
     check_options(
@@ -368,29 +368,36 @@ def outline(
         max_per_patient,
         test_per_patient,
     )
-    map_of = {
-        "input_shape": (1, size, size),
-        "outputs": 1,
-        "target_shape": (size, size),
-        "target_dtype": torch.uint8,
-        "unit": "volume",
-    }
     if not holds_any(folder):
         volumes, each = TASKS[task][1], max_per_patient or SLICES
         train, test = sizes(volumes, validation_share, test_share)
-        return Outline(
+        return DatasetInfo(
             train * each,
             test * (test_per_patient or SLICES),
-            records_per_patient=each,
+            examples_per_patient=each,
             found=False,
             validation=(volumes - train - test) * each,
-            **map_of,  # type: ignore[arg-type]
+            input_shape=(1, size, size),
+            outputs=1,
+            target_shape=(size, size),
+            target_dtype=torch.uint8,
+            unit="volume",
         )
     split = parts(with_channel(cases(folder), channel), validation_share, test_share, split_seed)
     own = [len(case.slices(max_per_patient)) for case in split["train"]]
     tested = sum(len(case.slices(test_per_patient)) for case in split["test"])
     validate = sum(len(case.slices(max_per_patient)) for case in split["validation"])
-    return Outline(sum(own), tested, records_per_patient=max(own), validation=validate, **map_of)  # type: ignore[arg-type]
+    return DatasetInfo(
+        sum(own),
+        tested,
+        examples_per_patient=max(own),
+        validation=validate,
+        input_shape=(1, size, size),
+        outputs=1,
+        target_shape=(size, size),
+        target_dtype=torch.uint8,
+        unit="volume",
+    )
 
 
 @register("check", "msd")

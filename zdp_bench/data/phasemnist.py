@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from zdp_bench.data import Outline, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Splits
 from zdp_bench.data.files import card
 from zdp_bench.data.formats.idx import read_idx
 from zdp_bench.data.mnist import CLASSES, Normalise, outlined, read, to_float
@@ -93,16 +93,18 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
     return chosen
 
 
-def pair(train: Images, test: Images, seed: int) -> tuple[Records, Records, Pairing]:
+def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pairing]:
     """Examples real + i·partner, labelled by the real part: complex64 [n, h, w]. No test image is in a training example."""
     (pixels, labels), (test_pixels, test_labels) = train, test
     made = couple_images(labels, seed)
     examples = torch.complex(pixels[made.real], pixels[made.partner])
-    training = Records(examples, torch.from_numpy(labels[made.real]), torch.from_numpy(made.couple))
+    training = Examples(
+        examples, torch.from_numpy(labels[made.real]), torch.from_numpy(made.couple)
+    )
     partners = torch.from_numpy(draw_partners(test_labels, seed))
     return (
         training,
-        Records(torch.complex(test_pixels, test_pixels[partners]), torch.from_numpy(test_labels)),
+        Examples(torch.complex(test_pixels, test_pixels[partners]), torch.from_numpy(test_labels)),
         made,
     )
 
@@ -146,7 +148,7 @@ def phasemnist(
         provenance="derived",
         digest=_digest(files, pairing_seed),
         notes=_describe("official MNIST" if check else "unchecked MNIST files", pairing_seed, made),
-        records_per_patient=made.most_of_one,
+        examples_per_patient=made.most_of_one,
         unit="image",
     )
 
@@ -170,7 +172,7 @@ def phase_digits(root: Path, *, pairing_seed: int = 9, test_share: float = 0.2) 
         provenance="derived",
         digest=_digest(f"{files}:{test_share}", pairing_seed),
         notes=_describe("scikit-learn's digits", pairing_seed, made),
-        records_per_patient=made.most_of_one,
+        examples_per_patient=made.most_of_one,
         unit="image",
     )
 
@@ -192,7 +194,7 @@ def _split(labels: np.ndarray, test_share: float, seed: int) -> tuple[np.ndarray
 
 
 @register("outline", "phasemnist")
-def phasemnist_outline(root: Path, *, pairing_seed: int, **_: object) -> Outline:
+def phasemnist_outline(root: Path, *, pairing_seed: int, **_: object) -> DatasetInfo:
     """What the labels leave after pairing: the files' own labels, or the release's counts where they are not there."""
     mnist = outlined(root, card("mnist"), torch.complex64)
     labels = np.repeat(np.arange(CLASSES), RELEASED)
@@ -202,14 +204,14 @@ def phasemnist_outline(root: Path, *, pairing_seed: int, **_: object) -> Outline
 
 
 @register("outline", "phase_digits")
-def phase_digits_outline(root: Path, *, pairing_seed: int, test_share: float) -> Outline:
+def phase_digits_outline(root: Path, *, pairing_seed: int, test_share: float) -> DatasetInfo:
     """What the bundled labels leave after the split and the pairing."""
     labels = load_digits().target
     train, test = _split(labels, test_share, pairing_seed)
-    whole = Outline(len(train), len(test), (8, 8), CLASSES, torch.complex64, unit="image")
+    whole = DatasetInfo(len(train), len(test), (8, 8), CLASSES, torch.complex64, unit="image")
     return _count_pairs(whole, couple_images(labels[train], pairing_seed))
 
 
-def _count_pairs(images: Outline, made: Pairing) -> Outline:
+def _count_pairs(images: DatasetInfo, made: Pairing) -> DatasetInfo:
     """Turn the outline of images into that of the examples which `made` makes of them."""
-    return replace(images, train=len(made.real), records_per_patient=made.most_of_one)
+    return replace(images, train=len(made.real), examples_per_patient=made.most_of_one)

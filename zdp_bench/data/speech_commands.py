@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Outline, Provenance, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.cache import kept
 from zdp_bench.data.files import holds_any, sha256
 from zdp_bench.errors import UserError, require, suggestion
@@ -291,17 +291,17 @@ def shape_of(frame_step: int, bins: int, grid: list[int] | None) -> list[int]:
     return shape
 
 
-def outlined(speakers: list[str], testing: np.ndarray, words: int, shape: list[int]) -> Outline:
+def outlined(speakers: list[str], testing: np.ndarray, words: int, shape: list[int]) -> DatasetInfo:
     """What `load` will make of clips by these speakers."""
     held = int(testing.sum())
     own = most_of_one(speakers, testing)
-    return Outline(
+    return DatasetInfo(
         len(speakers) - held,
         held,
         (1, *shape),
         words,
         torch.complex64,
-        records_per_patient=own,
+        examples_per_patient=own,
         unit="speaker",
     )
 
@@ -338,14 +338,14 @@ def load(
         (words, clips_per_word, split, test_share, split_seed, frame_step, bins, scale, align, grid)
     )
     return Splits(
-        Records(inputs[train], labels[train]),
-        Records(inputs[test], labels[test]),
+        Examples(inputs[train], labels[train]),
+        Examples(inputs[test], labels[test]),
         input_shape=(1, *shape),
         outputs=len(words),
         provenance=provenance,
         digest=hashlib.sha256(f"{files}:{settings}".encode()).hexdigest(),
         notes=f"{len(paths):,} clips of {len(words)} words by {len(set(speakers)):,} speakers, split by {split}",
-        records_per_patient=most_of_one(speakers, testing),
+        examples_per_patient=most_of_one(speakers, testing),
         unit="speaker",
     )
 
@@ -400,7 +400,7 @@ def outline(
     bins: int,
     grid: list[int] | None,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """From the clips' names; without clips, the release's 3,500 or so of a word, and 20 or so of a speaker."""
     shape = shape_of(frame_step, bins, grid)
     if holds_any(root / FOLDER):
@@ -426,4 +426,4 @@ def outline(
         f"leaves {count - held} clips to train and {held} to test",
     )
     sizes = (count - held, held, (1, *shape), len(words), torch.complex64)
-    return Outline(*sizes, records_per_patient=20, found=False, unit="speaker")
+    return DatasetInfo(*sizes, examples_per_patient=20, found=False, unit="speaker")

@@ -11,24 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo
 from zdp_bench.gradients import trust
 from zdp_bench.privacy.noise import SeededNoise, add_noise
-from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
-from zdp_bench.training.devices import pick_device
+from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.environment import peak_memory
-from zdp_bench.training.setup import (
-    MICRO_BATCH,
-    Plan,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    check_fit,
-    micro_batches,
-)
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import descend, summed
 
 SECONDS = 3.0  # no trial step is begun that would pass this
@@ -57,43 +48,26 @@ def measured(config: Run, timed: int = 3) -> Cost:
     Raises:
         UserError: the data, the device or the model is not usable.
     """
-    device = pick_device(config.device)
-    data: Splits = lookup("dataset", config.dataset.name)(
-        config.data_root, **config.dataset.options
-    )
-    task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data)
-    check_fit(config, model, task, data)
-    model, plan = model.to(device), Plan.of(config, len(data.train))
-    problem = Problem(
-        model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
-    )
-    config, algorithm = build_algorithm(config, problem, plan)
-    optimizer, mechanism = build_optimizer(config, model), algorithm.mechanism()
+    setup = Setup.of(config)
+    mechanism, noise = setup.mechanism, SeededNoise(config.seed)
     clocks = [time.perf_counter()]
     for step in range(timed):
-        indices, divisor = plan.draw(config.seed, step)
-        batches = micro_batches(
-            data.train,
-            indices,
-            config,
-            device,
-            config.seed,
-            step,
-            data.augment,
-            data.augment_targets,
-        )
-        release = add_noise(
-            summed(algorithm, mechanism, batches, device), mechanism, SeededNoise(config.seed), step
-        )
-        descend(dict(model.named_parameters()), optimizer, algorithm.postprocess(release, divisor))
+        batches, divisor = setup.draw(config.seed, step)
+        total = summed(setup.algorithm, mechanism, batches, setup.device)
+        release = setup.algorithm.postprocess(add_noise(total, mechanism, noise, step), divisor)
+        descend(dict(setup.model.named_parameters()), setup.optimizer, release)
         clocks.append(time.perf_counter())
     a_step = min(b - a for a, b in itertools.pairwise(clocks))
-    return Cost(a_step * plan.steps, peak_memory(device), str(device))
+    return Cost(a_step * setup.plan.steps, peak_memory(setup.device), str(setup.device))
 
 
 def predicted(
-    config: Run, model: nn.Module, algorithm: Algorithm, plan: Plan, data: Outline, parameters: int
+    config: Run,
+    model: nn.Module,
+    algorithm: Algorithm,
+    plan: Plan,
+    data: DatasetInfo,
+    parameters: int,
 ) -> Cost:
     """Without a record, on the CPU: from a forward pass and steps on random records, one at first, then more, for seconds in all.
 
@@ -141,7 +115,7 @@ def _growing(largest: int) -> Iterator[int]:
     yield largest
 
 
-def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
+def _random_batch(data: DatasetInfo, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(size, *data.input_shape, dtype=data.dtype, generator=generator)
     if data.target_dtype.is_floating_point:
@@ -154,7 +128,7 @@ def _random_batch(data: Outline, size: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _forward(model: nn.Module, data: Outline) -> tuple[int, float]:
+def _forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
     """(bytes that the layers' outputs take, seconds) of one record's forward pass."""
     total = 0
 

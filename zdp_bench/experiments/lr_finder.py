@@ -19,29 +19,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.algorithms import Problem
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Records, Splits
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError, require
-from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
-from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import SecureNoise, SeededNoise, run_key
-from zdp_bench.registry import lookup
-from zdp_bench.training.devices import arithmetic, pick_device
+from zdp_bench.privacy.noise import run_key
+from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.evaluation import evaluate
-from zdp_bench.training.setup import (
-    Plan,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    check_model,
-    micro_batches,
-    seed_layers,
-)
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
 FEWEST = 3  # steps that have a slope
@@ -101,62 +91,50 @@ def range_test(
     if config.threads:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
-    data: Splits = lookup("dataset", config.dataset.name)(
-        config.data_root, **config.dataset.options
-    )
+    data = load_data(config)
     if data.validation is None:
         raise UserError(
             f"a range test watches public validation records, and dataset={config.dataset.name} has none; the loss of training "
             "records is private."
         )
     watched = _first(data.validation, WATCHED)
-    task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data).to(device)
     plan = Plan.of(config, len(data.train))
     calibrated = bool(config.privacy.target_epsilon)
-    if calibrated and plan.before:
+    if calibrated and plan.range_test_steps:
         raise UserError(
-            f"privacy.range_test_steps={plan.before} with privacy.target_epsilon: each range test would change the noise that "
+            f"privacy.range_test_steps={plan.range_test_steps} with privacy.target_epsilon: each range test would change the noise that "
             "the tests before it had. Make one test, or give algorithm.noise_multiplier in place of the target."
         )
-    plan = replace(plan, before=steps) if calibrated else plan
-    problem = Problem(
-        model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
-    )
-    config, algorithm = build_algorithm(config, problem, plan)
-    optimizer = build_optimizer(config, model)
-    check_model(model, algorithm, task, data, config, plan)
-    mechanism = algorithm.mechanism()
-    limit = _affordable(config, mechanism, plan, steps)
+    plan = replace(plan, range_test_steps=steps) if calibrated else plan
+    setup = Setup.of(config, data, device, plan)
+    setup.check_model()
+    config, model, algorithm = setup.config, setup.model, setup.algorithm
+    mechanism, optimizer = setup.mechanism, setup.optimizer
+    limit = _affordable(setup, steps)
     own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"  # no run draws the same noise
     key = run_key(own, mechanism, foreign_code(config.plugins))
-    noise = SecureNoise() if config.privacy.secure else SeededNoise(key)
+    noise = setup.noise(key)
     rates, losses = [], []
-    policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
-    with tempfile.TemporaryDirectory() as folder, policy:
+    with tempfile.TemporaryDirectory() as folder, setup.arithmetic():
         ledger = Ledger(Path(folder) / "ledger.jsonl", mechanism, noise.repeatable)
         training = Training(algorithm, model, optimizer, noise, ledger, limit)
         for step in range(steps):
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            indices, divisor = plan.draw(key, step, config.privacy.secure)
-            seed_layers(key, step, 0, config.privacy.secure)
-            batch = micro_batches(
-                data.train, indices, config, device, key, step, data.augment, data.augment_targets
-            )
+            batch, divisor = setup.draw(key, step)
             try:
                 private_step(training, step, batch, divisor)
             except BudgetExceeded:
                 break
             rates.append(rate)
-            losses.append(evaluate(model, task, watched, device)["loss"])
+            losses.append(evaluate(model, setup.task, watched, device)["loss"])
             if not math.isfinite(losses[-1]) or losses[-1] > EXPLODED * min(losses):
                 break
         made = ledger.releases
         ledger.close()
     delta = config.privacy.delta
-    to_count = plan.before if calibrated else plan.before + made
+    to_count = plan.range_test_steps if calibrated else plan.range_test_steps + made
     return RangeTest(
         rates=rates,
         losses=losses,
@@ -170,17 +148,19 @@ def range_test(
     )
 
 
-def _affordable(config: Run, mechanism: Mechanism, plan: Plan, steps: int) -> int | None:
-    """How many steps the budget pays for, beside those of the tests before; None where there is no budget."""
-    budget = config.privacy.max_epsilon
-    if budget is None:
-        return None
-    before = config.privacy.range_test_steps or 0
-    limit = max(
-        0, affordable_steps(mechanism, config.privacy.delta, budget, before + steps) - before
-    )
-    said = f"the budget pays for {limit} steps of this range test, and {FEWEST} are needed; raise it, or add noise"
-    require(limit >= FEWEST, "privacy.max_epsilon", f"{budget:g}", said)
+def _affordable(setup: Setup, steps: int) -> int | None:
+    """Return how many of the steps the budget pays for; None without a budget.
+
+    Raises:
+        UserError: it pays for fewer than `FEWEST`.
+    """
+    limit, budget = setup.affordable(steps), setup.config.privacy.max_epsilon
+    if limit is not None:
+        reason = (
+            f"the budget pays for {limit} steps of this range test, and {FEWEST} are needed; "
+            "raise it, or add noise"
+        )
+        require(limit >= FEWEST, "privacy.max_epsilon", f"{budget:g}", reason)
     return limit
 
 
@@ -198,8 +178,8 @@ def steepest(rates: list[float], losses: list[float]) -> float | None:
     return rates[best] if slope[best] < 0 else None
 
 
-def _first(records: Records, most: int) -> Records:
+def _first(records: Examples, most: int) -> Examples:
     """The first records of a set, as a set."""
     rows = slice(0, most)
     groups = records.groups[rows] if records.groups is not None else None
-    return Records(records.inputs[rows], records.targets[rows], groups, records.pixels)
+    return Examples(records.inputs[rows], records.targets[rows], groups, records.pixels)

@@ -25,12 +25,12 @@ from zdp_bench.bench import tables as measured
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline, files
+from zdp_bench.data import DatasetInfo, files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import cost
-from zdp_bench.experiments.sweep import claims_of, jobs_of, on_other_data
+from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
 from zdp_bench.registry import lookup
-from zdp_bench.report import curves, page, tables, verdicts
+from zdp_bench.report import curves, page, papers, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.progress import Silent
@@ -95,7 +95,7 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
         say: is told the progress, one line at a time.
     """
     folder = results / SMOKE_FOLDER if profile == "smoke" else results
-    named = [name for name in tables.available() if tables.recipes_of(name)]
+    named = [name for name in papers.available() if papers.recipes_of(name)]
     say(f"working out what {len(named)} tables want ...")
     plan = plan_of(named, profile, seeds, folder, extra)
     if profile == "paper":
@@ -104,16 +104,16 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
     failed = _run_all(plan, (os.cpu_count() or 1) if profile == "smoke" else 1, say)
 
     notes = [SMOKE_NOTE] if profile == "smoke" else []
-    made = [_build(name, plan, folder, notes) for name in named if not curves.is_figure(name)]
+    made = [_build(name, plan, folder, notes) for name in named if not papers.is_figure(name)]
     for table in made:
         tables.write(table, folder)
     drawn = [
-        curves.build(name, folder, plan.stands[name]) for name in named if curves.is_figure(name)
+        curves.build(name, folder, plan.stands[name]) for name in named if papers.is_figure(name)
     ]
     for figure in drawn:
         curves.write(dataclasses.replace(figure, notes=[*notes, *figure.notes]), folder)
     for name in [name for name in measured.available() if name not in named]:
-        if not (folder / "tables" / f"{tables.file_stem(name)}.md").exists():
+        if not (folder / "tables" / f"{papers.file_stem(name)}.md").exists():
             say(f"measuring {name} ...")
             measured.run(name, quick=profile != "paper", threads=2, results=folder)
     pages = [page.write(made, folder, folder / "report.html")]
@@ -191,7 +191,7 @@ def lacking(config: Run) -> str:
         return f"the data root lacks {Path(gone[0].path).name}" + (
             f" and {len(gone) - 1} more" if len(gone) > 1 else ""
         )
-    if not files.there(config.data_root, source):
+    if not files.has_files(config.data_root, source):
         return f"the data root lacks {source.holds}"
     if source.holds and not _found(
         config
@@ -203,7 +203,7 @@ def lacking(config: Run) -> str:
 def _found(config: Run) -> bool:
     """Whether the files of a run's data set are there; what is wrong with files that are, the run itself tells."""
     try:
-        outline: Outline = lookup("outline", config.dataset.name)(
+        outline: DatasetInfo = lookup("outline", config.dataset.name)(
             config.data_root, **config.dataset.options
         )
     except UserError:

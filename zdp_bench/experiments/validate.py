@@ -12,34 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from zdp_bench.algorithms import Problem
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Outline
+from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.cost import Cost, predicted
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
-from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
-    Claim,
-    patient_epsilon,
-    rdp_epsilon,
-    tight_epsilon,
-)
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
-from zdp_bench.report.tables import check_claims
+from zdp_bench.report.papers import check_claims
+from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.devices import check_precision, pick_device
-from zdp_bench.training.setup import (
-    Plan,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    build_scheduler,
-    check_fit,
-)
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -77,23 +66,18 @@ def validate(config: Run, trial: bool = True) -> Report:
     """
     check_claims(config.claims.table, config.claims.row)
     data = outline_of(config)
-    model = build_model(config, data)
     nodes = config.federated.nodes or 1
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
-    task = lookup("task", config.task.name)(**config.task.options)
-    check_fit(config, model, task, data)
-    problem = Problem(
-        model,
-        task.loss,
-        plan.sampling,
-        config.seed,
-        torch.empty(0, *data.input_shape, dtype=data.dtype),
+    setup = Setup.of(config, data, torch.device("cpu"), plan)
+    config, model, algorithm, mechanism = (
+        setup.config,
+        setup.model,
+        setup.algorithm,
+        setup.mechanism,
     )
-    config, algorithm = build_algorithm(config, problem, plan)
-    build_scheduler(config, build_optimizer(config, model), data)
+    build_scheduler(config, setup.optimizer, data)
     check_precision(config.precision, model, algorithm)
     pick_device(config.device)
-    mechanism = algorithm.mechanism()
     parameters = sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())
     return Report(
         recipe=config.recipe,
@@ -103,7 +87,7 @@ def validate(config: Run, trial: bool = True) -> Report:
             "train": data.train,
             "test": data.test,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
-            "records_per_patient": data.records_per_patient,
+            "records_per_patient": data.examples_per_patient,
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
         layers=layers_of(model, config, mechanism),
@@ -124,7 +108,7 @@ def validate(config: Run, trial: bool = True) -> Report:
     )
 
 
-def outline_of(config: Run) -> Outline:
+def outline_of(config: Run) -> DatasetInfo:
     """What the data set says of itself before it is read.
 
     Raises:
@@ -135,7 +119,7 @@ def outline_of(config: Run) -> Outline:
         raise UserError(
             f'dataset={name} cannot be described without reading it: it has no @register("outline", "{name}").'
         )
-    outline: Outline = lookup("outline", name)(config.data_root, **config.dataset.options)
+    outline: DatasetInfo = lookup("outline", name)(config.data_root, **config.dataset.options)
     return outline
 
 
@@ -170,9 +154,9 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
     return found
 
 
-def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> dict[str, Any]:
+def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: DatasetInfo) -> dict[str, Any]:
     """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
-    delta, steps = config.privacy.delta, plan.before + plan.steps
+    delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
     claim = Claim(
         sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs
@@ -181,12 +165,12 @@ def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: Outline) -> 
         "noise_multiplier": sigma,
         "z": mechanism.z,
         "delta": delta,
-        "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
+        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight_epsilon(mechanism, steps, delta),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(
-            mechanism, min(data.records_per_patient, data.train), steps, delta
+            mechanism, min(data.examples_per_patient, data.train), steps, delta
         ),
         "unit": data.unit,
         "max_epsilon": config.privacy.max_epsilon,

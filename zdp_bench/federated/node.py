@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,36 +11,23 @@ import torch
 from torch import Tensor
 
 from zdp_bench import records
-from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.messages import digest
-from zdp_bench.federated.partition import Part, dealt, steps_of
+from zdp_bench.federated.partition import Part, split_by_patient, steps_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.accounting import affordable_steps
 from zdp_bench.privacy.ledger import Ledger, Position
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
-from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
-from zdp_bench.training.devices import arithmetic, pick_device
+from zdp_bench.privacy.noise import run_key
+from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import foreign_code, made_with
 from zdp_bench.training.run import open_ledger
-from zdp_bench.training.setup import (
-    Plan,
-    build_algorithm,
-    build_model,
-    check_fit,
-    check_model,
-    micro_batch_size,
-    micro_batches,
-    seed_layers,
-)
+from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
 
-class Collecting(torch.optim.SGD):
+class AccumulatingSGD(torch.optim.SGD):
     """SGD between a node's steps of one round. Keeps the sum of the released gradients: what the node sends.
 
     That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
@@ -60,7 +48,7 @@ class Collecting(torch.optim.SGD):
 
 
 class Site:
-    """What a process needs to be one or more nodes: data, task and model, each made when first asked for, and once."""
+    """What a process needs to be one or more nodes: data and model, each made when first used."""
 
     def __init__(
         self, config: Run, data: Splits | None = None, device: torch.device | None = None
@@ -73,36 +61,33 @@ class Site:
 
     @cached_property
     def data(self) -> Splits:
-        config = self.config
-        return self._data or lookup("dataset", config.dataset.name)(
-            config.data_root, **config.dataset.options
-        )
+        return self._data or load_data(self.config)
 
     @cached_property
-    def task(self) -> Task:
-        task: Task = lookup("task", self.config.task.name)(**self.config.task.options)
-        return task
+    def setup(self) -> ModelSetup:
+        """The one model of all nodes here: each round sets its weights anew."""
+        return ModelSetup.of(self.config, self.data, self.device)
 
-    @cached_property
+    @property
     def model(self) -> torch.nn.Module:
-        model = build_model(self.config, self.data)
-        check_fit(self.config, model, self.task, self.data)
-        return model.to(self.device)
+        return self.setup.model
 
     @cached_property
     def parts(self) -> list[Part]:
         assert self.config.federated.nodes is not None
-        return dealt(self.data, self.config.federated.nodes, self.config.seed)
+        return split_by_patient(self.data, self.config.federated.nodes, self.config.seed)
 
-    def check(self, algorithm: Algorithm, plan: Plan) -> None:
-        """`experiment.check_model`, once: the nodes here have one model, about the same batches, and algorithms that
-        differ in their noise alone.
+    def check(self, setup: Setup) -> None:
+        """Call `Setup.check_model` for the first node only.
+
+        The nodes here have one model, batches of about one size, and algorithms that differ in
+        their noise alone.
 
         Raises:
             UserError: the model must not be trained privately as it is.
         """
         if not self._checked:
-            check_model(self.model, algorithm, self.task, self.data, self.config, plan)
+            setup.check_model()
             self._checked = True
 
     def node(self, number: int) -> Node:
@@ -144,7 +129,7 @@ class Node:
             "experiment": experiment_digest(self.site.config),
             "seed": self.site.config.seed,
             "records": len(self.records),
-            "records_per_patient": self.site.data.records_per_patient,
+            "records_per_patient": self.site.data.examples_per_patient,
         }
         return told | (
             {"data": self.site.data.digest} if self.config.federated.patients == "split" else {}
@@ -162,20 +147,16 @@ class Node:
                 trusted.
         """
         site = self.site
-        self.plan = steps_of(site.config, len(self.records), rounds)
-        like = site.data.train.batch(torch.arange(0))[0]
-        problem = Problem(site.model, site.task.loss, self.plan.sampling, site.config.seed, like)
-        self.config, self.algorithm = build_algorithm(site.config, problem, self.plan)
-        site.check(self.algorithm, self.plan)
-        self.mechanism = self.algorithm.mechanism()
-        self.size = micro_batch_size(
-            self.config, self.plan, site.model, site.task, site.data, site.device
-        )
+        own = replace(site.setup, data=replace(site.data, train=self.records))
+        self.setup = own.with_plan(steps_of(site.config, len(self.records), rounds))
+        site.check(self.setup)
+        self.mechanism = self.setup.mechanism
+        self.size = self.setup.micro_batch_size()
         name = f"{self.number:02d}" + (
             f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else ""
         )
-        own = f"node {self.number}:{site.data.digest}"  # the data's digest only in here: it leaves no node
-        code = f"{foreign_code(site.config.plugins)}:{own}"
+        # The data's digest is used only here: it leaves no node.
+        code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, code)
         self._path = (
             records.folder(site.config.results, site.config.recipe, run)
@@ -189,28 +170,17 @@ class Node:
     def _open(self, at_least: Position | None = None) -> None:
         if self.ledger:
             self.ledger.close()
-        repeatable = not self.config.privacy.secure
+        config, plan = self.setup.config, self.setup.plan
+        repeatable = not config.privacy.secure
         made = made_with(
-            self.config.plugins,
-            self.site.device,
-            self.size.records,
-            1,
-            self.config.execution.deterministic,
+            config.plugins, self.site.device, self.size.records, 1, config.execution.deterministic
         )
         start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
         self.ledger = open_ledger(
             self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}"
         )
-        privacy, before = self.config.privacy, self.plan.before
-        still = (
-            before + self.ledger.releases + self.plan.steps
-        )  # the most that can have been released at the end
-        budget = privacy.max_epsilon
-        self.limit = (
-            max(0, affordable_steps(self.mechanism, privacy.delta, budget, still) - before)
-            if budget
-            else None
-        )
+        most = self.ledger.releases + plan.steps  # that can have been released at the end
+        self.limit = self.setup.affordable(most)
         self._size = self._path.stat().st_size
 
     def standing(self) -> dict[str, Any]:
@@ -227,44 +197,26 @@ class Node:
             BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
             UserError: this process was not asked to `prepare`; the server asks it to join again.
         """
-        if not hasattr(self, "plan"):
+        if not hasattr(self, "setup"):
             raise UserError("it was started anew, and joins again")
-        site, config, count = self.site, self.config, self.config.federated.local_steps
+        setup, config, count = self.setup, self.setup.config, self.config.federated.local_steps
         if (
             self.ledger is None or self._path.stat().st_size != self._size
         ):  # another process was this node in between (Ray)
             self._open()
         assert self.ledger is not None
-        parameters, of = trainable(site.model), digest(weights)
+        parameters, of = trainable(setup.model), digest(weights)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
         key = f"{self._key}:{self.ledger.generation}:{of}"
-        noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
-        optimizer = Collecting(parameters, config.federated.local_lr)
-        training = Training(self.algorithm, site.model, optimizer, noise, self.ledger, self.limit)
-        data = site.data
-        with arithmetic(
-            config.precision,
-            config.execution.deterministic,
-            site.model,
-            self.algorithm,
-            site.device,
-        ):
+        optimizer = AccumulatingSGD(parameters, config.federated.local_lr)
+        training = Training(
+            setup.algorithm, setup.model, optimizer, setup.noise(key), self.ledger, self.limit
+        )
+        with setup.arithmetic():
             for step in range(round_ * count, (round_ + 1) * count):
-                indices, divisor = self.plan.draw(key, step, config.privacy.secure)
-                seed_layers(key, step, 0, config.privacy.secure)
-                batches = micro_batches(
-                    self.records,
-                    indices,
-                    config,
-                    site.device,
-                    key,
-                    step,
-                    data.augment,
-                    data.augment_targets,
-                    self.size,
-                )
+                batches, divisor = setup.draw(key, step, self.size)
                 private_step(training, step, batches, divisor, of)
         self._size = self._path.stat().st_size
         return self.standing() | {"round": round_}, optimizer.sums

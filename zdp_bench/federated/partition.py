@@ -14,7 +14,7 @@ from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import stream
-from zdp_bench.training.setup import Plan
+from zdp_bench.training.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class Part:
         return None if self.whole.groups is None else self.whole.groups[self.rows]
 
     @property
-    def by_chance(self) -> bool:
-        return self.whole.by_chance
+    def is_stochastic(self) -> bool:
+        return self.whole.is_stochastic
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: Tensor, chance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.whole.batch(self.rows[indices], chance)
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.whole.batch(self.rows[indices], uniforms)
 
 
-def dealt(data: Splits, nodes: int, seed: int) -> list[Part]:
-    """The training set, dealt out by patient: shuffled by the seed, one to each node in turn.
+def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
+    """Split the training set by patient: shuffled by the seed, one patient to each node in turn.
 
     Formal guarantees: every record is at one node; all records of a patient are at the same one.
 
     Raises:
         UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
     """
-    if data.train.groups is None and data.records_per_patient > 1:
+    if data.train.groups is None and data.examples_per_patient > 1:
         raise UserError(
-            f"federated.patients=split: a patient owns up to {data.records_per_patient} records of this data set, and it does "
+            f"federated.patients=split: a patient owns up to {data.examples_per_patient} records of this data set, and it does "
             "not say which, so that they cannot be kept together."
         )
     owners = np.arange(len(data.train)) if data.train.groups is None else data.train.groups.numpy()
@@ -88,7 +88,10 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
 
 
 def evenly(config: Run, records: int) -> Plan:
-    """A node's plan where the nodes have equally many of so many records: what can be said before the patients are dealt out."""
+    """Return a node's plan as if all nodes had equally many of `records` examples.
+
+    `validate` uses it before the patients are split.
+    """
     assert config.federated.nodes is not None
     size = records // config.federated.nodes
     return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)

@@ -26,27 +26,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
 from zdp_bench.federated.messages import Malformed, checked_values, content, digest, tensors_of
-from zdp_bench.federated.partition import dealt, rounds_of, steps_of
+from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
 from zdp_bench.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Copy, Position
-from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
-from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
 from zdp_bench.training import checkpoint
-from zdp_bench.training.devices import arithmetic
+from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.environment import environment, peak_memory
 from zdp_bench.training.evaluation import (
     WATCHED,
+    advance,
     evaluate,
     final_metrics,
     refuse_divergence,
@@ -54,22 +51,12 @@ from zdp_bench.training.evaluation import (
 )
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import Watcher, account, described, open_ledger
-from zdp_bench.training.setup import (
-    Plan,
-    advance,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    build_scheduler,
-    check_fit,
-    check_model,
-    micro_batch_size,
-)
+from zdp_bench.training.setup import ModelSetup, Setup
 from zdp_bench.training.step import descend
 
 
 @dataclass(frozen=True)
-class Conducting:
+class ServerContext:
     """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder, and
     whose keys Flower's nodes have: `owners`, Flower's id -> the node's number."""
 
@@ -81,16 +68,6 @@ class Conducting:
     watcher: Watcher
     asked_to_stop: Callable[[], int]
     owners: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a node with a certain number of records trains with; the server makes it too, to check and to account."""
-
-    config: Run
-    plan: Plan
-    algorithm: Algorithm
-    mechanism: Mechanism
 
 
 class Result:
@@ -112,7 +89,7 @@ class Result:
         return self.record
 
 
-def server_app(conducting: Conducting, result: Result) -> ServerApp:
+def server_app(conducting: ServerContext, result: Result) -> ServerApp:
     """The app that conducts a run, over whatever grid Flower gives it."""
     app = ServerApp()
 
@@ -126,7 +103,7 @@ def server_app(conducting: Conducting, result: Result) -> ServerApp:
     return app
 
 
-def conduct(grid: Grid, given: Conducting) -> Record:
+def conduct(grid: Grid, given: ServerContext) -> Record:
     """One federated run, from the first message to the record; see the module for the rule of a round.
 
     Formal guarantees:
@@ -144,11 +121,8 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
     least = federated.min_nodes or nodes
 
-    task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data)
-    check_fit(config, model, task, data)
-    model = model.to(device)
-    optimizer = build_optimizer(config, model)
+    setup = ModelSetup.of(config, data, device)
+    model, task, optimizer = setup.model, setup.task, setup.optimizer
     scheduler = build_scheduler(config, optimizer, data)
     saved = checkpoint.load(home / "checkpoint.pt", given.run)
     round_, epochs = 0, []
@@ -160,7 +134,9 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
         {"data": data.digest} if split else {}
     )
-    shares_of = [len(part) for part in dealt(data, nodes, config.seed)] if split else None
+    shares_of = (
+        [len(part) for part in split_by_patient(data, nodes, config.seed)] if split else None
+    )
     roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
     come = roster.wait_for(nodes, patience, given.asked_to_stop)
     if signal := given.asked_to_stop():
@@ -178,24 +154,19 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     plan = rounds_of(config, [*sizes.values()])
 
     @cache
-    def of_size(records: int) -> Made:
-        """What a node with so many records must come to."""
-        own = steps_of(config, records, plan.steps)
-        problem = Problem(
-            model, task.loss, own.sampling, config.seed, data.train.batch(torch.arange(0))[0]
-        )
-        calibrated, algorithm = build_algorithm(config, problem, own)
-        return Made(calibrated, own, algorithm, algorithm.mechanism())
+    def of_size(records: int) -> Setup:
+        """Return what a node with so many records trains with, to check and to account."""
+        return setup.with_plan(steps_of(config, records, plan.steps))
 
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
-    fixed = check_model(model, made[0].algorithm, task, data, config, made[0].plan)
+    fixed = made[0].check_model()
     repeatable = not config.privacy.secure
     at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
     asked = open_ledger(
         home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server"
     )
-    size = micro_batch_size(config, made[0].plan, model, task, data, device)
+    size = made[0].micro_batch_size()
     parameters = trainable(model)
 
     def save() -> None:
@@ -209,38 +180,32 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     def spent() -> float:
         """The worst node's tight ε as it stands, without the rounds that a killed run asked for ahead."""
         rounds = asked.releases_before(round_)
-        so_far = {(mechanisms[n], plan.before + roster.spent(n, rounds)) for n in roster.standings}
+        so_far = {
+            (mechanisms[n], plan.range_test_steps + roster.spent(n, rounds))
+            for n in roster.standings
+        }
         return max(
             tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far
         )
 
     @cache
-    def limit(mechanism: Mechanism, most: int) -> int:
-        """How many of a node's steps the budget allows, if it can come to `most`."""
-        return (
-            affordable_steps(
-                mechanism, config.privacy.delta, config.privacy.max_epsilon or math.inf, most
-            )
-            - plan.before
-        )
+    def limit(records: int, most: int) -> int | None:
+        """Return how many of at most `most` steps of a node of that size the budget allows."""
+        return of_size(records).affordable(most)
 
     def affordable(rounds: int) -> bool:
         """True if every node can have taken the steps of so many rounds within the budget."""
-        if config.privacy.max_epsilon is None:
-            return True
-        most = {n: plan.before + roster.spent(n, first + plan.steps) for n in roster.standings}
-        return all(
-            roster.spent(n, rounds) <= limit(mechanisms[n], most[n]) for n in roster.standings
-        )
+        for number in roster.standings:
+            allowed = limit(sizes[number], roster.spent(number, first + plan.steps))
+            if allowed is not None and roster.spent(number, rounds) > allowed:
+                return False
+        return True
 
     stopped_by, every = (
         "epochs",
         config.execution.checkpoint_steps or 1,
     )  # a round made again may be another release
-    policy = arithmetic(
-        config.precision, config.execution.deterministic, model, made[0].algorithm, device
-    )
-    with closing(asked), policy:
+    with closing(asked), made[0].arithmetic():
         roster.asked = first = asked.releases
         come_again = len(roster.present)
         roster.prepare(
@@ -255,22 +220,22 @@ def conduct(grid: Grid, given: Conducting) -> Record:
                 stopped_by = "budget"  # before the round: no node has to spend on a round that would not count
             elif not roster.wait_for(least, patience, given.asked_to_stop):
                 save()
-                raise UserError(gone(roster, nodes, least, {}))
+                raise UserError(missing_message(roster, nodes, least, {}))
             elif not given.asked_to_stop():
                 asked.append(round_, of)  # before any node is asked
                 roster.asked = asked.releases
                 answers = roster.round(content({"round": round_}, weights), round_, patience)
-                releases, reasons = judged(roster, answers, round_, weights)
+                releases, reasons = valid_releases(roster, answers, round_, weights)
                 if len(releases) < least:
                     save()
-                    raise UserError(gone(roster, nodes, least, reasons))
+                    raise UserError(missing_message(roster, nodes, least, reasons))
                 for number in releases:
                     roster.used(number)
                 shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
                 descend(dict(model.named_parameters()), optimizer, weighed_mean(releases, shares))
                 round_ += 1
                 if scheduler and plan.epoch_ending_at(round_) is not None:
-                    advance(scheduler, model, task, data, device)
+                    advance(scheduler, model, task, data.validation, device)
                 given.watcher.stepped(round_ * a_round)
             epoch, step = plan.epoch_ending_at(round_), round_ * a_round
             if (epoch is not None or stopped_by == "budget") and not (
@@ -315,7 +280,7 @@ def conduct(grid: Grid, given: Conducting) -> Record:
     }
 
 
-def judged(
+def valid_releases(
     roster: Roster, answers: Mapping[int, Message], round_: int, like: Mapping[str, Tensor]
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
     """The releases that count, by node, and why the others do not."""
@@ -341,7 +306,7 @@ def judged(
     return releases, reasons
 
 
-def gone(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
+def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
     """Why a round did not come about, in one sentence."""
     reasons = {
         number: why for number, why in roster.refusals().items() if number not in roster.present
@@ -368,7 +333,7 @@ def weighed_mean(
 
 
 def accounted(
-    roster: Roster, made: Mapping[int, Made], repeatable: bool, unit: str
+    roster: Roster, made: Mapping[int, Setup], repeatable: bool, unit: str
 ) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 

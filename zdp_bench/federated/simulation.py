@@ -21,9 +21,9 @@ from zdp_bench.federated.flower import (
     RecordDict,
     ServerApp,
 )
-from zdp_bench.federated.network.fleet import FlowerRun, identify
+from zdp_bench.federated.network.fleet_api import FlowerRun, identify
 from zdp_bench.federated.node import Site
-from zdp_bench.federated.server import Conducting, Result, server_app
+from zdp_bench.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.training import distributed
@@ -55,7 +55,7 @@ def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -
         result = Result()
         with stop_signals() as asked:
             serving = server_app(
-                Conducting(config, data, digest, home, device, watcher, asked), result
+                ServerContext(config, data, digest, home, device, watcher, asked), result
             )
             nodes = config.federated.nodes or 1
             if config.federated.backend == "ray":

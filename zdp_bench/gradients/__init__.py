@@ -4,13 +4,13 @@ How a clipped sum is made, in the order of the code:
 
     __init__             `clipped_sum` picks the engine: fast, once it agrees with plain autograd on
                          two examples (`cross_check`), else the reference. It says so in the log.
-    fast                 the whole of the fast engine, by these five:
+    fast                 the fast engine, made of the next five:
     tape                 one forward and backward pass: every layer's input and output gradient
     rules/               for each type of layer, a `LayerGradient` from these two
     layer_gradient       what that is, and the arithmetic that rules share
-    parameter_gradient   how norms are taken: free, ghost, kept or formed
-    weighing             CLIPPING HAPPENS HERE: norms of whole examples, and their clip factors
-                         (`clipping.clip_factors`); then one weighted sum per parameter
+    parameter_gradient   how norms are taken: ghost, kept or formed
+    clipping             the factor that clips an example, from its norm (`clip_factors`); with it
+                         `fast` takes one weighted sum per parameter: CLIPPING HAPPENS THERE
     reference            the same by torch.func, for any model; it defines what is right
     spectra, correlation gradients in the Fourier domain, for algorithms that clip there
 

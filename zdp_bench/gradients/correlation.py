@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.gradients.clipping import flushed
+from zdp_bench.gradients.layer_gradient import Summands
 
 # Spectra of at most so many bytes per layer are kept between norm and sum; larger ones are computed
 # again, a few examples at a time.
@@ -52,6 +53,10 @@ class Correlation:
             power = _power(x_hat) * _power(g_hat)  # [*half, b]
             parts.append((power * twice).flatten(0, -2).sum(dim=0, dtype=torch.float64))
         return torch.cat(parts) / prod(self.sizes)
+
+    def summands(self) -> Summands:
+        """`weighted_sum` adds the very spectra that are measured, but for the inverse transform."""
+        return Summands(self.squared_norms().sqrt(), 1)
 
     def per_sample(self, start: int, stop: int) -> Tensor:
         """Return g ⋆ x of these examples, [stop − start, O, I, *sizes]."""
@@ -129,19 +134,19 @@ def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
 def _by_matrix(signal: Tensor, dim: int, size: int, real: bool) -> Tensor:
     """Transform `dim`, zero-padded to `size`, by a product; half of the frequencies if `real`."""
     before, given, after = signal.shape[:dim], signal.shape[dim], signal.shape[dim + 1 :]
-    matrix = _fourier(size, given, real).to(signal)  # [k, s]
+    matrix = _fourier(size, given, real, signal.dtype, signal.device)  # [k, s]
     return (matrix @ signal.view(prod(before), given, prod(after))).view(
         *before, len(matrix), *after
     )
 
 
 @cache
-def _fourier(size: int, given: int, real: bool) -> Tensor:
-    """Return exp(−2πi·k·t / size) of frequencies k and the first `given` times t, complex128."""
+def _fourier(size: int, given: int, real: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return exp(−2πi·k·t / size) of all frequencies k and the first `given` times t."""
     frequencies = torch.arange(size // 2 + 1 if real else size)
     # Whole numbers below `size`: no large angle is rounded.
     turns = (torch.outer(frequencies, torch.arange(given)) % size).double()
-    return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size))
+    return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size)).to(device, dtype)
 
 
 def _power(z: Tensor) -> Tensor:

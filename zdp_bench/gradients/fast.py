@@ -16,13 +16,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, groups
+from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups
 from zdp_bench.gradients.layer_gradient import LayerGradient
-from zdp_bench.gradients.parameter_gradient import ParameterGradient, measure_kept
+from zdp_bench.gradients.norms import all_finite
+from zdp_bench.gradients.parameter_gradient import ParameterGradient
 from zdp_bench.gradients.rules import NoRule, Rule, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
 from zdp_bench.gradients.tape import Call, Layer, layers_of, record
-from zdp_bench.gradients.weighing import Term, clipping
 
 # Per-sample gradients are kept where they take less than the activations they replace; else up to
 # this many bytes in all, or half of what the layers' inputs take (by then backward has freed as
@@ -59,26 +59,18 @@ def clipped_sum(
     together = groups(model, bound, per_layer) if per_layer else [([*found], bound)]
 
     with torch.no_grad(), _full_precision(inputs.device):
-        measure_kept(found.values())
-        clipped = []
-        for names, group_bound in together:
-            moved = [found[name] for name in names if found[name].weighted_sum is not None]
-            terms = [of.norm_term(complex_scale) for of in moved]
-            if not terms:  # no example moves the loss through these parameters
-                zeros = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
-                terms = [Term((), zeros)]
-            clipped.append(clipping(terms, group_bound))
-        norms = torch.stack([of.norms for of in clipped], dim=1)  # [B, groups]
-        if all(of.finite for of in clipped):
-            for (names, _), of in zip(together, clipped, strict=True):
+        norms = torch.stack([_norms(inputs, found, names, complex_scale) for names, _ in together])
+        if all_finite(norms):
+            for (names, group_bound), of_group in zip(together, norms, strict=True):
+                factors = clip_factors(of_group, group_bound)
                 for name in names:
                     own = found.pop(name)  # what it keeps is freed once it is summed
                     shaped = id(own.parameter) not in of_other_shape
-                    own.add_to(total, name, of.factors, complex_scale, shaped)
-            return ClippedSum(total, norms if per_layer else norms[:, 0])
-    del found, clipped, moved, terms
+                    own.add_to(total, name, factors, complex_scale, shaped)
+            return ClippedSum(total, norms.T if per_layer else norms[0])
+    del found
     # A factor of 0 does not take an example out whose gradient is not finite: 0 · NaN is NaN.
-    whole = torch.isfinite(norms).all(dim=1)
+    whole = torch.isfinite(norms).all(dim=0)
     rest = clipped_sum(
         model,
         loss,
@@ -89,7 +81,17 @@ def clipped_sum(
         rules=rules,
         into=into,
     )
-    return ClippedSum(rest.sums, norms if per_layer else norms[:, 0])
+    return ClippedSum(rest.sums, norms.T if per_layer else norms[0])
+
+
+def _norms(
+    inputs: Tensor, found: dict[str, ParameterGradient], names: list[str], complex_scale: float
+) -> Tensor:
+    """Return the norms over these parameters, [B]; 0 where no example moves the loss."""
+    moved = [found[name] for name in names if found[name].weighted_sum is not None]
+    if not moved:
+        return torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
+    return torch.stack([of.scaled_squares(complex_scale) for of in moved]).sum(dim=0).sqrt_()
 
 
 def without_rule(model: nn.Module) -> list[str]:
@@ -163,7 +165,7 @@ def _apply_rule(
 
 def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Return a context without autocast; entering torch's own takes as long as a small norm."""
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.gradients.clipping import flushed
-from zdp_bench.gradients.norms import squared_norms_of
+from zdp_bench.gradients.norms import squared_norms
 from zdp_bench.kernels.memory_format import memory_order
 
 # Arithmetic operations a core does while it moves one byte of memory to and fro; 4 to 16 today.
@@ -37,18 +37,16 @@ class LayerGradient:
     Attributes:
         per_sample: (start, stop) -> gradients of these examples, [stop - start, *shape].
         weighted_sum: real factors c [B] -> Σᵢ cᵢ gᵢ, [*shape].
-        norm_factors: () -> tensors [B, ...] whose rows' norms multiply to ‖gᵢ‖: both sides of an
-            outer product, or gradients that exist already.
-        squared_norms: () -> ‖gᵢ‖² [B] in float64 without forming a gradient (a ghost norm).
+        squared_norms: () -> ‖gᵢ‖² [B] in float64, where that takes no gradient formed (a ghost
+            norm), or gradients exist already.
         per_sample_and_norms: as `per_sample`, with ‖gᵢ‖² [stop - start] in float64.
         summands: () -> what `weighted_sum` adds up; needed unless that is the very numbers that
-            `norm_factors` or `squared_norms` measure. Summands that cancel in a norm leave
-            rounding errors in a sum (`clipping.guarded`).
+            `squared_norms` measures. Summands that cancel in a norm leave rounding errors in a sum
+            (`clipping.guarded`).
     """
 
     per_sample: Callable[[int, int], Tensor]
     weighted_sum: Callable[[Tensor], Tensor]
-    norm_factors: Callable[[], tuple[Tensor, ...]] | None = None
     squared_norms: Callable[[], Tensor] | None = None
     per_sample_and_norms: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
     summands: Callable[[], Summands] | None = None
@@ -59,8 +57,15 @@ class LayerGradient:
         return cls(
             lambda start, stop: gradients[start:stop],
             lambda factors: contract(gradients, factors),
-            norm_factors=lambda: (gradients,),
+            squared_norms=lambda: squared_norms(gradients),
         )
+
+    def form(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients of these examples and their squared norms."""
+        if self.per_sample_and_norms is not None:
+            return self.per_sample_and_norms(start, stop)
+        gradients = self.per_sample(start, stop)
+        return gradients, squared_norms(gradients)
 
 
 def add_calls(calls: list[LayerGradient]) -> LayerGradient:
@@ -83,10 +88,8 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
 def _summands(call: LayerGradient) -> Summands:
     if call.summands is not None:
         return call.summands()
-    if call.squared_norms is not None:
-        return Summands(call.squared_norms().sqrt(), 1)
-    assert call.norm_factors is not None
-    return Summands(reduce(torch.mul, squared_norms_of([*call.norm_factors()])).sqrt(), 1)
+    assert call.squared_norms is not None
+    return Summands(call.squared_norms().sqrt(), 1)
 
 
 def bound_summands(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Summands:
@@ -98,8 +101,7 @@ def bound_summands(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Summa
         positions: number of positions t.
         uses: at how many positions one entry of x is used at most (the size of a kernel).
     """
-    of_g, of_x = squared_norms_of([g, x])
-    return Summands((of_g * of_x * uses).sqrt(), positions)
+    return Summands((squared_norms(g) * squared_norms(x) * uses).sqrt(), positions)
 
 
 def contract(gradients: Tensor, factors: Tensor) -> Tensor:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import add_up, guarded
-from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, add_calls, contract
-from zdp_bench.gradients.norms import squared_norms, squared_norms_of
-from zdp_bench.gradients.weighing import Term
+from zdp_bench.gradients.layer_gradient import LayerGradient, add_calls, contract
 
 # Gradients that are formed for their norms only take at most this many bytes at a time.
 FORM_BYTES = 64 * 2**20
@@ -28,19 +26,18 @@ class ParameterGradient:
     pending_calls: int = 0
     calls: list[LayerGradient] = field(default_factory=list)
     kept: Tensor | None = None  # [B, *shape]
-    norm_factors: tuple[Tensor, ...] = ()
     squared_norms: Tensor | None = None  # [B] float64
     weighted_sum: Callable[[Tensor], Tensor] | None = None
 
     def measure(self, examples: int, freed: int, budget: int) -> int:
-        """Decide, once all calls are in, how norms are taken. The first that applies:
+        """Take the norms, once all calls are in, in the first of these ways that applies:
 
-            free     the norms follow from `norm_factors`, which are measured with all others
-            ghost    the norms without the gradients
+            ghost    from the layer's `squared_norms`, without the gradients
             kept     the gradients are formed, measured, and kept for the sum, if memory allows
             formed   the gradients are formed, a few examples at a time, for their norms only
 
-        All but `kept` sum by the layer's own contraction, so that their norms are `guarded`.
+        Unless gradients are kept, the layer's own contraction sums them, whose rounding errors the
+        norms must cover (`clipping.guarded`).
 
         Args:
             examples: B.
@@ -54,40 +51,31 @@ class ParameterGradient:
         needed = self.parameter.nbytes * examples * len(self.calls)
         self.calls = []
         self.weighted_sum = gradient.weighted_sum
-        if gradient.norm_factors is not None:
-            self.norm_factors = gradient.norm_factors()
-        elif gradient.squared_norms is not None:
+        if gradient.squared_norms is not None:
             self.squared_norms = self._guard(gradient, gradient.squared_norms())
         elif needed <= max(freed, budget):
-            if gradient.per_sample_and_norms is not None:
-                kept, self.squared_norms = gradient.per_sample_and_norms(0, examples)
-            else:
-                kept = gradient.per_sample(0, examples)
+            kept, self.squared_norms = gradient.form(0, examples)
             self.kept = kept
             self.weighted_sum = lambda factors: contract(kept, factors)
             return 0 if needed <= freed else needed
         else:
-            self.squared_norms = self._guard(gradient, self._formed_norms(gradient, examples))
+            few = max(1, FORM_BYTES // self.parameter.nbytes)
+            starts = range(0, examples, few)
+            norms = [gradient.form(start, min(start + few, examples))[1] for start in starts]
+            self.squared_norms = self._guard(gradient, torch.cat(norms))
         return 0
 
-    def _formed_norms(self, gradient: LayerGradient, examples: int) -> Tensor:
-        few = max(1, FORM_BYTES // self.parameter.nbytes)
-        norms = []
-        for start in range(0, examples, few):
-            stop = min(start + few, examples)
-            if gradient.per_sample_and_norms is not None:
-                norms.append(gradient.per_sample_and_norms(start, stop)[1])
-            else:
-                norms.append(squared_norms(gradient.per_sample(start, stop)))
-        return torch.cat(norms)
-
     def _guard(self, gradient: LayerGradient, squares: Tensor) -> Tensor:
-        of = Summands(squares.sqrt(), 1) if gradient.summands is None else gradient.summands()
+        if gradient.summands is None:
+            return squares
+        of = gradient.summands()
         return guarded(squares, of.mass, of.number, self.parameter.real.dtype)
 
-    def norm_term(self, complex_scale: float) -> Term:
-        """Return what the parameter adds to the squared norms."""
-        return Term(self.norm_factors, self.squared_norms, self._scale(complex_scale))
+    def scaled_squares(self, complex_scale: float) -> Tensor:
+        """Return what the parameter adds to the squared norms, [B] in float64."""
+        assert self.squared_norms is not None
+        scale = self._scale(complex_scale)
+        return self.squared_norms if scale == 1 else self.squared_norms * scale**2
 
     def add_to(
         self,
@@ -126,11 +114,3 @@ class ParameterGradient:
 
     def _scale(self, complex_scale: float) -> float:
         return complex_scale if self.parameter.is_complex() else 1.0
-
-
-def measure_kept(gradients: Iterable[ParameterGradient]) -> None:
-    """Measure all kept gradients together: one by one, small ones would cost mostly Python."""
-    left = [of for of in gradients if of.kept is not None and of.squared_norms is None]
-    squares = squared_norms_of([of.kept for of in left if of.kept is not None])
-    for of, own in zip(left, squares, strict=True):
-        of.squared_norms = own

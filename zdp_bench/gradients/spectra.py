@@ -308,4 +308,5 @@ def _transformed(
         lambda start, stop: transform(of.per_sample(start, stop)),
         lambda factors: transform(of.weighted_sum(factors)),
         squared_norms=of.squared_norms,
+        summands=of.summands,
     )

@@ -4,8 +4,8 @@
 discretisation (`loss_distribution.py`). `rdp` is the looser classic bound. `gdp_clt` is what two of the papers used: a
 central-limit APPROXIMATION that can fall below the truth, so it is only ever shown as claimed, never as ε.
 
-Two kinds of function: `tight_epsilon`, `rdp_epsilon` and `patient_epsilon` take a `Mechanism` and bound what was run; an
-`Accountant` takes a `Claim`, the numbers a paper feeds its own accountant, and says what the paper would print.
+`tight_epsilon`, `rdp_epsilon` and `patient_epsilon` take a `Mechanism` and bound what was run; what papers claim is in
+`accountants/`.
 
 A mechanism with z = 0 releases something noise-free: every accountant answers ∞.
 """
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -155,7 +154,7 @@ def _wor_rdp(z: float, sample_rate: float, orders: tuple[int, ...]) -> tuple[flo
 
 
 @lru_cache(maxsize=64)
-def _poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+def poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with _quiet():
         return tuple(RdpAccountant(orders).compose(event).rdp)
@@ -312,110 +311,3 @@ def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, lim
             else (low, middle)
         )
     return low
-
-
-# --------------------------------------------------------------------------------------------------- what is claimed
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper tells its accountant: the NOMINAL noise multiplier σ, whatever the mechanism really gives.
-
-    Attributes:
-        noise_multiplier: σ as the paper states it.
-        sample_rate: chance of a record, or batch / records.
-        steps: how many were taken.
-        delta: the δ of the claim.
-        records: training records.
-        epochs: passes over them.
-        batch_size: stated batch; None: sample_rate × records.
-        sensitivity: where σ is the noise on the MEAN of a batch (DP-DFA), how far one record moves the batch's SUM; else None.
-    """
-
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
-    delta: float
-    records: int
-    epochs: int
-    batch_size: int | None = None
-    sensitivity: float | None = None
-
-    @property
-    def batch(self) -> int:
-        """The stated batch size, or the expected one."""
-        return self.batch_size or max(1, round(self.sample_rate * self.records))
-
-
-def zeta_dp_2021(claim: Claim) -> float:
-    """The 0.53 of Ziller et al. 2021, Table 1: deepee's default, GDP-CLT with uniform lots of 64, not the stated q = 0.01.
-
-    Its Tables 2, 3 and 5 are reproduced by nothing that was tried.
-    """
-    lot = 64
-    return gdp_clt(
-        claim.noise_multiplier,
-        lot / claim.records,
-        claim.epochs * (claim.records // lot),
-        claim.delta,
-    )
-
-
-def zeta_dp_2024(claim: Claim) -> float:
-    """Riess et al. 2024 state targets, no σ: Poisson RDP, as in Opacus, which they built on. σ is calibrated to the target."""
-    return rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
-
-
-def dp_dfa_2020(claim: Claim) -> float:
-    """Lee & Kifer 2020, 23 of 24 captions to the digit (truncated, not rounded).
-
-    z = σ·m/C, ⌊n/m⌋ steps an epoch with n = 60,000 (for CIFAR-10's 50,000 records too), and `rdp_wor`: the improved Theorem 27
-    of Wang et al. 2019, not the Lemma 3 that the paper prints.
-    """
-    records, batch = 60_000, claim.batch
-    z = claim.noise_multiplier * (batch / claim.sensitivity if claim.sensitivity else 1.0)
-    return rdp_wor(z, batch / records, claim.epochs * (records // batch), claim.delta)
-
-
-def deepee_2021(claim: Claim) -> float:
-    """Ziller et al. 2021 (deepee), its GDP column: GDP-CLT, uniform, ⌊n/m⌋ steps an epoch."""
-    steps = claim.epochs * (claim.records // claim.batch)
-    return gdp_clt(claim.noise_multiplier, claim.batch / claim.records, steps, claim.delta)
-
-
-def deepee_2021_rdp(claim: Claim) -> float:
-    """Ziller et al. 2021 (deepee), its RDP column: Poisson RDP, orders 1.1 to 10.9 and 12 to 63, classic conversion."""
-    if claim.noise_multiplier == 0:
-        return math.inf
-    orders = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
-    steps = claim.epochs * (claim.records // claim.batch)
-    divergences = _poisson_rdp(claim.noise_multiplier, claim.batch / claim.records, orders)
-    return rdp_classic(orders, [steps * r for r in divergences], claim.delta)
-
-
-def gredp_2024(claim: Claim) -> float:
-    """Wang et al. 2024 state targets, no σ: Poisson RDP of σ, which assumes z = σ. σ is calibrated to the target."""
-    return rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
-
-
-Accountant = Callable[[Claim], float]
-
-
-def _plain(of: Callable[[float, float, int, float], float]) -> Accountant:
-    """An accountant that takes the claim's own numbers as they stand."""
-    return lambda claim: of(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
-
-
-# Who can make a claim, by name: the accountants, and the conventions that reproduce a paper's printed digits.
-ACCOUNTANTS: dict[str, Accountant] = {
-    "pld": _plain(pld),
-    "rdp": _plain(rdp),
-    "gdp_clt": _plain(gdp_clt),
-    "rdp_wor": _plain(rdp_wor),
-    "zeta_dp_2021": zeta_dp_2021,
-    "zeta_dp_2024": zeta_dp_2024,
-    "dp_dfa_2020": dp_dfa_2020,
-    "deepee_2021": deepee_2021,
-    "deepee_2021_rdp": deepee_2021_rdp,
-    "gredp_2024": gredp_2024,
-}

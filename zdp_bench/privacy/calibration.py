@@ -21,7 +21,8 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim, tight_epsilon
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 
 ARITHMETIC = 1  # raise it when an accountant's numbers change: older results are then computed anew
@@ -41,7 +42,9 @@ def calibrate(target: float, accountant: str, claim: Claim) -> float:
     }
     return solve(
         target,
-        lambda sigma: ACCOUNTANTS[accountant](dataclasses.replace(claim, noise_multiplier=sigma)),
+        lambda sigma: claimed_epsilon(
+            accountant, dataclasses.replace(claim, noise_multiplier=sigma)
+        ),
         question,
     )
 

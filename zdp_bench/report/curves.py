@@ -1,7 +1,7 @@
 """A paper's figure as a table: curves over epoch, ε, batch size or learning rate, each point with its claimed and tight ε.
 
 Like a table's, a curve's points are runs of a recipe as it stands now (`tables.Filling`), all of its seeds; what the paper prints
-of the curves stands in `results/reference/PAPER_figN.csv`, one line a curve for what is drawn and one for each number that its
+of the curves stands in `papers/PAPER/figN.csv`, one line a curve for what is drawn and one for each number that its
 text gives, as column `accuracy at X` or `epsilon at X`. What a paper only draws is left out: nothing is read off a picture.
 The panel of a curve is its `where`; it stands in every panel whose name ends with that, so in all where it is empty.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,39 +21,12 @@ from rich.table import Table as RichTable
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.accounting import ACCOUNTANTS, Claim
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
+from zdp_bench.report import papers
 from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.tables import Filling, Reference, file_stem, of_paper, recipes_of, reference
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What a figure's curves run over.
-
-    Attributes:
-        path: where a record says it, dotted, or the first of several that says it; "epoch": every epoch of a run is a point.
-        label: as shown.
-        log: drawn logarithmically.
-    """
-
-    path: str
-    label: str
-    log: bool = False
-
-
-EPOCH = Axis("epoch", "epoch")
-AXES: dict[str, Axis] = {
-    "dp_dfa_2020/fig2": EPOCH,
-    "dp_dfa_2020/fig3": EPOCH,
-    "dp_dfa_2020/fig4": EPOCH,
-    "gredp_2024/fig3": Axis(
-        "config.privacy.claimed_epsilon or config.privacy.target_epsilon", "ε aimed at"
-    ),
-    "gredp_2024/fig3epochs": EPOCH,
-    "gredp_2024/fig4": Axis("privacy.sampling.expected_batch_size", "batch size", log=True),
-    "gredp_2024/fig5": Axis("config.optimizer.lr", "learning rate", log=True),
-}
+from zdp_bench.report.papers import Axes, Reference, file_stem
+from zdp_bench.report.tables import Filling
 
 
 @dataclass(frozen=True)
@@ -101,11 +74,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure's curves, ready to print or to draw; `axis` is what they run over."""
+    """A figure's curves, ready to print or to draw; `axes` is what they run over."""
 
     name: str
     title: str
-    axis: Axis
+    axes: Axes
     metric: str
     unit: str
     curves: list[Curve]
@@ -113,37 +86,37 @@ class Curves:
 
     @property
     def panels(self) -> list[str]:
-        """The panels in the paper's order: a `where` that other ones end with is not one itself, but part of all of those."""
-        names = list(dict.fromkeys(curve.panel for curve in self.curves))
-        return [
-            name
-            for name in names
-            if not any(other != name and other.endswith(name) for other in names)
-        ]
+        """The panels, in the paper's order."""
+        return panels_of(curve.panel for curve in self.curves)
 
     def of_panel(self, panel: str) -> list[Curve]:
         """Its curves, and those that stand in several panels."""
         return [curve for curve in self.curves if panel.endswith(curve.panel)]
 
 
-def is_figure(table: str) -> bool:
-    """Whether a table of that name is one of curves: PAPER/figN."""
-    return table in AXES
+def panels_of(names: Iterable[str]) -> list[str]:
+    """Return the distinct names, without those that another one ends with: a curve of 'ε = 2' is in 'a: ε = 2' and 'b: ε = 2'."""
+    distinct = list(dict.fromkeys(names))
+    return [
+        name
+        for name in distinct
+        if not any(other != name and other.endswith(name) for other in distinct)
+    ]
 
 
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     """Lay a figure's curves out, in the paper's order.
 
     Args:
-        fillings: what may stand in them (see `sweep.fillings`).
+        fillings: what may stand in them (see `claims.fillings`).
 
     Raises:
         UserError: no such figure, or one that no recipe fills.
     """
-    numbers = reference(table)
-    if not recipes_of(table):
+    numbers = papers.reference(table)
+    if not papers.recipes_of(table):
         raise UserError(f"figure '{table}' is filled by no recipe.")
-    axis, every = AXES[table], records.read_all(results)
+    axes, every = papers.axes(table), records.read_all(results)
     drawn = {
         number.row: number for number in reversed(numbers) if " at " not in number.column
     }  # row -> what its curve shows
@@ -156,7 +129,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
             chosen = tuple(f for f in of_row if (f.variant, f.on) == (variant, on))
             known = {(f.recipe, f.digest) for f in chosen}
             runs = tuple(run for run in every if (run["recipe"], run["experiment"]) in known)
-            points = tuple(_points(runs, axis, drawn[row]))
+            points = tuple(_points(runs, axes, drawn[row]))
             printed = (
                 ({}, {})
                 if on
@@ -168,7 +141,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     return Curves(
         table,
         f"{numbers[0].paper}, Figure {number}",
-        axis,
+        axes,
         metric.column,
         metric.unit,
         curves,
@@ -176,13 +149,13 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     )
 
 
-def _points(runs: Sequence[Record], axis: Axis, metric: Reference) -> Iterator[Point]:
+def _points(runs: Sequence[Record], axes: Axes, metric: Reference) -> Iterator[Point]:
     """One point for each x, over all seeds that have it, in order."""
     scale = 100.0 if metric.unit == "%" else 1.0
     by_x: dict[float, list[tuple[float, float, float]]] = {}
     for run in runs:
         privacy = run["privacy"]
-        if axis.path == EPOCH.path:
+        if axes.x == "epoch":
             for epoch in run["epochs"]:
                 if epoch["epoch"] is not None:
                     found = (
@@ -197,7 +170,7 @@ def _points(runs: Sequence[Record], axis: Axis, metric: Reference) -> Iterator[P
                 privacy["epsilon_claimed"],
                 privacy["epsilon_tight"],
             )
-            by_x.setdefault(_x(run, axis), []).append(found)
+            by_x.setdefault(_x(run, axes), []).append(found)
     for x, found_there in sorted(by_x.items()):
         values, claimed, tight = zip(*found_there, strict=True)
         yield Point(
@@ -217,11 +190,11 @@ def _claimed(run: Record, epoch: dict[str, Any]) -> float:
         sampling["records"],
         epoch["epoch"],
     )
-    return ACCOUNTANTS[privacy["claimed_by"]](claim)
+    return claimed_epsilon(privacy["claimed_by"], claim)
 
 
-def _x(run: Record, axis: Axis) -> float:
-    found = (_at(run, path) for path in axis.path.split(" or "))
+def _x(run: Record, axes: Axes) -> float:
+    found = (_at(run, path) for path in axes.x.split(" or "))
     return float(next(value for value in found if value is not None))
 
 
@@ -244,7 +217,7 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
         "Of this figure the paper's text gives only the numbers shown as printed; what it only draws is left out.",
         "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
         "Hyper-parameter search is not counted in any ε.",
-        *of_paper(table),
+        *papers.notes(table),
     ]
     runs = [run for curve in curves for run in curve.runs]
     notes += sorted(
@@ -284,7 +257,7 @@ def cells(of: Curves, panel: str) -> tuple[list[str], list[list[str]]]:
                 tuple((p.x, p.epsilon_claimed, p.epsilon_tight) for p in curve.points), []
             ).append(curve)
     unit = f", {of.unit}" if of.unit else ""
-    head = [of.axis.label]
+    head = [of.axes.label]
     columns: list[dict[float, str]] = []
     for points, sharing in spent.items():
         whose = "" if len(spent) == 1 else f" ({', '.join(curve.label for curve in sharing)})"
@@ -309,7 +282,7 @@ def printed_epsilons(of: Curves, panel: str) -> str:
         (curve.epsilon_printed for curve in of.of_panel(panel) if curve.epsilon_printed), {}
     )
     return (
-        "ε printed: " + ", ".join(f"{value} at {of.axis.label} {x:g}" for x, value in said.items())
+        "ε printed: " + ", ".join(f"{value} at {of.axes.label} {x:g}" for x, value in said.items())
         if said
         else ""
     )
@@ -372,7 +345,7 @@ def _plain(of: Curves, curve: Curve, point: Point) -> dict[str, object]:
     return {
         "panel": curve.panel,
         "curve": curve.label,
-        "axis": of.axis.label,
+        "axis": of.axes.label,
         "x": f"{point.x:g}",
         "metric": of.metric,
         "unit": of.unit,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from zdp_bench.data.files import Card, card, missing, there
+from zdp_bench.data.files import Card, card, has_files, missing
 
 
 def as_rich(root: Path, chosen: list[Card]) -> Table:
@@ -25,7 +25,7 @@ def state(root: Path, of: Card) -> str:
     if needs.holds:
         return (
             "there"
-            if there(root, needs)
+            if has_files(root, needs)
             else f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
         )
     if not needs.files:

@@ -1,6 +1,6 @@
 """`zdp-bench epsilon`: the ε that five papers quote, what reproduces it, and what it tightly is. No data, no training.
 
-What the papers state stands in `results/reference/epsilon.csv`, one line a quoted ε and
+What the papers state stands in `papers/epsilon.csv`, one line a quoted ε and
 reading of it. Each line becomes two things: a `Claim`,
 which its convention (an accountant by name) turns into the ε the paper would print; and a `Mechanism`, the release as the paper
 describes it, from which the tight ε follows. Where a paper states a target and no σ, σ is calibrated to the target first.
@@ -22,13 +22,8 @@ from rich import box
 from rich.table import Table as RichTable
 
 from zdp_bench import assets
-from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
-    Claim,
-    patient_interval,
-    tight_epsilon,
-    tight_interval,
-)
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import patient_interval, tight_epsilon, tight_interval
 from zdp_bench.privacy.calibration import calibrate
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
 from zdp_bench.records import write_text
@@ -74,7 +69,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Quoted:
-    """One ε as a paper quotes it: a line of `results/reference/epsilon.csv`, empty fields None.
+    """One ε as a paper quotes it: a line of `papers/epsilon.csv`, empty fields None.
 
     Attributes:
         noise: real, circular (variance σ² in all), per_component (σ² on each part), real_on_complex, or none. An ε with
@@ -123,7 +118,7 @@ class Row:
 
 def quoted() -> list[Quoted]:
     """The ε quoted in the five papers, in the papers' order."""
-    text = (assets.REFERENCE / "epsilon.csv").read_text(encoding="utf-8")
+    text = (assets.PAPERS / "epsilon.csv").read_text(encoding="utf-8")
     numbers: dict[str, Callable[[str], Any]] = {
         **dict.fromkeys(("sigma", "sensitivity", "sample_rate", "delta"), float),
         **dict.fromkeys(("batch_size", "epochs", "records", "records_per_patient"), int),
@@ -162,7 +157,7 @@ def _row(q: Quoted) -> Row:
         )
     if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
         raise ValueError(
-            f"results/reference/epsilon.csv: the line of {q.paper}, {q.place}, {q.label} lacks a number"
+            f"papers/epsilon.csv: the line of {q.paper}, {q.place}, {q.label} lacks a number"
         )
     rate = q.sample_rate or (q.batch_size or 0) / q.records
     steps = q.epochs * (q.records // q.batch_size) if q.batch_size else round(q.epochs / rate)
@@ -175,7 +170,7 @@ def _row(q: Quoted) -> Row:
             claim, noise_multiplier=calibrate(float(q.printed), q.convention, claim)
         )
         verdict = "calibrated"
-    reproduced = ACCOUNTANTS[q.convention](claim)
+    reproduced = claimed_epsilon(q.convention, claim)
     if q.sigma is not None:
         verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = described(q, claim.noise_multiplier, q.sampling, rate)

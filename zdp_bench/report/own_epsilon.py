@@ -7,26 +7,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any
 
 from rich.table import Table as RichTable
 
 from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
     LEAST_NOISE,
     MOST,
     MOST_NOISE,
-    Claim,
-    gdp_clt,
     patient_epsilon,
     patient_interval,
-    rdp_epsilon,
-    tight_epsilon,
-    tight_interval,
 )
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.registry import lookup
 from zdp_bench.report import formats
 from zdp_bench.report.epsilon import mechanism_of
 from zdp_bench.report.formats import rounded
@@ -176,7 +172,7 @@ def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answ
                 sigma,
                 sigma,
                 str(accountant),
-                ACCOUNTANTS[str(accountant)](_claim(given, sigma)),
+                claimed_epsilon(str(accountant), _claim(given, sigma)),
                 CLAIMED,
             )
         ]
@@ -209,7 +205,7 @@ def for_target(given: Setting, target: float, accountant: str | None) -> list[An
                     sigma,
                     sigma,
                     name,
-                    ACCOUNTANTS[name](_claim(given, sigma)),
+                    claimed_epsilon(name, _claim(given, sigma)),
                     CLAIMED,
                 )
             ]
@@ -249,10 +245,9 @@ def _is_convention(given: Setting, accountant: str | None) -> bool:
     Raises:
         UserError: there is no such accountant, or it needs to know how many records there are.
     """
-    if accountant in (None, "pld", "rdp", "gdp_clt"):
+    if accountant is None or accountant in answer_for_mechanisms():
         return False
-    if accountant not in ACCOUNTANTS:
-        raise unknown("accountant", str(accountant), ACCOUNTANTS)
+    lookup("accountant", accountant)
     if given.sampling.records == UNKNOWN_RECORDS:
         raise UserError(
             f"--accountant={accountant}: needs --records N, the number of training records."
@@ -262,30 +257,21 @@ def _is_convention(given: Setting, accountant: str | None) -> bool:
 
 def _accountants(given: Setting, only: str | None) -> list[tuple[str, Bound, str, Bound | None]]:
     """Name, ε and a remark of each accountant, and a lower bound where it knows one."""
-    steps, delta, sampling = given.steps, given.delta, given.sampling
-    per_patient = given.records_per_patient
+    steps, delta, per_patient = given.steps, given.delta, given.records_per_patient
+    remarks = {
+        "tight": "tight: from the best attack known to the best proven bound"
+        if given.sampling.scheme == "uniform"
+        else "tight: an upper bound, nearly exact",
+        "bound": "an upper bound, looser",
+        "approximation": "NOT a bound: an approximation that can fall below the truth",
+    }
 
-    def clt(mechanism: Mechanism) -> float:
-        batches: Literal["uniform", "poisson"] = (
-            "uniform" if sampling.scheme == "uniform" else "poisson"
-        )
-        return gdp_clt(mechanism.z * sampling.shift, sampling.sample_rate, steps, delta, batches)
+    def after(bound: Any) -> Any:
+        return bound and (lambda mechanism: bound(mechanism, steps, delta))
 
-    fixed = sampling.scheme == "uniform"
-    tight = (
-        "tight: from the best attack known to the best proven bound"
-        if fixed
-        else "tight: an upper bound, nearly exact"
-    )
     every: list[tuple[str, Bound, str, Bound | None]] = [
-        (
-            "pld",
-            lambda m: tight_epsilon(m, steps, delta),
-            tight,
-            lambda m: tight_interval(m, steps, delta)[0],
-        ),
-        ("rdp", lambda m: rdp_epsilon(m, steps, delta), "an upper bound, looser", None),
-        ("gdp_clt", clt, "NOT a bound: an approximation that can fall below the truth", None),
+        (name, after(answer.epsilon), remarks[answer.kind], after(answer.at_least))
+        for name, answer in answer_for_mechanisms().items()
     ]
     if per_patient:
         text = f"tight, for a patient or image with {per_patient} records"

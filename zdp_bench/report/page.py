@@ -18,7 +18,8 @@ from markupsafe import Markup
 from zdp_bench import __version__, records
 from zdp_bench.records import Record
 from zdp_bench.report import epsilon_curves, verdicts
-from zdp_bench.report.tables import Row, Table, file_stem
+from zdp_bench.report.papers import file_stem
+from zdp_bench.report.tables import Row, Table
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A paper's table, its numbers beside ours: row, paper, ours, difference, claimed ε, tight ε, provenance.
 
-The paper's numbers come from `results/reference/PAPER_tableN.csv`; which recipe fills which row stands in the recipe's
+The paper's numbers come from `papers/PAPER/tableN.csv`; which recipe fills which row stands in the recipe's
 `claims`; a recipe that sweeps (`hydra.sweeper.params`) fills a row with each of its jobs. A record fills a cell only if it ran
 the recipe as it stands now, nothing overridden but the seed; a run on another data set has a line of its own, marked. A cell
 without a record is empty and says which command fills it.
@@ -20,20 +20,13 @@ from statistics import mean
 
 from rich.table import Table as RichTable
 
-from zdp_bench import assets, records
-from zdp_bench.errors import UserError, unknown
+from zdp_bench import records
+from zdp_bench.errors import UserError
 from zdp_bench.records import Record
+from zdp_bench.report import papers
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, interval, mean_and_deviation
-
-# What every table and figure of a paper has to say of its runs, beside what the runs say themselves.
-OF_PAPER = {
-    "zeta_dp_2021": "Private runs draw Poisson batches; the paper's A.3 draws them at a fixed size without replacement, and at "
-    "its σ, q and steps those have a larger tight ε: PhaseMNIST 30 to 33, MNIST 10 to 11, ECG 6 to 7, speech 30 to 31, "
-    "MRI 10 to 11 (`epsilon.md`).",
-    "dp_dfa_2020": "C is read in two ways: `epsilon.md` takes it as what a modified record moves (Figure 2, σ = 0.03: z = 5.12), "
-    "the runs here as the bound of one record's share (z = 2.56), so their tight ε is larger than there.",
-}
+from zdp_bench.report.papers import Reference, file_stem
 
 INTERVAL = (
     "ε 'A to B': batches of fixed size have no exact law known. A is what an attack on two data sets that exist reaches, "
@@ -53,29 +46,6 @@ COLUMNS = (
     "δ",
     "provenance",
 )
-
-
-@dataclass(frozen=True)
-class Reference:
-    """One number of a paper, as printed: `results/reference/*.csv` has these columns."""
-
-    paper: str
-    table: str
-    row: str
-    label: str
-    column: str
-    value: str
-    unit: str
-    where: str
-    deviation: str = ""  # printed behind ±, where the paper prints one
-
-    @property
-    def printed(self) -> str:
-        """The number as the paper prints it: '93.4 ± 0.01 %'; where it prints none, that in words and without a unit."""
-        unit = "" if _plain(self.value) is None else self.unit
-        return " ".join(
-            part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part
-        )
 
 
 @dataclass(frozen=True)
@@ -119,75 +89,17 @@ class Table:
         return [column for column in COLUMNS if column != "ε per unit" or _units_differ(self.rows)]
 
 
-def available() -> list[str]:
-    """Every table there is reference data for: PAPER/N, and PAPER/figN for a figure's curves (see `curves`)."""
-    found = [
-        path.stem
-        for pattern in ("*_table*.csv", "*_fig*.csv")
-        for path in sorted(assets.REFERENCE.glob(pattern))
-    ]
-    return [stem.replace("_table", "/").replace("_fig", "/fig") for stem in found]
-
-
-def reference(table: str) -> list[Reference]:
-    """The paper's numbers of a table.
-
-    Raises:
-        UserError: no such table.
-    """
-    if table not in available():
-        raise unknown("table", table, available())
-    text = (assets.REFERENCE / f"{file_stem(table)}.csv").read_text(encoding="utf-8")
-    return [Reference(**line) for line in csv.DictReader(io.StringIO(text))]
-
-
-def check_claims(table: str | None, row: str | None) -> None:
-    """Refuse a claim to a cell that no paper has.
-
-    Raises:
-        UserError: there is no such table, or no such row in it.
-    """
-    if table is None:
-        return
-    if table not in available():
-        raise unknown("claims.table", table, [*available(), "null"])
-    rows = {number.row for number in reference(table)}
-    if row not in rows:
-        raise unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
-
-
-def file_stem(table: str) -> str:
-    """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
-    paper, _, number = table.partition("/")
-    return f"{paper}_{number}" if number.startswith("fig") else f"{paper}_table{number}"
-
-
-def recipes_of(table: str) -> list[str]:
-    """The recipes that claim rows of a table, by name.
-
-    Raises:
-        UserError: no such table.
-    """
-    if table not in available():
-        raise unknown("table", table, available())
-    claims = {
-        name: assets.read_yaml(path).get("claims") or {}
-        for name, path in assets.group(assets.RECIPES).items()
-    }
-    return [name for name, claim in claims.items() if claim.get("table") == table]
-
-
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     """Lay a table out, a line for each metric of each row, in the paper's order; a variant of ours follows the row it varies.
 
     Args:
-        fillings: what may stand in the table (see `sweep.fillings`).
+        fillings: what may stand in the table (see `claims.fillings`).
 
     Raises:
         UserError: no such table, or one that no recipe fills.
     """
-    numbers = reference(table)
-    if not recipes_of(table):
+    numbers = papers.reference(table)
+    if not papers.recipes_of(table):
         raise UserError(
             f"table '{table}' is filled by no recipe; its numbers are measured by `zdp-bench bench {table}`."
         )
@@ -214,7 +126,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     notes = [
         "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
         "Hyper-parameter search is not counted in any ε.",
-        *of_paper(table),
+        *papers.notes(table),
     ]
     notes += sorted(
         {
@@ -242,11 +154,6 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
             "Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it."
         )
     return Table(table, f"{numbers[0].paper}, Table {numbers[0].table}", rows, notes)
-
-
-def of_paper(table: str) -> list[str]:
-    """What the paper's tables and figures all have to say."""
-    return [note for paper, note in OF_PAPER.items() if table.startswith(f"{paper}/")]
 
 
 def _units_differ(rows: list[Row]) -> bool:
@@ -286,7 +193,7 @@ def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: l
     plain |= {"paper": None, "epsilon_printed": None}
     if not filling.on:  # a number on other data is compared with nothing
         cells["paper"] = metric.printed
-        plain["paper"] = _plain(metric.value)
+        plain["paper"] = metric.number
         if printed:
             cells["ε printed"] = printed.value.replace("inf", "∞")
             plain["epsilon_printed"] = printed.value
@@ -348,14 +255,6 @@ def _dataset_words(on: str | None) -> list[str]:
         for word in ([f"dataset={name}"] if name else [])
         + [f"dataset.{option}" for option in options]
     ]
-
-
-def _plain(value: str) -> float | None:
-    """The number a paper prints, or None where it prints none ('not given')."""
-    try:
-        return float(value)
-    except ValueError:
-        return None
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

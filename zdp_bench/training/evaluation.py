@@ -21,6 +21,21 @@ EVALUATION_NUMBERS = (
 )  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
 
 
+def advance(
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    model: nn.Module,
+    task: Task,
+    validation: Source | None,
+    device: torch.device,
+) -> None:
+    """Step the schedule; `reduce_on_plateau` watches the loss over validation examples, which are public."""
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        assert validation is not None
+        scheduler.step(evaluate(model, task, validation, device)["loss"])
+    else:
+        scheduler.step()
+
+
 def evaluate(
     model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
 ) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What ends a run from outside, and how it is told: SIGTERM, ctrl-C, a disk that is full, a reader that is gone.
+"""What ends a run from outside, and how it is told: SIGTERM, ctrl-C, a disk that is full.
 
 A signal lets the step under way come to its end; then the run saves and leaves with an exit code of its own (`EXIT_CODES`), and
 the same command goes on at that very step. A second ctrl-C leaves at once: what the last checkpoint holds is kept.
@@ -7,16 +7,13 @@ the same command goes on at that very step. A second ctrl-C leaves at once: what
 from __future__ import annotations
 
 import errno
-import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO, cast
 
 from zdp_bench.errors import UserError
 
@@ -150,57 +147,3 @@ def probe(folder: Path) -> None:
         raise UserError(
             f"{folder}: {error.strerror}, so nothing can be written there. Name another folder."
         ) from None
-
-
-class Lasting:
-    """A standard stream that may lose its reader (`| head -1`) or its room (a full disk): then all else is dropped, not raised.
-
-    So no run ends because nobody reads its progress any more.
-
-    Attributes:
-        failed: the first error; None while all is well.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.failed: OSError | None = None
-
-    def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _try(self, do: Callable[[], object]) -> None:
-        if self.failed is not None:
-            return
-        try:
-            do()
-        except OSError as error:
-            self.failed = error
-            with suppress(
-                OSError, ValueError
-            ):  # what Python still holds back for it goes nowhere, and not wrong at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-
-@contextmanager
-def lasting_output() -> Iterator[Lasting]:
-    """Within, standard output is `Lasting`; both streams write `?` for what their encoding has not, and nothing where closed."""
-    before = sys.stdout, sys.stderr
-    # A closed stream's number must not go to the next file that is opened: a library that prints would write into it.
-    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in before)  # noqa: SIM115
-    for stream in (out, err):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    lasting = Lasting(out)
-    sys.stdout, sys.stderr = cast(TextIO, lasting), err
-    try:
-        yield lasting
-    finally:
-        lasting.flush()
-        sys.stdout, sys.stderr = before

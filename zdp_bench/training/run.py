@@ -16,53 +16,38 @@ import torch
 from torch import nn
 
 from zdp_bench import records
-from zdp_bench.algorithms import Problem
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import surgery
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import (
-    ACCOUNTANTS,
-    Claim,
-    affordable_steps,
     patient_interval,
     rdp_epsilon,
-    tight_epsilon,
     tight_interval,
 )
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
+from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
-from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
 from zdp_bench.training import checkpoint, distributed
-from zdp_bench.training.devices import arithmetic, own_gpu, pick_device
+from zdp_bench.training.build import build_scheduler
+from zdp_bench.training.devices import own_gpu, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.environment import environment, foreign_code, made_with, peak_memory
 from zdp_bench.training.evaluation import (
     WATCHED,
+    advance,
     evaluate,
     final_metrics,
     refuse_divergence,
     still_answers,
 )
 from zdp_bench.training.interrupts import Stopped, stop_signals, writes
-from zdp_bench.training.setup import (
-    Plan,
-    advance,
-    build_algorithm,
-    build_model,
-    build_optimizer,
-    build_scheduler,
-    check_fit,
-    check_model,
-    micro_batch_size,
-    micro_batches,
-    seed_layers,
-)
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
@@ -124,9 +109,7 @@ def run(
 def centrally(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
     """One model, one training set: what every recipe without `federated.nodes` is."""
     ranks = distributed.join(device.type)
-    data: Splits = lookup("dataset", config.dataset.name)(
-        config.data_root, **config.dataset.options
-    )
+    data = load_data(config)
     digest = run_digest(config, data.digest)
     return once(
         config,
@@ -184,20 +167,17 @@ def _train(
     started = datetime.now(UTC)
     clock = time.perf_counter()
 
-    task: Task = lookup("task", config.task.name)(**config.task.options)
-    model = build_model(config, data)
-    check_fit(config, model, task, data)
-    model = model.to(device)
-    plan = Plan.of(config, len(data.train))
-    problem = Problem(
-        model, task.loss, plan.sampling, config.seed, data.train.batch(torch.arange(0))[0]
+    setup = Setup.of(config, data, device)
+    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
+    model, task, algorithm, optimizer = (
+        setup.model,
+        setup.task,
+        setup.algorithm,
+        setup.optimizer,
     )
-    config, algorithm = build_algorithm(config, problem, plan)
-    optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer, data)
-    fixed = check_model(model, algorithm, task, data, config, plan)
-    mechanism = algorithm.mechanism()
-    size = micro_batch_size(config, plan, model, task, data, device)
+    fixed = setup.check_model()
+    size = setup.micro_batch_size()
 
     saved = ranks.broadcast(
         checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None
@@ -235,15 +215,8 @@ def _train(
             "noise, and count again in every ε."
         )
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
-    noise: NoiseSource = SecureNoise() if config.privacy.secure else SeededNoise(key)
-    delta, budget = config.privacy.delta, config.privacy.max_epsilon
-    still = (
-        plan.before + ledger.releases + plan.steps - step
-    )  # the most that can have been released at the end
-    limit = (
-        max(0, affordable_steps(mechanism, delta, budget, still) - plan.before) if budget else None
-    )
-    training = Training(algorithm, model, optimizer, noise, ledger, limit, ranks)
+    limit = setup.affordable(ledger.releases + plan.steps - step)
+    training = Training(algorithm, model, optimizer, setup.noise(key), ledger, limit, ranks)
 
     def save() -> None:
         if ranks.first:
@@ -260,36 +233,20 @@ def _train(
         """Test metrics and tight ε as they stand: rank 0's, for the others have the same weights."""
         if not ranks.first:
             return {}, 0.0
-        spent = tight_epsilon(mechanism, plan.before + ledger.releases_before(step), delta)
+        spent = setup.epsilon(ledger.releases_before(step))
         return evaluate(model, task, data.test, device, size.records), spent
 
     watcher.started(config.recipe, config.seed, plan.steps, step)
     stopped_by = "epochs"
     every = config.execution.checkpoint_steps
-    policy = arithmetic(config.precision, config.execution.deterministic, model, algorithm, device)
-    with closing(ledger), policy, stop_signals() as asked:
+    with closing(ledger), setup.arithmetic(), stop_signals() as asked:
         while step < plan.steps and stopped_by == "epochs":
             try:
-                indices, divisor = plan.draw(key, step, config.privacy.secure)
-                if config.privacy.secure:  # nobody can draw the same: rank 0's batch is the batch
-                    indices = ranks.broadcast(indices)
-                seed_layers(key, step, ranks.rank, config.privacy.secure)
-                batches = micro_batches(
-                    data.train,
-                    indices,
-                    config,
-                    device,
-                    key,
-                    step,
-                    data.augment,
-                    data.augment_targets,
-                    size,
-                    ranks,
-                )
+                batches, divisor = setup.draw(key, step, size, ranks)
                 private_step(training, step, batches, divisor)
                 step += 1
                 if scheduler and plan.epoch_ending_at(step) is not None:
-                    advance(scheduler, model, task, data, device)
+                    advance(scheduler, model, task, data.validation, device)
                 watcher.stepped(step)
             except BudgetExceeded:
                 stopped_by = "budget"
@@ -328,7 +285,7 @@ def _train(
             home, model, task, data.test, device, size.records
         )  # in the run's own arithmetic
     return described(config, data, digest, model, fixed) | {
-        "privacy": account(config, mechanism, plan, ledger, data.records_per_patient, data.unit),
+        "privacy": account(config, mechanism, plan, ledger, data.examples_per_patient, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
@@ -371,7 +328,6 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
             "surgery": surgery(model),
             "fixed_state": fixed,
         },
-        "optimizer": {"complex_second_moment": config.complex_second_moment},
     }
 
 
@@ -384,7 +340,7 @@ def account(
     unit: str,
 ) -> dict[str, Any]:
     """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
-    releases, delta = plan.before + ledger.releases, config.privacy.delta
+    releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
     sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
     claim = Claim(
         sigma,
@@ -397,7 +353,7 @@ def account(
     at_least, tight = tight_interval(mechanism, releases, delta)
     patient_at_least, patient = patient_interval(mechanism, records_per_patient, releases, delta)
     return {
-        "epsilon_claimed": ACCOUNTANTS[config.accountant](claim),
+        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
         "epsilon_tight": tight,
         "epsilon_tight_at_least": at_least,
@@ -410,7 +366,7 @@ def account(
         "noise_multiplier": sigma,
         "z": mechanism.z,
         "steps": releases,
-        "range_test_steps": plan.before,
+        "range_test_steps": plan.range_test_steps,
         "adjacency": plan.sampling.adjacency,
         "sampling": vars(plan.sampling),
         "mechanism": mechanism.as_dict(),

@@ -18,7 +18,7 @@ def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: P
     splits = kspace_phantom(tmp_path / "a", patients=4, test_share=0.25)
     again = kspace_phantom(tmp_path / "b", patients=4, test_share=0.25)
     assert splits.provenance == "synthetic"
-    assert splits.records_per_patient == 2
+    assert splits.examples_per_patient == 2
     assert (len(splits.train), len(splits.test)) == (6, 2)
     one, two = splits.test, again.test
     assert isinstance(one, KSpaceRecords)
@@ -51,10 +51,10 @@ def test_the_outline_is_that_of_the_set(tmp_path: Path, unit: str) -> None:
     )
     splits = kspace_phantom(tmp_path, **options)
     inputs, targets = splits.train.batch(torch.arange(2))
-    assert (told.train, told.test, told.records_per_patient) == (
+    assert (told.train, told.test, told.examples_per_patient) == (
         len(splits.train),
         len(splits.test),
-        splits.records_per_patient,
+        splits.examples_per_patient,
     )
     assert (told.input_shape, told.target_shape) == (
         tuple(inputs.shape[1:]),

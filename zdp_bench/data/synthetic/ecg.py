@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy.io import savemat
 
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Norm, load, parts
 from zdp_bench.data.files import made_whole
 from zdp_bench.errors import require
@@ -135,7 +135,9 @@ def _parts(count: int, seconds: float, test_share: float) -> tuple[int, int]:
 
 
 @register("outline", "cpsc2018_synthetic")
-def outline(root: Path, *, count: int, seconds: float, test_share: float, **_: object) -> Outline:
+def outline(
+    root: Path, *, count: int, seconds: float, test_share: float, **_: object
+) -> DatasetInfo:
     """As many as asked for; 512 samples are seen."""
     train, test = _parts(count, seconds, test_share)
-    return Outline(train, test, (512,), 1, torch.complex64, unit="recording")
+    return DatasetInfo(train, test, (512,), 1, torch.complex64, unit="recording")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, check_size, cut, load, patient
 from zdp_bench.data.files import made_whole
 from zdp_bench.errors import require
@@ -128,7 +128,7 @@ def outline(
     seed: int,
     max_per_patient: int | None,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """Known before anything is drawn."""
     _check(count, size)
     paths = sorted(path for path, _person, _film in drawn(count, test_share, seed))
@@ -137,12 +137,12 @@ def outline(
     ]
     made = cut(found, None, validation_share, seed, max_per_patient)
     each, validate = made.most_of_one, len(made.validation)
-    return Outline(
+    return DatasetInfo(
         len(made.train),
         len(made.test),
         (1, size, size),
         1,
-        records_per_patient=each,
+        examples_per_patient=each,
         validation=validate,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Outline, Records, Splits
+from zdp_bench.data import DatasetInfo, Examples, Splits
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -40,14 +40,14 @@ def synthetic_images(
     ):  # enlarge by repetition: neighbours look alike, as in a picture
         patterns = np.take(patterns, np.arange(n) * patterns.shape[axis + 2] // n, axis=axis + 2)
 
-    def split(count: int) -> Records:
+    def split(count: int) -> Examples:
         labels = rng.permutation(np.arange(count) % classes)
         parts = patterns[:, labels] + 0.7 * rng.standard_normal(
             (2, count, *shape)
         )  # [2, n, *shape]
         pictures = parts[0] + 1j * parts[1] if complex_valued else parts[0]
         kind = np.complex64 if complex_valued else np.float32
-        return Records(torch.from_numpy(pictures.astype(kind)), torch.from_numpy(labels))
+        return Examples(torch.from_numpy(pictures.astype(kind)), torch.from_numpy(labels))
 
     said = f"{VERSION}:{shape}:{complex_valued}:{classes}:{train}:{test}:{seed}"
     return Splits(
@@ -89,10 +89,10 @@ def outline(
     train: int,
     test: int,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """As many as asked for."""
     _check(shape, classes, train, test)
-    return Outline(
+    return DatasetInfo(
         train,
         test,
         tuple(shape),

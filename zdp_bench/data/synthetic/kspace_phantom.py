@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zdp_bench.data import Outline, Splits, fastmri
+from zdp_bench.data import DatasetInfo, Splits, fastmri
 from zdp_bench.data.files import made_whole
 from zdp_bench.data.formats.kspace import Undersampling, centre_crop, to_image, to_kspace
 from zdp_bench.data.kspace_from_volumes import smooth_phase
@@ -146,7 +146,7 @@ def outline(
     unit: fastmri.Unit,
     test_share: float,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """Known before anything is drawn."""
     require(slices > 0, "dataset.slices", slices, "must be at least 1")
     how = Undersampling(acceleration, center_fraction, height, width)

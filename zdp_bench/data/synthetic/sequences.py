@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import made_whole
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.mri_sequences import SEQUENCES, check_options, load, parts_of, read_contrasts
@@ -132,15 +132,15 @@ def mri_sequences_synthetic(
 @register("outline", "mri_sequences_synthetic")
 def outline(
     root: Path, *, patients: int, size: int, slices: int, test_share: float, **_: object
-) -> Outline:
+) -> DatasetInfo:
     """Known before anything is drawn."""
     each, test = len(SEQUENCES) * min(slices, GRID[2]), _held(patients, size, slices, test_share)
     shape = (1, size, size)
-    return Outline(
+    return DatasetInfo(
         (patients - test) * each,
         test * each,
         shape,
         len(SEQUENCES),
         torch.complex64,
-        records_per_patient=each,
+        examples_per_patient=each,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import chirp
 
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import made_whole
 from zdp_bench.data.speech_commands import (
     BINS,
@@ -134,7 +134,7 @@ def outline(
     bins: int,
     grid: list[int] | None,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """Known before anything is drawn."""
     _check(words, clips_per_word)
     speakers = [

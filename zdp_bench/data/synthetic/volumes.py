@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zdp_bench.data import Outline, Splits
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import made_whole
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.msd import Geometry, check_options, load, sizes
@@ -147,7 +147,7 @@ def outline(
     validation_share: float,
     test_share: float,
     **_: object,
-) -> Outline:
+) -> DatasetInfo:
     """Known before anything is drawn."""
     import torch
 
@@ -157,7 +157,7 @@ def outline(
     each, tested = (min(GRID[2], most or GRID[2]) for most in (max_per_patient, test_per_patient))
     validate = (volumes - train - test) * each
     square = (1, size, size)
-    return Outline(
+    return DatasetInfo(
         train * each,
         test * tested,
         square,

@@ -21,9 +21,9 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import FIRST, SERVER, Context, RecordDict
-from zdp_bench.federated.network.endpoint import endpoint, node_keys, pem
-from zdp_bench.federated.network.fleet import RUN, fleet_api, identify
-from zdp_bench.federated.server import Conducting, Result, server_app
+from zdp_bench.federated.network.endpoint import RUN, endpoint, node_keys, pem
+from zdp_bench.federated.network.fleet_api import fleet_api, identify
+from zdp_bench.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
 from zdp_bench.training import distributed
@@ -35,7 +35,7 @@ PAUSE = 0.05  # seconds between two looks whether the clients have gone
 GOODBYE = 10.0  # seconds that a server waits for its clients to hear that the run is over
 
 
-def served(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
     """How `experiment.run` carries out a federation whose nodes come over the network.
 
     Raises:
@@ -66,7 +66,7 @@ def served(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> O
         identify()
         with stop_signals() as asked, fleet_api(host, port, certificate, key, keys) as grid:
             owners = {FIRST + number: number for number in range(len(keys))}
-            conducting = Conducting(config, data, digest, home, device, watcher, asked, owners)
+            conducting = ServerContext(config, data, digest, home, device, watcher, asked, owners)
             server_app(conducting, result)(grid, Context(RUN, SERVER, {}, RecordDict(), {}))
             until = time.monotonic() + (GOODBYE if result.record else 0)
             while time.monotonic() < until and list(grid.get_node_ids()):

@@ -11,8 +11,8 @@ from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import client_app, reply_of, site_open
 from zdp_bench.federated.flower import FIRST, ClientApp, Context, RecordDict
-from zdp_bench.federated.network.endpoint import endpoint, node_key, pem
-from zdp_bench.federated.network.fleet import RUN, Link, Lost, Refused, connected
+from zdp_bench.federated.network.endpoint import RUN, endpoint, node_key, pem
+from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 from zdp_bench.federated.node import Site
 from zdp_bench.training.interrupts import Stopped, stop_signals
 from zdp_bench.training.run import only_one_process
@@ -21,7 +21,7 @@ PAUSE = 0.05  # seconds between two looks for messages
 BLIP = 30.0  # seconds that a connection may be away without this node having to join anew
 
 
-def attend(config: Run, say: Callable[[str], None]) -> None:
+def run_client(config: Run, say: Callable[[str], None]) -> None:
     """Be one node until the server says that the run is over.
 
     Raises:

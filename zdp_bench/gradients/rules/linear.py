@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from zdp_bench.gradients.layer_gradient import (
     matrix_sum,
     weigh,
 )
+from zdp_bench.gradients.norms import squared_norms
 from zdp_bench.gradients.rules import rule
 from zdp_bench.kernels.memory_format import in_memory_order, in_own_order
 from zdp_bench.nn.map_linear import MapLinear
@@ -27,16 +29,20 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
         g = g.reshape(g.shape[0], -1, g.shape[-1])  # [B, T, out]
         x = x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, in]
         return {"weight": _over_positions(x, g), "bias": LayerGradient.of(g.sum(dim=1))}
+
+    @cache
+    def norms_of_g() -> Tensor:
+        return squared_norms(g)
+
     weight = LayerGradient(
         lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
         lambda factors: matrix_sum(weigh(g, factors), x),
-        norm_factors=lambda: (g, x),
-        summands=lambda: bound_summands(g, x, 1),
+        squared_norms=lambda: norms_of_g() * squared_norms(x),
     )
     bias = LayerGradient(
         lambda start, stop: g[start:stop],
         lambda factors: weigh(g, factors).sum(dim=0),
-        norm_factors=lambda: (g,),
+        squared_norms=norms_of_g,
     )
     return {"weight": weight, "bias": bias}
 

@@ -55,6 +55,18 @@ def draw(name: str, results: Path, data_root: Path) -> Figure:
     return figure
 
 
+def legend_below(figure: Figure) -> None:
+    """Give a figure one legend, below it, with every label of its axes once."""
+    handles = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
+    )
+
+
 def write(figure: Figure, name: str, results: Path) -> list[Path]:
     """Write `results/figures/PAPER_figN.png` and `.svg`, whole or not at all; returns both paths."""
     folder = results / "figures"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
 from zdp_bench.report.faceoff import RECIPE, read
-from zdp_bench.report.figures import COLOURS, LINES, WIDTH
+from zdp_bench.report.figures import COLOURS, LINES, WIDTH, legend_below
 
 HEIGHT = 2.8  # inches a row of panels
 
@@ -53,12 +53,5 @@ def faceoff(results: Path, data_root: Path) -> Figure:
         axes.set_ylabel(f"test {one.metric.replace('_', ' ')}")
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
-    handles = {
-        label: handle
-        for axes in grid.flat
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
-    )
+    legend_below(figure)
     return figure

@@ -1,11 +1,15 @@
-"""All that is taken from Flower's private modules: the server's end of a connection, a node's end, and who speaks.
+"""Serve Flower's Fleet API to the nodes: the server's end of a connection, with all checks that Flower leaves open.
 
-Why not `flower-superlink` and `flower-supernode` as they are shipped (1.41): a SuperNode fetches the app's code from the server,
-which no hospital should run, and starts a process for every message, which would load torch anew for each private step. Its
-SuperLink takes an answer of any size, and lets a node with a key of its own answer in the name of another. So this file puts
-Flower's own parts together in one process: on the server its Fleet API over TLS, its state and its node authentication; at a site
-its HTTP client with its signatures. What Flower does not check is checked here: who speaks, how much, and that a node has one
-client. Flower may move these parts in any release, so pyproject.toml holds to 1.41.
+Why not `flower-superlink` and `flower-supernode` as shipped (Flower 1.41): a SuperNode fetches the app's
+code from the server, which no hospital should run, and starts a process for every message, which would
+load torch anew for each private step. Its SuperLink takes an answer of any size, and lets a node with a
+key of its own answer in the name of another. So this file and `link.py` put Flower's own parts together
+in one process: on the server its Fleet API over TLS, its state and its node authentication; at a site
+its HTTP client with its signatures. This file checks what Flower does not: who speaks, how much, and
+that a node has one client.
+
+These two files hold all imports of Flower's private modules. Flower may move those in any release, so
+pyproject.toml holds to 1.41.
 """
 
 from __future__ import annotations
@@ -18,28 +22,16 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import httpx
 import uvicorn
-from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import Depends, FastAPI, HTTPException, Request
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.node_pb2 import Node
 from flwr.proto.task_pb2 import Task, TaskStatus
 from flwr.server.superlink.linkstate import InMemoryLinkState, LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
@@ -51,18 +43,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    inflate_object_from_contents,
-    pull_objects,
-)
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.run import Run as FlowerRun
@@ -70,8 +51,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.routers.fleet.router import router as fleet
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
@@ -79,40 +58,33 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import CRASHED
-from zdp_bench.federated.network.endpoint import public_pem
+from zdp_bench.federated.network.endpoint import BEAT, RUN
 
-__all__ = ["FlowerRun", "Link", "LinkGrid", "Lost", "Refused", "connected", "fleet_api", "identify"]
+__all__ = ["FlowerRun", "LinkGrid", "fleet_api", "identify"]
 
-RUN, TASK = 1, 1  # Flower's numbers of the one run that a server conducts
+TASK = 1  # Flower's number of the one task of the one run
 PAUSE = 0.05  # seconds between two looks for messages
-GOODBYE = 10.0  # seconds until a server gives up on its own thread
-BEAT = 10  # seconds: a node is held to be gone after twice that without a sign, and tells of itself four times in between
+GOODBYE = 10.0  # seconds that the API's thread has to end
 LARGEST = 32 * 2**20  # bytes of one request; Flower sends tensors in pieces of 20 MiB
-MORE = (
-    2**16
-)  # bytes by which an answer may be longer than its question: what a node says of its ledger, and headers
-PIECES = 4  # objects that it may have more
-MINUTE = 60.0  # seconds in which the log says the same of the same client once
+MORE = 2**16  # bytes by which an answer may be longer than its question: ledger state and headers
+PIECES = 4  # objects by which an answer may have more than its question
+MINUTE = 60.0  # seconds in which the log repeats no sentence about the same client
 
 log = logging.getLogger(__name__)
-_said: dict[tuple[str, str], float] = {}  # who and what -> when the log said it
-Answer = TypeVar("Answer")
+_logged: dict[tuple[str, str], float] = {}  # (client, sentence) -> when it was last logged
 
 
 def identify(run: int = RUN) -> None:
-    """Say who speaks: Flower's messages carry the run's number, and the server's."""
+    """Set the sender that Flower writes into messages: this run, the server."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SERVER, TASK
 
 
-def _say(who: str, what: str) -> None:
-    """Say it in the log, in one line; what a client does again and again fills no disk."""
+def _log_once_a_minute(who: str, what: str) -> None:
+    """Log one line; a client that repeats itself fills no disk."""
     now = time.monotonic()
-    if now - _said.get((who, what), -MINUTE) >= MINUTE:
-        _said[who, what] = now
+    if now - _logged.get((who, what), -MINUTE) >= MINUTE:
+        _logged[who, what] = now
         log.warning("%s: %s", who, what)
-
-
-# -------------------------------------------------------------------------------------------------------------- the server
 
 
 @contextmanager
@@ -208,13 +180,15 @@ class Limit:
             b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")
         )  # in chunks: of any length
         if not length.isdigit() or len(length) > 12 or int(length) > LARGEST:
-            _say(who, f"a request of more than {LARGEST} bytes; it is dropped")
+            _log_once_a_minute(who, f"a request of more than {LARGEST} bytes; it is dropped")
             await JSONResponse({"detail": "too large"}, status_code=413)(scope, receive, send)
             return
 
         async def told(message: Any) -> None:
             if message.get("status") == 401:
-                _say(who, "has no key of federated.node_keys, or another clock; it is refused")
+                _log_once_a_minute(
+                    who, "has no key of federated.node_keys, or another clock; it is refused"
+                )
             await send(message)
 
         await self._app(scope, receive, told)
@@ -231,7 +205,7 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
         if node is None:
             raise HTTPException(401, "unknown key")
         if state.get_node_info(node_ids=[node])[0].status == NodeStatus.ONLINE:
-            _say(
+            _log_once_a_minute(
                 f"node {node - FIRST}",
                 "a second client asks to be it; it is refused until the first is gone",
             )
@@ -245,11 +219,13 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
             or len(roots) != 1
             or roots != [tree.object_id for tree in asked.message_object_trees]
         ):
-            _say(f"node {node - FIRST}", "an answer that is not its own, or not one; it is dropped")
+            _log_once_a_minute(
+                f"node {node - FIRST}", "an answer that is not its own, or not one; it is dropped"
+            )
             raise HTTPException(400, "not one answer of this node")
         pieces = sum(1 for _ in iterate_object_tree(asked.message_object_trees[0]))
         if pieces > grid.asked.get(to, (0, 0))[0]:
-            _say(
+            _log_once_a_minute(
                 f"node {node - FIRST}",
                 "an answer that comes late, or in too many pieces; it is dropped",
             )
@@ -385,145 +361,3 @@ class LinkGrid(Grid):
         for number in (name, answer):
             with suppress(KeyError):  # of a tree that was never whole
                 self._state.object_store.delete(number)
-
-
-# -------------------------------------------------------------------------------------------------------------- a node
-
-
-class Lost(Exception):  # noqa: N818 - an event, not a fault
-    """The server is not there any more."""
-
-
-class Refused(Exception):  # noqa: N818 - an event, not a fault
-    """The server knows no such key, or the node has a live client; `known` says which."""
-
-    def __init__(self, known: bool) -> None:
-        super().__init__()
-        self.known = known
-
-
-@contextmanager
-def connected(
-    address: str, authority: str, key: ec.EllipticCurvePrivateKey, patience: float
-) -> Iterator[Link]:
-    """Within, the server takes this process for the node whose key it is.
-
-    Raises:
-        Refused: it does not.
-        Lost: it does not answer.
-    """
-    signs: list[Any] = [
-        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-        NodeAuthHttpInterceptor(key, key.public_key()),
-    ]
-    over = threading.Event()
-    trusted = Path(authority).read_bytes()
-    with FleetHttpClient.from_server_address(address, False, trusted, interceptors=signs) as client:
-        joins = ActivateNodeRequest(
-            public_key=public_pem(key.public_key()), heartbeat_interval=BEAT
-        )
-        node = Node(node_id=_patiently(client.ActivateNode, joins, patience=patience).node_id)
-
-        def beat() -> None:
-            while not over.wait(BEAT / 2):
-                with suppress(httpx.HTTPError):
-                    client.SendNodeHeartbeat(
-                        SendNodeHeartbeatRequest(node=node, heartbeat_interval=BEAT)
-                    )
-
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield Link(client, node, patience)
-        finally:
-            over.set()
-            thread.join()
-            with suppress(httpx.HTTPError):
-                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-
-
-class Link:
-    """A node's connection: takes messages, and brings answers."""
-
-    def __init__(self, client: FleetHttpClient, node: Node, patience: float) -> None:
-        self.node, self._client = node, client
-        self._ask = partial(_patiently, patience=patience)
-
-    def receive(self) -> Message | None:
-        """Take the next message, if there is one.
-
-        Raises:
-            Lost: the server does not answer, or knows this node no more.
-        """
-        got = self._ask(self._client.PullMessages, PullMessagesRequest(node=self.node))
-        if not got.messages_list:
-            return None
-        metadata = message_from_proto(got.messages_list[0]).metadata
-        numbers = [tree.object_id for tree in iterate_object_tree(got.message_object_trees[0])]
-        pull = make_pull_object_fn_protobuf(
-            partial(self._ask, self._client.PullObject), self.node, metadata.run_id
-        )
-        try:
-            contents = pull_objects(numbers, pull)
-            confirm = partial(self._ask, self._client.ConfirmMessageReceived)
-            make_confirm_message_received_fn_protobuf(confirm, self.node, metadata.run_id)(
-                metadata.message_id
-            )
-        except (
-            ObjectPullError,
-            httpx.HTTPStatusError,
-        ):  # the server does not wait for an answer any more
-            return None
-        message = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
-        message.metadata.__dict__["_message_id"] = metadata.message_id
-        return message
-
-    def send(self, answer: Message) -> None:
-        """Bring an answer; one that comes too late is dropped by the server.
-
-        Raises:
-            Lost: the server does not answer, or knows this node no more.
-        """
-        run = answer.metadata.run_id
-        with no_object_id_recompute():
-            answer.metadata.__dict__["_message_id"] = answer.object_id
-            objects: dict[str, Any] = get_all_nested_objects(answer)
-            bare = remove_content_from_message(answer) if answer.has_content() else answer
-            brings = PushMessagesRequest(
-                node=self.node,
-                messages_list=[message_to_proto(bare)],
-                message_object_trees=[get_object_tree(answer)],
-            )
-            with suppress(ObjectPushError, httpx.HTTPStatusError):
-                taken = self._ask(self._client.PushMessages, brings)
-                push = partial(self._ask, self._client.PushObject)
-                pushing = make_push_object_fn_protobuf(push, self.node, run, taken.session_id)
-                for number in taken.objects_to_push:
-                    pushing(number, objects[number].deflate())
-
-
-def _patiently(call: Callable[[Any], Answer], request: Any, patience: float) -> Answer:
-    """Call the server, again and again while it cannot be reached, for `patience` seconds.
-
-    Raises:
-        Lost: it cannot be reached, or knows this node no more.
-        Refused: it does not let the node join.
-        httpx.HTTPStatusError: it refuses the request.
-    """
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return call(request)
-        except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            if status in (401, 409) and isinstance(request, ActivateNodeRequest):
-                raise Refused(known=status == 409) from None
-            if status == 401:
-                raise Lost from None
-            if status < 500 or status == 500:
-                raise
-        except httpx.HTTPError:
-            pass
-        if time.monotonic() > until:
-            raise Lost
-        time.sleep(10 * PAUSE)

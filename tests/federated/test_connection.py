@@ -25,16 +25,11 @@ from tests.federated.test_network import certificate
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from zdp_bench.federated.messages import content, values_of
-from zdp_bench.federated.network import endpoint, fleet
-from zdp_bench.federated.network.fleet import (
-    Link,
-    LinkGrid,
-    Lost,
-    Refused,
-    connected,
-    fleet_api,
-    identify,
-)
+from zdp_bench.federated.network import endpoint
+from zdp_bench.federated.network import fleet_api as server_end
+from zdp_bench.federated.network import link as node_end
+from zdp_bench.federated.network.fleet_api import LinkGrid, fleet_api, identify
+from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 
 
 @dataclass
@@ -60,7 +55,7 @@ def wire(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Wire]:
     identify()
-    monkeypatch.setattr(fleet, "_said", {})
+    monkeypatch.setattr(server_end, "_logged", {})
     chain, key = certificate(tmp_path, "server")
     file = node_keys(tmp_path, 2)
     keys = [
@@ -154,8 +149,8 @@ def test_a_node_cannot_answer_for_another(wire: Wire, caplog: pytest.LogCaptureF
         message = taken(honest)
         forged = Message(content({"entries": 0}), reply_to=message)
         forged.metadata.__dict__["_message_id"] = forged.object_id
-        bare = fleet.message_to_proto(fleet.remove_content_from_message(forged))
-        tree = fleet.get_object_tree(forged)
+        bare = node_end.message_to_proto(node_end.remove_content_from_message(forged))
+        tree = node_end.get_object_tree(forged)
         pushed = PushMessagesRequest(
             node=hostile.node, messages_list=[bare], message_object_trees=[tree]
         )
@@ -178,19 +173,19 @@ def test_the_name_inside_an_answer_has_no_say(wire: Wire) -> None:
         answer.metadata.__dict__["_src_node_id"] = FIRST + 1
         answer.metadata.__dict__["_reply_to_message_id"] = "0" * 64
         whole = answer.object_id
-        bare = fleet.message_to_proto(fleet.remove_content_from_message(answer))
+        bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
         bare.metadata.src_node_id, bare.metadata.reply_to_message_id = FIRST, name
         bare.metadata.message_id = whole
         pushed = PushMessagesRequest(
             node=link.node,
             messages_list=[bare],
-            message_object_trees=[fleet.get_object_tree(answer)],
+            message_object_trees=[node_end.get_object_tree(answer)],
         )
         got = link._client.PushMessages(pushed)
-        push = fleet.make_push_object_fn_protobuf(
-            link._client.PushObject, link.node, fleet.RUN, got.session_id
+        push = node_end.make_push_object_fn_protobuf(
+            link._client.PushObject, link.node, endpoint.RUN, got.session_id
         )
-        objects = fleet.get_all_nested_objects(answer)
+        objects = node_end.get_all_nested_objects(answer)
         for number in got.objects_to_push:
             push(number, objects[number].deflate())
         (arrived,) = answers(wire, name)
@@ -246,7 +241,9 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
         {"content-type": "application/x-protobuf"},
     )
     with httpx.Client(verify=ssl.create_default_context(cafile=wire.chain)) as client:
-        assert client.post(url, content=bytes(fleet.LARGEST + 1), headers=kind).status_code == 413
+        assert (
+            client.post(url, content=bytes(server_end.LARGEST + 1), headers=kind).status_code == 413
+        )
         assert (
             client.post(url, content=iter([b"x"] * 3), headers=kind).status_code == 413
         )  # no length is told
@@ -261,7 +258,7 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
         )
         assert raw.recv(100).split()[1] in (b"413", b"400")
     assert told(caplog) == [
-        f"a client at 127.0.0.1: a request of more than {fleet.LARGEST} bytes; it is dropped"
+        f"a client at 127.0.0.1: a request of more than {server_end.LARGEST} bytes; it is dropped"
     ]
 
 
@@ -294,11 +291,11 @@ def test_a_broken_envelope_ends_nothing(
         message = taken(link)
         answer = Message(content({"round": 1}), reply_to=message)
         answer.metadata.__dict__["_message_id"] = answer.object_id
-        bare = fleet.message_to_proto(fleet.remove_content_from_message(answer))
+        bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
         request = PushMessagesRequest(
             node=link.node,
             messages_list=[bare],
-            message_object_trees=[fleet.get_object_tree(answer)],
+            message_object_trees=[node_end.get_object_tree(answer)],
         )
         BROKEN[case](request)
         with suppress(httpx.HTTPStatusError):
@@ -341,25 +338,25 @@ def test_content_that_cannot_be_read_is_an_error_of_that_node(wire: Wire) -> Non
         name = wire.asks(0, hello=1)
         answer = Message(content({"round": 1}), reply_to=taken(link))
         array = Array(np.zeros(2, np.float32))
-        head = fleet.get_all_nested_objects(answer)[answer.object_id].deflate()
+        head = node_end.get_all_nested_objects(answer)[answer.object_id].deflate()
         (inner,) = [
             number.encode()
-            for number in fleet.get_all_nested_objects(answer)
+            for number in node_end.get_all_nested_objects(answer)
             if number.encode() in head
         ]
         wrong = head.replace(inner, array.object_id.encode())
         root = hashlib.sha256(wrong).hexdigest()
         answer.metadata.__dict__["_message_id"] = root
-        bare = fleet.message_to_proto(fleet.remove_content_from_message(answer))
-        tree = ObjectTree(object_id=root, children=[fleet.get_object_tree(array)])
+        bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
+        tree = ObjectTree(object_id=root, children=[node_end.get_object_tree(array)])
         got = link._client.PushMessages(
             PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[tree])
         )
-        push = fleet.make_push_object_fn_protobuf(
-            link._client.PushObject, link.node, fleet.RUN, got.session_id
+        push = node_end.make_push_object_fn_protobuf(
+            link._client.PushObject, link.node, endpoint.RUN, got.session_id
         )
         contents = {
-            number: one.deflate() for number, one in fleet.get_all_nested_objects(array).items()
+            number: one.deflate() for number, one in node_end.get_all_nested_objects(array).items()
         } | {root: wrong}
         for number in got.objects_to_push:
             push(number, contents[number])

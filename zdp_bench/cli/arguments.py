@@ -1,0 +1,119 @@
+"""Arguments that several commands share, and the checks that belong to them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from zdp_bench.errors import UserError
+
+Number = TypeVar("Number", int, float)
+RESULTS = Path("results")
+
+
+def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
+    """Add the words that make up a run's configuration."""
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help=text or "recipe=NAME, and any key of the configuration",
+    )
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add --results, the folder of the records."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="DIR",
+        help="the results folder (default: results)",
+    )
+
+
+def add_data_root(parser: argparse.ArgumentParser) -> None:
+    """Add --root; `data_root` reads it."""
+    parser.add_argument(
+        "--root", type=Path, help="the data root (default: $ZDP_DATA or ~/.cache/zdp-bench)"
+    )
+
+
+def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
+    """Add --format: rich, or one of `others`."""
+    what = "JSON" if others == ("json",) else "text for other programs"
+    parser.add_argument(
+        "--format",
+        choices=["rich", *others],
+        default="rich",
+        help=f"a table, or {what} (default rich)",
+    )
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers for argparse; the command itself checks the range."""
+    return _reader(int, f"must be a whole number, {least} or more")
+
+
+def number(rule: str) -> Callable[[str], float]:
+    """Return a reader of numbers for argparse; the command itself checks the range."""
+    return _reader(float, f"must be a number{'' if rule.startswith('above') else ','} {rule}")
+
+
+def _reader(kind: Callable[[str], Number], rule: str) -> Callable[[str], Number]:
+    def read(word: str) -> Number:
+        try:
+            return kind(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"={word}: {rule}.") from None
+
+    return read
+
+
+def data_root(options: argparse.Namespace) -> Path:
+    """Return the folder that --root or $ZDP_DATA names.
+
+    Raises:
+        UserError: it is a file.
+    """
+    root = Path(options.root or os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench").expanduser()
+    if root.is_file():
+        raise UserError(
+            f"{root}: is a file and no folder, so it holds no data; "
+            "name the data root by --root, or by ZDP_DATA."
+        )
+    return root
+
+
+def require_records(folder: Path) -> None:
+    """Refuse a results folder that was named and is not there.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if folder != RESULTS and not folder.exists():
+        raise UserError(
+            f"{folder}: there is no such folder, so there are no records. "
+            "Name the results folder of your runs."
+        )
+
+
+def refuse_launcher(options: argparse.Namespace) -> None:
+    """Refuse Hydra's launchers in every command but `run`, where nothing would read them.
+
+    Raises:
+        UserError: a word names one.
+    """
+    if options.verb == "run":
+        return
+    # `reproduce` may have an override in the place of its table.
+    for word in (str(getattr(options, "table", "")), *getattr(options, "overrides", [])):
+        group = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
+        if group in ("launcher", "hydra") and word != "launcher=local":
+            raise UserError(
+                f"{word}: only `zdp-bench run` reads it; "
+                f"leave it out of `zdp-bench {options.verb}`."
+            )

@@ -1,0 +1,120 @@
+"""Without numbers: every ε of the five papers, reproduced and tight. With numbers: their ε, or the
+σ for a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from zdp_bench.cli.arguments import add_format, add_results, number, whole
+from zdp_bench.errors import UserError
+
+HELP = "every ε of the five papers, or the ε of your own numbers"
+SETTING = (
+    "sample_rate",
+    "batch_size",
+    "records",
+    "steps",
+    "epochs",
+    "delta",
+    "sampling",
+    "records_per_patient",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sigma",
+        type=number("0 or more"),
+        metavar="σ",
+        help="noise multiplier: its ε by every accountant",
+    )
+    parser.add_argument(
+        "--target-epsilon", type=number("above 0"), metavar="E", help="the σ that gives this ε"
+    )
+    parser.add_argument(
+        "--sample-rate",
+        type=number("above 0, and 1 at most"),
+        metavar="Q",
+        help="probability that a step draws an example, or batch size / examples",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=whole(1),
+        metavar="M",
+        help="instead of the sample rate; needs --records",
+    )
+    parser.add_argument("--records", type=whole(1), metavar="N", help="training examples")
+    parser.add_argument("--steps", type=whole(1), metavar="T", help="steps of training")
+    parser.add_argument("--epochs", type=whole(1), metavar="E", help="instead of steps")
+    parser.add_argument(
+        "--delta", type=number("above 0 and below 1"), metavar="δ", help="default 1e-5"
+    )
+    parser.add_argument(
+        "--sampling",
+        metavar="SCHEME",
+        help="poisson (default), uniform (fixed-size batches) or full",
+    )
+    parser.add_argument(
+        "--accountant",
+        metavar="NAME",
+        help="one accountant only; `zdp-bench list accountants` names them",
+    )
+    parser.add_argument(
+        "--records-per-patient",
+        type=whole(1),
+        metavar="K",
+        help="also the ε of a patient or image with K examples",
+    )
+    add_format(parser, "md", "csv", "json")
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.sigma is None and options.target_epsilon is None:
+        _print_papers(options)
+    else:
+        _print_own(options)
+    return 0
+
+
+def _print_papers(options: argparse.Namespace) -> None:
+    """Print and write every ε of the five papers."""
+    from zdp_bench.report import epsilon, formats
+    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.progress import console
+
+    probe(options.results)
+    for name in (*SETTING, "accountant"):
+        if getattr(options, name) is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')} alone says too little: "
+                "add --sigma or --target-epsilon."
+            )
+    table = epsilon.rows()
+    paths = epsilon.write(table, options.results)
+    if options.format == "rich":
+        console().print(epsilon.as_rich(table))
+        print("\n".join(f"written: {path}" for path in paths))
+    elif options.format == "md":
+        print(epsilon.as_markdown(table))
+    else:
+        print(formats.as_text(epsilon.plain(table), options.format))
+
+
+def _print_own(options: argparse.Namespace) -> None:
+    """Print the ε of the given numbers, or the σ for the given target."""
+    from zdp_bench.report import own_epsilon
+    from zdp_bench.training.progress import console
+
+    if options.sigma is not None and options.target_epsilon is not None:
+        raise UserError("say either --sigma or --target-epsilon, not both.")
+    setting = own_epsilon.setting(**{name: getattr(options, name) for name in SETTING})
+    if options.sigma is not None:
+        answers = own_epsilon.for_sigma(setting, options.sigma, options.accountant)
+    else:
+        answers = own_epsilon.for_target(setting, options.target_epsilon, options.accountant)
+    if options.format == "rich":
+        console().print(own_epsilon.as_rich(setting, answers))
+    else:
+        print(own_epsilon.as_text(setting, answers, options.format))

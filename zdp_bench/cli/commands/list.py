@@ -1,0 +1,70 @@
+"""Name what there is, each with a line on it; `zdp-bench list keys` shows every key with its
+default.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "what there is: algorithms, models, datasets, recipes, tables, ..."
+KINDS = (
+    "algorithms",
+    "models",
+    "datasets",
+    "tasks",
+    "optimizers",
+    "schedulers",
+    "accountants",
+    "recipes",
+    "tables",
+    "figures",
+    "keys",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", choices=[*KINDS], help="one kind only")
+
+
+def run(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench.training.progress import console
+
+    for kind in [options.kind] if options.kind else KINDS[:-1]:
+        table = Table(title=kind, show_header=False, title_justify="left", box=None, padding=(0, 2))
+        for name, line in _list(kind):
+            table.add_row(name, line)
+        console().print(table, "")
+    return 0
+
+
+def _list(kind: str) -> list[tuple[str, str]]:
+    """Return (name, one line) of everything of a kind."""
+    from zdp_bench import assets
+
+    if kind == "datasets":
+        from zdp_bench.data.files import cards
+
+        return [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
+    if kind == "tables":
+        from zdp_bench.report.papers import available, recipes_of
+
+        return [(name, ", ".join(recipes_of(name)) or "no recipe yet") for name in available()]
+    if kind == "figures":
+        from zdp_bench.registry import lookup, names
+
+        docs = {name: str(lookup("figure", name).__doc__) for name in names("figure")}
+        return [(name, doc.splitlines()[0]) for name, doc in docs.items()]
+    if kind == "keys":
+        from zdp_bench.config.plugins import every_key
+
+        return every_key()
+    folder = assets.RECIPES if kind == "recipes" else assets.CONF / kind.removesuffix("s")
+    return [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
+
+
+def _first_comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("# ") if first.startswith("# ") else ""

@@ -1,0 +1,38 @@
+"""Every table, ε, curve and figure on one HTML page that needs no network: open it, mail it, print
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zdp_bench.cli.arguments import add_results, require_records
+
+HELP = "everything on one HTML page"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where (default: report.html in the results folder)",
+    )
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.experiments.claims import fillings
+    from zdp_bench.report import page, papers, tables
+    from zdp_bench.training.interrupts import probe
+
+    require_records(options.results)
+    probe(options.results)
+    output = options.output or options.results / "report.html"
+    probe(output.parent)
+    # The page shows a figure's table as `zdp-bench table` wrote it.
+    names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
+    made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
+    print(f"written: {page.write(made, options.results, output)}")
+    return 0

@@ -1,0 +1,42 @@
+"""Print a paper's table beside ours, and write it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zdp_bench.cli.arguments import add_results, require_records
+
+HELP = "print a paper's table beside ours, and write it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", metavar="PAPER/N", help="`zdp-bench list tables` names them")
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.training.interrupts import probe
+
+    require_records(options.results)
+    probe(options.results)
+    print_table(options.table, options.results)
+    return 0
+
+
+def print_table(name: str, results: Path) -> None:
+    """Print a table, or the curves of a figure as a table, and write it."""
+    from zdp_bench.experiments.claims import fillings
+    from zdp_bench.report import curves, papers, tables
+    from zdp_bench.training.progress import console
+
+    filled = fillings(name, results)
+    if papers.is_figure(name):
+        figure = curves.build(name, results, filled)
+        console().print(*curves.as_rich(figure), sep="\n")
+        paths = curves.write(figure, results)
+    else:
+        table = tables.build(name, results, filled)
+        console().print(tables.as_rich(table))
+        paths = tables.write(table, results)
+    print("\n".join(f"written: {path}" for path in paths))

@@ -1,0 +1,38 @@
+"""Work a recipe out without training it and without reading an example: parameters, layers and how
+they are clipped, replaced layers, sampling, z, claimed and tight ε of an example and of a patient,
+time and memory, data.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from zdp_bench.cli.arguments import add_format, add_overrides
+
+HELP = "what a recipe would do, without training: model, clipping, every ε, time, memory, data"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    add_format(parser, "json")
+
+
+def run(options: argparse.Namespace) -> int:
+    import dataclasses
+    import json
+
+    from zdp_bench.config import configured
+    from zdp_bench.experiments.validate import validate
+    from zdp_bench.report import validation
+    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.progress import console
+
+    config = configured(options.overrides)
+    probe(config.results)  # as its run would
+    report = dataclasses.asdict(validate(config))
+    if options.format == "json":
+        print(json.dumps(report, indent=1))
+    else:
+        for table in validation.as_rich(report):
+            console().print(table)
+    return 0

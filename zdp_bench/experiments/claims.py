@@ -1,0 +1,144 @@
+"""Which cells of a paper's tables the recipes' jobs fill.
+
+A recipe claims a table and a row (`claims.table`, `claims.row`); each job of its sweep fills the
+cell of that row with the records whose experiment digest is its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from zdp_bench import assets, records
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import enters_digest, experiment_digest
+from zdp_bench.config.messages import typed_keys
+from zdp_bench.config.schema import Run
+from zdp_bench.errors import UserError, unknown
+from zdp_bench.report.papers import recipes_of, reference
+from zdp_bench.report.tables import Filling
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job of a recipe and what it fills."""
+
+    filling: Filling
+    composed: DictConfig
+    config: Run
+
+
+def fillings(table: str, results: Path) -> list[Filling]:
+    """Return what may stand in a table: each job of its recipes, and the same job on other data.
+
+    Raises:
+        UserError: no such table, or a recipe claims a row that the table lacks.
+    """
+    claims = claims_of(table)
+    return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
+
+
+def claims_of(
+    table: str, jobs: Callable[[str], list[tuple[str, ...]]] | None = None
+) -> list[Claim]:
+    """Return the jobs of a table's recipes as the recipes are now.
+
+    Args:
+        jobs: gives the jobs of a recipe; all of its sweep (`jobs_of`) by default.
+
+    Raises:
+        UserError: no such table, or a recipe claims a row that the table lacks.
+    """
+    rows = {number.row for number in reference(table)}
+    claims = []
+    for recipe in recipes_of(table):
+        for overrides in (jobs or jobs_of)(recipe):
+            composed = compose([f"recipe={recipe}", *overrides])
+            config = parse(composed)
+            row, variant = str(config.claims.row), config.claims.variant
+            if row not in rows:
+                raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
+            filling = Filling(recipe, overrides, row, variant, experiment_digest(config))
+            claims.append(Claim(filling, composed, config))
+    return claims
+
+
+def jobs_of(recipe: str) -> list[tuple[str, ...]]:
+    """Return the overrides of each job of a recipe's sweep (`hydra.sweeper.params`) but the seed.
+
+    A recipe without a sweep has one job without overrides.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}
+    params = (hydra.get("sweeper") or {}).get("params") or {}
+    axes = OverridesParser.create().parse_overrides(
+        [f"{key}={value}" for key, value in params.items() if key != "seed"]
+    )
+    choices = [
+        [f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()]
+        if axis.is_sweep_override()
+        else [str(axis.input_line)]
+        for axis in axes
+    ]
+    return list(product(*choices))
+
+
+def on_other_data(claims: list[Claim], results: Path) -> list[Filling]:
+    """Return the same jobs with another data set in place of the recipe's, where records exist."""
+    found = []
+    done = records.read_all(results)
+    for claim in claims:
+        own = claim.config.resolved["dataset"]
+        used = [r["config"]["dataset"] for r in done if r["recipe"] == claim.filling.recipe]
+        others = [dataset for dataset in used if dataset != own]
+        for digest, label in _digests_on(others, claim.composed).items():
+            found.append(dataclasses.replace(claim.filling, digest=digest, on=label))
+    return found
+
+
+def _digests_on(datasets: list[dict[str, Any]], composed: DictConfig) -> dict[str, str]:
+    """Return {experiment digest: label} of a recipe with each of `datasets`."""
+    labels = {}
+    for dataset in datasets:
+        moved = composed.copy()
+        OmegaConf.set_struct(moved, False)
+        moved.dataset = dataset
+        try:
+            digest = experiment_digest(parse(moved))
+        except UserError:
+            continue  # a record of an older version, whose data set had other options
+        card = assets.group(assets.DATASETS).get(dataset["name"])
+        defaults = assets.read_yaml(card) if card else {}
+        changed = {key: value for key, value in dataset.items() if value != defaults.get(key)}
+        options = [f"{key}={value}" for key, value in changed.items()]
+        labels[digest] = ", ".join([dataset["name"], *options])
+    return labels
+
+
+def require_unchanged(overrides: list[str]) -> None:
+    """Refuse overrides that change what a recipe computes, or where its record goes.
+
+    Raises:
+        UserError: names the first; such a run would fill no table.
+    """
+    instead = {
+        "seed": "say --seeds N",
+        "paths.results": "say --results DIR",
+        "recipe": "a table has its own recipes",
+    }
+    for key in sorted(typed_keys(overrides)):
+        if key in instead:
+            raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
+        if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
+            raise UserError(
+                f"{key}: `zdp-bench reproduce` runs recipes as they stand, for another run fills "
+                "no table. It takes only where and how: paths.data, device, threads, execution.*, "
+                "trainer.micro_batch. Use `zdp-bench run` to try something else."
+            )

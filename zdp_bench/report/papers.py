@@ -1,0 +1,150 @@
+"""What papers print: reads `papers/PAPER/tableN.csv` and `figN.csv`, and the notes and axes in `paper.yaml` beside them.
+
+A table is called PAPER/N, a figure PAPER/figN. `papers/README.md` explains the files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zdp_bench import assets
+from zdp_bench.errors import unknown
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One number of a paper, as printed: a line of a `tableN.csv` or `figN.csv`."""
+
+    paper: str
+    table: str
+    row: str
+    label: str
+    column: str
+    value: str
+    unit: str
+    where: str
+    deviation: str = ""  # printed behind ±, where the paper prints one
+
+    @property
+    def number(self) -> float | None:
+        """The number; None where the paper prints none ('not given')."""
+        try:
+            return float(self.value)
+        except ValueError:
+            return None
+
+    @property
+    def printed(self) -> str:
+        """The number as the paper prints it, '93.4 ± 0.01 %'; words instead of a number have no unit."""
+        unit = "" if self.number is None else self.unit
+        return " ".join(
+            part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part
+        )
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How the curves of a figure are drawn: an entry of `figures` in `paper.yaml`.
+
+    Attributes:
+        title: what the figure shows, in one sentence.
+        x: dotted path in a record, or several joined by ' or ', of which the first with a value
+            counts; "epoch": every epoch of a run is a point.
+        label: of the x axis.
+        log: whether the x axis is logarithmic.
+        columns: panels side by side; all of them if None.
+    """
+
+    title: str
+    x: str
+    label: str
+    log: bool = False
+    columns: int | None = None
+
+
+def available() -> list[str]:
+    """Return the names of all tables, then of all figures."""
+    return [
+        f"{path.parent.name}/{path.stem.removeprefix('table')}"
+        for pattern in ("*/table*.csv", "*/fig*.csv")
+        for path in sorted(assets.PAPERS.glob(pattern))
+    ]
+
+
+def is_figure(table: str) -> bool:
+    """True for PAPER/figN, a figure whose curves are shown as a table."""
+    return table.partition("/")[2].startswith("fig")
+
+
+def reference(table: str) -> list[Reference]:
+    """Return the paper's numbers of a table or figure.
+
+    Raises:
+        UserError: no such table.
+    """
+    _require(table)
+    text = _path(table).read_text(encoding="utf-8")
+    return [Reference(**line) for line in csv.DictReader(io.StringIO(text))]
+
+
+def notes(table: str) -> list[str]:
+    """Return the sentences below every table and figure of the table's paper."""
+    return list(_paper(table).get("notes") or [])
+
+
+def axes(figure: str) -> Axes:
+    """Return how a figure's curves are drawn."""
+    return Axes(**_paper(figure)["figures"][figure.partition("/")[2]])
+
+
+def file_stem(table: str) -> str:
+    """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
+    return f"{table.partition('/')[0]}_{_path(table).stem}"
+
+
+def recipes_of(table: str) -> list[str]:
+    """Return the recipes that claim rows of a table, by name.
+
+    Raises:
+        UserError: no such table.
+    """
+    _require(table)
+    claims = {
+        name: assets.read_yaml(path).get("claims") or {}
+        for name, path in assets.group(assets.RECIPES).items()
+    }
+    return [name for name, claim in claims.items() if claim.get("table") == table]
+
+
+def check_claims(table: str | None, row: str | None) -> None:
+    """Refuse a claim to a cell that no paper has.
+
+    Raises:
+        UserError: there is no such table, or no such row in it.
+    """
+    if table is None:
+        return
+    if table not in available():
+        raise unknown("claims.table", table, [*available(), "null"])
+    rows = {number.row for number in reference(table)}
+    if row not in rows:
+        raise unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
+
+
+def _require(table: str) -> None:
+    if table not in available():
+        raise unknown("table", table, available())
+
+
+def _path(table: str) -> Path:
+    paper, _, number = table.partition("/")
+    return assets.PAPERS / paper / f"{number if is_figure(table) else f'table{number}'}.csv"
+
+
+def _paper(table: str) -> dict[str, Any]:
+    path = assets.PAPERS / table.partition("/")[0] / "paper.yaml"
+    return assets.read_yaml(path) if path.is_file() else {}

@@ -1,0 +1,79 @@
+"""The batch of a step: read in pieces, augmented, moved to the device, split over ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from zdp_bench.config.schema import Run
+from zdp_bench.data import N_UNIFORMS, Augment, Source
+from zdp_bench.gradients import Batch
+from zdp_bench.privacy import sampling
+from zdp_bench.privacy.noise import stream
+from zdp_bench.training.devices import ahead, pinned
+from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.micro_batches import MicroBatches, Size
+
+MICRO_BATCH = 2048
+
+
+def micro_batches(
+    source: Source,
+    indices: np.ndarray,
+    config: Run,
+    device: torch.device,
+    key: int | str,
+    step: int = 0,
+    augment: Augment | None = None,
+    augment_targets: Augment | None = None,
+    size: Size | None = None,
+    ranks: Ranks = ALONE,
+) -> MicroBatches:
+    """Return this rank's share of the drawn examples, in pieces, on the device.
+
+    Args:
+        key, step: seed what makes or augments examples, so that a resumed step sees the same.
+        size: how large the pieces are; by default `trainer.micro_batch`.
+    """
+    uniforms = torch.empty(0)
+    if augment or augment_targets or source.is_stochastic:
+        own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
+        uniforms = ranks.share(torch.from_numpy(sampling.chance_of(indices, N_UNIFORMS, own)))
+    indices = ranks.share(indices)
+    pin, prefetch = pinned(device), config.execution.prefetch
+
+    def piece(cut: slice) -> Batch:
+        own = uniforms[cut]
+        inputs, targets = source.batch(
+            torch.from_numpy(indices[cut]), own if source.is_stochastic else None
+        )
+        inputs = augment(inputs, own) if augment else inputs
+        targets = augment_targets(targets, own) if augment_targets else targets
+        return pin((inputs, targets))
+
+    def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
+        count = (device.type == "cuda") if prefetch is None else prefetch
+        for inputs, targets in ahead(pieces, count):
+            yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+    fixed = config.trainer.micro_batch
+    size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
+    return MicroBatches(len(indices), piece, size, placed)
+
+
+def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> None:
+    """Make random numbers drawn inside layers (dropout) a function of (key, step, rank).
+
+    The generators of torch (on every device), numpy and Python start anew, so a checkpoint needs no
+    generator's state. With `secure` they start from the operating system's randomness: what a layer
+    draws for an example depends on the examples before it, so a public seed must not decide it.
+    """
+    own = stream(key, "layers", step, rank)
+    number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)

@@ -1,0 +1,235 @@
+"""Build the parts of a run from its configuration: model, algorithm, optimiser, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import ROUND_CEILING, Context
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config.plugins import optimizer_class, scheduler_class
+from zdp_bench.config.schema import Plugin, Run
+from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients import Batch
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.batchnorm import replace_batchnorm
+from zdp_bench.privacy.accountants import Claim
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.noise import stream
+from zdp_bench.registry import lookup
+from zdp_bench.tasks import Task
+from zdp_bench.training.plan import Plan
+
+# What torch and Python raise where sizes do not fit one another.
+UNFIT = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    ArithmeticError,
+    MemoryError,
+    AssertionError,
+)
+
+
+def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
+    """Return the model, initialised from the seed's own random stream.
+
+    Raises:
+        UserError: it cannot be built for examples of this shape, or memory does not hold it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
+        try:
+            model: nn.Module = lookup("model", config.model.name)(
+                data.input_shape, data.outputs, **config.model.options
+            )
+        except UNFIT as error:
+            raise _unfit(config, data, error) from error
+    return replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+
+
+def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
+    """Run model and loss on one test example, which is public, or on zeros of its shape.
+
+    Raises:
+        UserError: the model does not take the examples, or the loss not its outputs.
+    """
+    try:
+        with torch.no_grad():
+            inputs, targets = (
+                zeros_like(data, 1)
+                if isinstance(data, DatasetInfo)
+                else data.test.batch(torch.arange(1))
+            )
+            losses = task.loss(model.eval()(inputs), targets)
+    except UNFIT as error:
+        raise _unfit(config, data, error) from error
+    finally:
+        model.train()
+    if losses.shape != (1,) or losses.is_complex():
+        words = f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"
+        raise _unfit(config, data, ValueError(words))
+
+
+def zeros_like(data: DatasetInfo, examples: int) -> Batch:
+    """Return zeros of the shapes and dtypes that the data set's inputs and targets have."""
+    return (
+        torch.zeros(examples, *data.input_shape, dtype=data.dtype),
+        torch.zeros(examples, *data.target_shape, dtype=data.target_dtype),
+    )
+
+
+def _unfit(config: Run, data: Splits | DatasetInfo, error: Exception) -> UserError:
+    words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    return UserError(
+        f"model={config.model.name} and task={config.task.name} do not fit "
+        f"dataset={config.dataset.name} (records of shape {list(data.input_shape)}, "
+        f"{data.outputs} outputs): {words}."
+    )
+
+
+def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
+    """Return the algorithm, and the configuration with the noise multiplier it was given.
+
+    A noise multiplier calibrated to an ε takes the place of the configured one. z is proportional
+    to it, so one search for a tight ε serves all algorithms that share a plan.
+
+    Raises:
+        UserError: no noise multiplier reaches the ε, or the budget does not pay for one step.
+    """
+    make = lookup("algorithm", config.algorithm.name)
+    options, privacy = config.algorithm.options, config.privacy
+    try:
+        if privacy.target_epsilon:
+            unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
+            if unit.z == 0:
+                raise ValueError(
+                    "some direction gets no noise, so its ε is ∞ at every noise multiplier"
+                )
+            steps = plan.range_test_steps + plan.steps
+            found = calibrate_mechanism(privacy.target_epsilon, unit, steps, privacy.delta)
+            config = _with_noise(config, found)
+        elif privacy.claimed_epsilon:
+            claim = claim_of(config, plan, 1.0, plan.steps)
+            found = calibrate(privacy.claimed_epsilon, config.accountant, claim)
+            config = _with_noise(config, found)
+    except ValueError as error:
+        asked = "target" if privacy.target_epsilon else "claimed"
+        value = privacy.target_epsilon or privacy.claimed_epsilon
+        raise UserError(
+            f"privacy.{asked}_epsilon={value:g} with algorithm={config.algorithm.name}: {error}."
+        ) from None
+    algorithm: Algorithm = make(problem, **config.algorithm.options)
+    if privacy.max_epsilon:
+        _check_budget(config, algorithm.mechanism(), plan.range_test_steps)
+    return config, algorithm
+
+
+def claim_of(config: Run, plan: Plan, noise_multiplier: float, steps: int) -> Claim:
+    """Return what the configured accountant is asked about a run."""
+    own = plan.sampling
+    return Claim(
+        noise_multiplier, own.sample_rate, steps, config.privacy.delta, own.records, plan.epochs
+    )
+
+
+def _with_noise(config: Run, noise_multiplier: float) -> Run:
+    found = {"noise_multiplier": noise_multiplier}
+    return replace(
+        config,
+        algorithm=Plugin(config.algorithm.name, config.algorithm.options | found),
+        resolved=config.resolved | {"algorithm": config.resolved["algorithm"] | found},
+    )
+
+
+def _check_budget(config: Run, mechanism: Mechanism, earlier: int) -> None:
+    """Refuse a budget that would end the run before its first step."""
+    budget, kind = config.privacy.max_epsilon or 0.0, config.algorithm.options.get("noise")
+    if mechanism.z == 0:
+        of = f"algorithm={config.algorithm.name}" + (f" and algorithm.noise={kind}" if kind else "")
+        raise UserError(
+            f"privacy.max_epsilon={budget:g} with {of}: some direction gets no noise, so ε is ∞ at "
+            "the first step and there would be none. Choose other noise, or leave the budget out."
+        )
+    least = config.federated.local_steps if config.federated.nodes else 1  # of a round, all or none
+    cost = tight_epsilon(mechanism, earlier + least, config.privacy.delta)
+    if cost > budget:
+        first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
+        beside = f" after privacy.range_test_steps={earlier}" if earlier else ""
+        # Rounded up, so that a budget of the ε shown here pays for the step.
+        up = Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(cost)
+        raise UserError(
+            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of {float(up):g}, so "
+            "none would be taken. Raise the budget, add noise, or leave the budget out."
+        )
+
+
+def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's optimiser over the trainable parameters.
+
+    Raises:
+        UserError: it refuses one of its values, or would refuse the model at the first step.
+    """
+    parameters, options = list(trainable(model).values()), config.optimizer.options
+    if options.get("fused") and any(parameter.is_complex() for parameter in parameters):
+        raise UserError(
+            "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it "
+            "out."
+        )
+    make = optimizer_class(config.optimizer.name)
+    try:
+        _try_one_step(make, options, parameters)
+        return make(parameters, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
+
+
+def _try_one_step(
+    make: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+    parameters: list[nn.Parameter],
+) -> None:
+    """Step once on one number of each dtype and device: some errors torch raises only there."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    numbers = [
+        torch.zeros(1, dtype=dtype, device=device, requires_grad=True) for dtype, device in kinds
+    ]
+    for number in numbers:
+        number.grad = torch.ones_like(number)
+    if numbers:  # of a model without parameters torch itself says what is wrong
+        make(numbers, **options).step()
+
+
+def build_scheduler(
+    config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """Return torch's schedule of the learning rate, which steps once an epoch, if there is one.
+
+    Raises:
+        UserError: it refuses one of its values, or needs a validation set that the data lacks.
+    """
+    if config.scheduler is None:
+        return None
+    if config.scheduler.name == "reduce_on_plateau" and not data.validation:
+        own = [key for key in config.dataset.options if key.startswith("validation_")]
+        advice = f", or more dataset.{own[0]}" if own else ", or a data set that has some"
+        raise UserError(
+            f"scheduler=reduce_on_plateau watches validation records, and "
+            f"dataset={config.dataset.name} has none: use another scheduler{advice}."
+        )
+    try:
+        schedule: torch.optim.lr_scheduler.LRScheduler = scheduler_class(config.scheduler.name)(
+            optimizer, **config.scheduler.options
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None
+    return schedule

@@ -1,0 +1,84 @@
+"""How many steps a run takes, and which examples each step draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zdp_bench.config.schema import Run
+from zdp_bench.errors import require
+from zdp_bench.privacy import sampling
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SecureRandom, stream
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a run, and how each of them draws its batch.
+
+    Attributes:
+        range_test_steps: steps that a learning-rate range test took on the same examples with the
+            same mechanism; every ε counts them.
+    """
+
+    sampling: Sampling
+    epochs: int
+    steps: int
+    range_test_steps: int = 0
+
+    @staticmethod
+    def of(config: Run, size: int) -> Plan:
+        """Return the plan for `size` training examples.
+
+        Raises:
+            UserError: a batch is larger than the training set.
+        """
+        trainer, test_steps = config.trainer, config.privacy.range_test_steps or 0
+        least = trainer.batch_size or 1
+        too_large = f"the training set has only {size:,} records"
+        require(least <= size, "trainer.batch_size", least, too_large)
+        batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
+        scheme: Any = trainer.sampling
+        if scheme == "poisson":
+            rate = trainer.sample_rate or batch / size
+            steps = max(1, round(trainer.epochs / rate))
+            own = Sampling("poisson", rate, rate * size, size)
+        else:
+            steps = trainer.epochs * (-(-size // batch) if scheme == "shuffled" else size // batch)
+            own = Sampling(scheme, batch / size, batch, size)
+        return Plan(own, trainer.epochs, steps, test_steps)
+
+    def draw(self, key: int | str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
+        """Return the indices of a step's examples, and the divisor of its sum.
+
+        Both are a function of (key, step) alone; of `secure` draws only the divisor is.
+
+        Args:
+            key: the run's (`noise.run_key`), the same as for its noise.
+        """
+        size, batch = self.sampling.records, int(self.sampling.expected_batch_size)
+        if self.sampling.scheme == "shuffled":
+            per_epoch = self.steps // self.epochs
+            rng = np.random.default_rng(stream(key, "shuffle", step // per_epoch))
+            indices = sampling.shuffled(size, batch, step % per_epoch, rng)
+            return indices, len(indices)
+        random: sampling.Random = (
+            SecureRandom() if secure else np.random.default_rng(stream(key, "sample", step))
+        )
+        if self.sampling.scheme == "poisson":
+            indices = sampling.poisson(size, self.sampling.sample_rate, random)
+        else:
+            indices = sampling.uniform(size, batch, random)
+        return indices, self.sampling.expected_batch_size
+
+    def epoch_of(self, step: int) -> int:
+        """Return the number (from 1) of the epoch that the `step`-th step belongs to."""
+        near = max(1, round(step * self.epochs / self.steps))
+        return near if step <= round(near * self.steps / self.epochs) else near + 1
+
+    def epoch_ending_at(self, step: int) -> int | None:
+        """Return the number (from 1) of the epoch that ends with the `step`-th step, if one does."""
+        epoch = round(step * self.epochs / self.steps)
+        return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
