@@ -9,6 +9,7 @@ import pytest
 
 from zdp_bench.audit import cases
 from zdp_bench.audit.cases import CASES, Case
+from zdp_bench.audit.cases.algorithms import release_fourier, release_under_measured
 from zdp_bench.audit.release import RELEASE_DELTA, attack_release
 from zdp_bench.privacy.accounting import gdp_epsilon
 
@@ -48,7 +49,7 @@ def test_the_same_seed_gives_the_same_finding() -> None:
 
 def test_real_noise_in_the_fourier_domain_loses_every_time_whatever_sigma_is() -> None:
     """Wang et al. 2024, Algorithm 2, at σ = 1000: the odd part of the gradient is released without noise."""
-    _, evidence = attack_release(cases._fourier(0, noise="real", std=1000.0), 1000, 0.01, 0.99)
+    _, evidence = attack_release(release_fourier(0, noise="real", std=1000.0), 1000, 0.01, 0.99)
     assert evidence == "the attack wins 1,500 of 1,500"
 
 
@@ -65,7 +66,7 @@ def test_the_sound_cases_would_be_caught_at_a_smaller_claim() -> None:
 
 
 def test_the_clipper_that_measures_too_little_does_so_by_much() -> None:
-    release = cases._under_measured(0)
+    release = release_under_measured(0)
     moved = release(True, 4000).mean(dim=0) - release(False, 4000).mean(dim=0)
     assert (
         float(moved.norm()) > 1.3
