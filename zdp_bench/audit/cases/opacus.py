@@ -32,7 +32,7 @@ def release_opacus(seed: int, ghost: bool = False, secure_mode: bool = False) ->
 
 
 def _opacus_sums(seed: int, ghost: bool, secure_mode: bool) -> tuple[tuple[Tensor, Tensor], Any]:
-    """Opacus's clipped sums without and with the example that moves them most, and its optimiser."""
+    """Opacus's sums without and with the example that moves them most, and its optimiser."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping

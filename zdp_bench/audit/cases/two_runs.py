@@ -1,4 +1,4 @@
-"""Two runs whose noise is compared: if they shared a stream, their difference would show the sums."""
+"""Two runs whose noise is compared: with a shared stream, their difference shows the sums."""
 
 from __future__ import annotations
 
