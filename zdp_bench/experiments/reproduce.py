@@ -31,7 +31,7 @@ from zdp_bench.experiments import cost
 from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
 from zdp_bench.registry import lookup
 from zdp_bench.report import curves, page, papers, tables, verdicts
-from zdp_bench.report.tables import Filling, Table
+from zdp_bench.report.tables import Filling
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -104,14 +104,18 @@ def carry_out(profile: str, seeds: int, results: Path, extra: list[str], say: Sa
     failed = _run_all(plan, (os.cpu_count() or 1) if profile == "smoke" else 1, say)
 
     notes = [SMOKE_NOTE] if profile == "smoke" else []
-    made = [_build(name, plan, folder, notes) for name in named if not papers.is_figure(name)]
+    made, drawn = [], []
+    for name in named:
+        if papers.is_figure(name):
+            figure = curves.build(name, folder, plan.stands[name])
+            drawn.append(dataclasses.replace(figure, notes=[*notes, *figure.notes]))
+        else:
+            table = tables.build(name, folder, plan.stands[name], plan.missing)
+            made.append(dataclasses.replace(table, notes=[*notes, *table.notes]))
     for table in made:
-        tables.write(table, folder)
-    drawn = [
-        curves.build(name, folder, plan.stands[name]) for name in named if papers.is_figure(name)
-    ]
+        table.write(folder)
     for figure in drawn:
-        curves.write(dataclasses.replace(figure, notes=[*notes, *figure.notes]), folder)
+        figure.write(folder)
     for name in [name for name in measured.available() if name not in named]:
         if not (folder / "tables" / f"{papers.file_stem(name)}.md").exists():
             say(f"measuring {name} ...")
@@ -276,20 +280,6 @@ def _attempt(job: Job) -> tuple[Job, str, str]:
         f"{headline['name']} {headline['value']:.4g}" + (" (done before)" if outcome.found else ""),
         "",
     )
-
-
-def _build(name: str, plan: Plan, folder: Path, notes: list[str]) -> Table:
-    """A table laid out; an empty cell says why it is empty."""
-    made = tables.build(name, folder, plan.stands[name])
-    rows = []
-    for row in made.rows:
-        key = (str(row.numbers["recipe"]), tuple(str(row.numbers["overrides"]).split()))
-        if not row.numbers["n"] and key in plan.missing:
-            row = dataclasses.replace(
-                row, cells=row.cells | {"ours": f"not run: {plan.missing[key]}"}
-            )
-        rows.append(row)
-    return dataclasses.replace(made, rows=rows, notes=[*notes, *made.notes])
 
 
 # --------------------------------------------------------------------------------------------------------- estimating
