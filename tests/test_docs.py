@@ -1,7 +1,11 @@
-"""The documentation builds without a warning, and every command in it works: run where it is quick, else composed and checked."""
+"""The documentation builds without a warning, and every command in it works.
+
+Quick commands are run; the others are composed and checked.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pydoc
 import re
@@ -15,8 +19,10 @@ import pytest
 
 from tests.test_package import ROOT
 from zdp_bench import cli
+from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import compose, parse
+from zdp_bench.config.plugins import every_key
 from zdp_bench.experiments.claims import jobs_of
 
 DOCS = ROOT / "docs"
@@ -38,7 +44,7 @@ def commands(page: Path) -> list[tuple[str, str]]:
 
 
 def light(page: Path) -> list[list[str]]:
-    """The words of a page's zdp-bench commands that are quick enough to be run whenever the tests are."""
+    """The zdp-bench commands of a page that are quick enough to run, as words."""
     quick = [
         shlex.split(text)
         for text, remark in commands(page)
@@ -161,7 +167,8 @@ import torch
 from zdp_bench.registry import lookup
 from zdp_bench.algorithms import Problem
 from zdp_bench.privacy.mechanism import Sampling
-problem = Problem(torch.nn.Linear(3, 2), lambda y, t: ((y - t) ** 2).sum(1), Sampling("poisson", 0.1, 8.0, 80))
+loss = lambda y, t: ((y - t) ** 2).sum(1)
+problem = Problem(torch.nn.Linear(3, 2), loss, Sampling("poisson", 0.1, 8.0, 80))
 u = lookup("algorithm", "sign_sgd")(problem, noise_multiplier=1.0, max_grad_norm=0.5).contributions(
     (1e4 * torch.randn(9, 3), torch.randn(9, 2)))
 print(float(sum(v.flatten(1).square().sum(1) for v in u.values()).sqrt().max()))
@@ -201,6 +208,18 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tutorial.html").is_file()
+
+
+def test_the_reference_has_every_command_and_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    reference = importlib.import_module("reference")
+    text = "".join(
+        reference.fill((DOCS / f"{page}.md").read_text())
+        for page in ("commands", "configuration", "plugins")
+    )
+    keys = [key for key, _ in every_key() if not key.startswith("launcher")]
+    assert not [key for key in keys if f"`{key}" not in text and f"## {key}\n" not in text]
+    assert not [verb for verb in COMMANDS if f"## {verb}\n" not in text]
 
 
 def test_every_paper_has_its_page() -> None:
