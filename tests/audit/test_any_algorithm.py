@@ -24,6 +24,7 @@ class Invented:
     """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more than its mechanism says."""
 
     private = True
+    noise_multiplier = 1.0
 
     def __init__(self, problem: Problem, *, lie: float = 1.0) -> None:
         self.problem, self.lie = problem, lie

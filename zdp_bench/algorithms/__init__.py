@@ -6,14 +6,12 @@ belong to `engine.py`, once. No algorithm computes or prints an ε.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.spectra import Spectrum
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
@@ -37,6 +35,8 @@ class Problem:
 
 class Algorithm(Protocol):
     """What every algorithm answers; see `notes` in the module docstrings of each for its formulas."""
+
+    noise_multiplier: float  # σ as the paper states it; 0 without noise
 
     def mechanism(self) -> Mechanism:
         """What a step releases, fixed before the first record is read."""
@@ -65,26 +65,6 @@ def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tens
             1 / expected_batch_size
         )
     return noisy
-
-
-def require_gaussian(noise_multiplier: float, max_grad_norm: float) -> None:
-    """Refuse a noise multiplier or clipping bound that means nothing.
-
-    Raises:
-        UserError: one of them is out of range.
-    """
-    require(
-        0 <= noise_multiplier < math.inf,
-        "algorithm.noise_multiplier",
-        noise_multiplier,
-        "must be 0 or more, and finite",
-    )
-    require(
-        0 < max_grad_norm < math.inf,
-        "algorithm.max_grad_norm",
-        max_grad_norm,
-        "must be positive and finite",
-    )
 
 
 def parameter_block(

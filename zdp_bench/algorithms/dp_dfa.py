@@ -97,12 +97,6 @@ class DPDFA:
         slope: float = 0.25,
         convolutions: Literal["hybrid", "dfa"] = "hybrid",
     ) -> None:
-        require(
-            0 <= noise_multiplier < math.inf,
-            "algorithm.noise_multiplier",
-            noise_multiplier,
-            "must be 0 or more, and finite",
-        )
         positive = {
             "max_grad_norm": max_grad_norm,
             "error_clip": error_clip,

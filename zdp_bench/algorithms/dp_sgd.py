@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
@@ -34,7 +34,6 @@ class DPSGD:
         per_layer: bool = False,
         gradients: Engine = "auto",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm

@@ -23,7 +23,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, mean, parameter_block, spectrum_block
 from zdp_bench.gradients import Batch, Engine, add_up
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
@@ -61,7 +61,6 @@ class GReDP:
         spectrum: Literal["kernel", "padded"] = "kernel",
         gradients: Engine = "auto",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm

@@ -19,6 +19,7 @@ class SGD:
     """Unclipped, noise-free gradients through the same engine as every other algorithm."""
 
     private = False
+    noise_multiplier = 0.0
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, mean, parameter_block, spectrum_block
 from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, add_up
 from zdp_bench.gradients.clipping import trainable
@@ -52,7 +52,6 @@ class SpectralDP:
         filter_ratio: float = 0.5,
         noise: Literal["sound", "as_published"] = "sound",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         require(0 <= filter_ratio < 1, "algorithm.filter_ratio", filter_ratio, "must lie in [0, 1)")
         self.problem = problem
         self.noise_multiplier = noise_multiplier

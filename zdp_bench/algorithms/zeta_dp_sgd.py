@@ -18,7 +18,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
 from zdp_bench.privacy.mechanism import Block, Mechanism
@@ -47,7 +47,6 @@ class ZetaDPSGD:
         gradient: Literal["autograd", "wirtinger"] = "autograd",
         gradients: Engine = "auto",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm

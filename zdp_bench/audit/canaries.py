@@ -42,6 +42,7 @@ class WithCanaries:
         self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray
     ) -> None:
         self.inner, self.coordinates = inner, coordinates
+        self.noise_multiplier = inner.noise_multiplier
         self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
         self.drawn: Batch | None = None
         self.rest: dict[str, Tensor] = {}

@@ -103,7 +103,7 @@ def attack_recipe_release(
         ),
         against("release, hostile records", z, f"its mechanism: z = {z:.4g}", "passes", by_record),
     ]
-    sigma = float(subject.config.algorithm.options.get("noise_multiplier", 0.0))
+    sigma = subject.algorithm.noise_multiplier
     if z < 0.9 * sigma:
         findings.append(
             against(

@@ -132,9 +132,9 @@ def _carry_out(
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and carrying is None:
-        from zdp_bench.federated.simulation import simulated
+        from zdp_bench.federated.simulation import run_simulated
 
-        carrying = simulated
+        carrying = run_simulated
     if distributed.rank():  # of several ranks, only the first prints
         run(checked, Silent(), carrying=carrying)
         return

@@ -20,8 +20,7 @@ from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.papers import check_claims
@@ -99,7 +98,7 @@ def validate(config: Run, trial: bool = True) -> Report:
             "steps": plan.steps,
             "adjacency": plan.sampling.adjacency,
         },
-        privacy=privacy_of(config, mechanism, plan, data),
+        privacy=privacy_of(setup, data),
         cost=predicted(
             config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters
         )
@@ -154,20 +153,17 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
     return found
 
 
-def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: DatasetInfo) -> dict[str, Any]:
-    """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
+def privacy_of(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
+    """Return every ε of the whole run, for an example and for a patient; a budget may end it earlier."""
+    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
-    sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
-    claim = Claim(
-        sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs
-    )
     return {
-        "noise_multiplier": sigma,
+        "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
         "delta": delta,
-        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
+        "epsilon_claimed": setup.claimed_epsilon(plan.steps),
         "claimed_by": config.accountant,
-        "epsilon_tight": tight_epsilon(mechanism, steps, delta),
+        "epsilon_tight": setup.epsilon(plan.steps),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(
             mechanism, min(data.examples_per_patient, data.train), steps, delta

@@ -50,7 +50,7 @@ from zdp_bench.training.evaluation import (
     still_answers,
 )
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run import Watcher, account, described, open_ledger
+from zdp_bench.training.run import Watcher, open_ledger, privacy_report, run_metadata
 from zdp_bench.training.setup import ModelSetup, Setup
 from zdp_bench.training.step import descend
 
@@ -261,7 +261,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         roster.report(patience)
     roster.dismiss()
 
-    return described(config, data, given.run, model, fixed) | {
+    return run_metadata(config, data, given.run, model, fixed) | {
         "privacy": accounted(roster, made, repeatable, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": final[task.headline]},
@@ -343,14 +343,8 @@ def accounted(
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
         own = made[like]
-        return account(
-            own.config,
-            own.mechanism,
-            own.plan,
-            Copy((), Position(releases, ""), repeatable),
-            patient,
-            unit,
-        )
+        ledger = Copy((), Position(releases, ""), repeatable)
+        return privacy_report(own, ledger, patient, unit)
 
     first = {
         made[number].mechanism: number for number in sorted(made, reverse=True)

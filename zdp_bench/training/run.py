@@ -22,7 +22,6 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import surgery
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import (
     patient_interval,
     rdp_epsilon,
@@ -46,7 +45,6 @@ from zdp_bench.training.evaluation import (
     still_answers,
 )
 from zdp_bench.training.interrupts import Stopped, stop_signals, writes
-from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
@@ -284,8 +282,8 @@ def _train(
         metrics = final_metrics(
             home, model, task, data.test, device, size.records
         )  # in the run's own arithmetic
-    return described(config, data, digest, model, fixed) | {
-        "privacy": account(config, mechanism, plan, ledger, data.examples_per_patient, data.unit),
+    return run_metadata(config, data, digest, model, fixed) | {
+        "privacy": privacy_report(setup, ledger, data.examples_per_patient, data.unit),
         "stopped_by": stopped_by,
         "headline": {"name": task.headline, "value": metrics[task.headline]},
         "metrics": metrics,
@@ -302,7 +300,9 @@ def _train(
     }
 
 
-def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: list[str]) -> Record:
+def run_metadata(
+    config: Run, data: Splits, digest: str, model: nn.Module, fixed: list[str]
+) -> Record:
     """What a record says of a run before it starts."""
     return {
         "format": 1,
@@ -331,39 +331,26 @@ def described(config: Run, data: Splits, digest: str, model: nn.Module, fixed: l
     }
 
 
-def account(
-    config: Run,
-    mechanism: Mechanism,
-    plan: Plan,
-    ledger: Ledger,
-    records_per_patient: int,
-    unit: str,
+def privacy_report(
+    setup: Setup, ledger: Ledger, examples_per_patient: int, unit: str
 ) -> dict[str, Any]:
-    """Everything a record says of privacy: ε claimed and ε tight, side by side, and what they follow from."""
+    """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
+    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
-    sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
-    claim = Claim(
-        sigma,
-        plan.sampling.sample_rate,
-        releases,
-        delta,
-        plan.sampling.records,
-        config.trainer.epochs,
-    )
     at_least, tight = tight_interval(mechanism, releases, delta)
-    patient_at_least, patient = patient_interval(mechanism, records_per_patient, releases, delta)
+    patient_at_least, patient = patient_interval(mechanism, examples_per_patient, releases, delta)
     return {
-        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
+        "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
         "claimed_by": config.accountant,
         "epsilon_tight": tight,
         "epsilon_tight_at_least": at_least,
         "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
-        "records_per_patient": records_per_patient,
+        "records_per_patient": examples_per_patient,
         "unit": unit,
         "delta": delta,
-        "noise_multiplier": sigma,
+        "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
         "steps": releases,
         "range_test_steps": plan.range_test_steps,

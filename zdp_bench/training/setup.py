@@ -19,6 +19,7 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.gradients import Batch
+from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
@@ -31,6 +32,7 @@ from zdp_bench.training.build import (
     build_model,
     build_optimizer,
     check_fit,
+    claim_of,
     zeros_like,
 )
 from zdp_bench.training.devices import arithmetic, pick_device
@@ -153,6 +155,12 @@ class Setup(ModelSetup):
         """Return the tight ε of so many releases and those of an earlier range test."""
         steps = self.plan.range_test_steps + releases
         return tight_epsilon(self.mechanism, steps, self.config.privacy.delta)
+
+    def claimed_epsilon(self, releases: int) -> float:
+        """Return the ε that the configured accountant claims for as many releases."""
+        steps = self.plan.range_test_steps + releases
+        claim = claim_of(self.config, self.plan, self.algorithm.noise_multiplier, steps)
+        return claimed_epsilon(self.config.accountant, claim)
 
     def noise(self, key: str) -> NoiseSource:
         """Return the noise of a run: seeded by its key, or cryptographic if it is secure."""
