@@ -55,8 +55,8 @@ def register(kind: str, name: str) -> Callable[[B], B]:
 
 
 @cache
-def _installed() -> tuple[EntryPoint, ...]:
-    """What other packages have installed; looked for once, for it reads the metadata of every package there is."""
+def installed() -> tuple[EntryPoint, ...]:
+    """Return the entry points of other packages, read once: that takes milliseconds."""
     return tuple(entry_points(group="zdp_bench.plugins"))
 
 
@@ -66,7 +66,7 @@ def _load(kind: str) -> None:
     package = importlib.import_module(HOMES[kind])
     for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
         importlib.import_module(module.name)
-    for point in _installed():
+    for point in installed():
         point.load()
 
 
@@ -90,6 +90,6 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """The top-level packages, sorted, of all plug-ins that other packages have installed, and of those (kind, name) in use."""
-    modules = [point.module for point in _installed()]
+    modules = [point.module for point in installed()]
     modules += [lookup(kind, name).__module__ for kind, name in used]
     return tuple(sorted({module.partition(".")[0] for module in modules} - {"zdp_bench"}))

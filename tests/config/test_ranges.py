@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zdp_bench.config import configured
-from zdp_bench.config.plugins import OPTIMIZERS, SCHEDULERS, TORCHS_OWN, own_keys
+from zdp_bench.config.plugins import OPTIMIZERS, SCHEDULERS, find_builder, own_keys
 from zdp_bench.config.ranges import RANGES, most_threads
 from zdp_bench.errors import UserError
 
@@ -72,14 +72,15 @@ def test_a_number_that_yaml_reads_as_text_is_told() -> None:
 def test_every_key_has_a_range_and_every_default_lies_in_it(kind: str, name: str) -> None:
     import inspect
 
-    parameters = inspect.signature(TORCHS_OWN[kind](name)).parameters
+    parameters = inspect.signature(find_builder(kind, name)).parameters
     for key in own_keys(kind, name):
         default = parameters[key].default
-        assert key in RANGES[kind]
+        assert key in RANGES
         if default is not inspect.Parameter.empty and not isinstance(default, torch.Tensor):
-            assert RANGES[kind][key].holds(
-                list(default) if isinstance(default, tuple) else default
-            ), (key, default)
+            assert RANGES[key].holds(list(default) if isinstance(default, tuple) else default), (
+                key,
+                default,
+            )
 
 
 def test_as_many_threads_as_help_are_allowed() -> None:

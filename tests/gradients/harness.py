@@ -512,9 +512,8 @@ def model_case(name: str, **more: object) -> Case:
     return Case(f"model {name}{words}", build, shape, kind)
 
 
-CASES: list[Case] = [
-    *LAYERS,
-    *(_activation(name) for name in names("activation")),
+CASES: list[Case] = [*LAYERS, *(_activation(name) for name in names("activation"))]
+MODELS: list[Case] = [
     *(model_case(name) for name in ZOO),
     model_case("complex_unet", normalisation="group", depth=1),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import weakref
 from typing import Any
@@ -14,8 +13,17 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Engine, clipped_sum, fast, reference, tape
-from zdp_bench.gradients.rules import NoRule, contract, convolution
+from zdp_bench.gradients import (
+    Engine,
+    clipped_sum,
+    convolution_weights,
+    fast,
+    parameter_gradient,
+    reference,
+    tape,
+)
+from zdp_bench.gradients.layer_gradient import contract
+from zdp_bench.gradients.rules import NoRule
 from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
 
@@ -179,7 +187,7 @@ def test_gradients_formed_for_their_norm_only_give_the_same(
     batch = torch.randn(3, 2, 6, 6), torch.zeros(3)
     kept = fast.clipped_sum(model, loss, batch, 0.01)
     monkeypatch.setattr(fast, "KEEP_BYTES", 0)
-    monkeypatch.setattr(fast, "FORM_BYTES", 0)
+    monkeypatch.setattr(parameter_gradient, "FORM_BYTES", 0)
     formed = fast.clipped_sum(model, loss, batch, 0.01)
     torch.testing.assert_close(formed.norms, kept.norms, rtol=1e-6, atol=0)
     for name, value in kept.sums.items():
@@ -217,47 +225,28 @@ def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
     assert all(reference() is None for reference in seen)
 
 
-@pytest.mark.parametrize("at_once", [2**25, 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_a_convolutions_bias_comes_with_its_weight_and_without(
-    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+def test_columns_and_patches_are_built_for_a_few_examples_at_a_time(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns of all records or of one at a time; a bias whose weight trains, does not, or whose gradients are not kept."""
-    monkeypatch.setattr(convolution, "COLUMN_BYTES", at_once)
+    monkeypatch.setattr(convolution_weights, "COLUMN_BYTES", 1)
+    monkeypatch.setattr(convolution_weights, "PATCH_BYTES", 1)
     monkeypatch.setattr(fast, "KEEP_BYTES", 0)
     torch.manual_seed(0)
     layer: type[nn.Module] = ComplexConv2d if dtype.is_complex else nn.Conv2d
-    x, targets = torch.randn(3, 2, 12, 12, dtype=dtype), torch.zeros(3)
 
     def power(outputs: Tensor, _: Tensor) -> Tensor:
         return outputs.abs().square().flatten(1).sum(dim=1)
 
-    for kernel, groups, weight_trains in itertools.product((3, 9), (1, 2), (True, False)):
-        model = nn.Sequential(
-            layer(2, 40, kernel, groups=groups, dtype=dtype)
-        )  # of 9×9 they outweigh the maps
-        model[0].weight.requires_grad_(weight_trains)
-        ours, reference = (
-            clipped_sum(model, power, (x, targets), 1.0, engine=engine)
+    for inputs, outputs, groups in ((2, 40, 1), (2, 40, 2), (16, 2, 1)):
+        model = layer(inputs, outputs, 3, groups=groups, dtype=dtype)
+        x = torch.randn(3, inputs, 12, 12, dtype=dtype).to(memory_format=torch.channels_last)
+        ours, theirs = (
+            clipped_sum(model, power, (x, torch.zeros(3)), 1.0, engine=engine)
             for engine in ("fast", "reference")
         )
-        torch.testing.assert_close(ours.norms, reference.norms)
-        torch.testing.assert_close(ours.sums, reference.sums)
-
-
-def test_patches_of_one_record_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "PATCH_BYTES", 1)
-    torch.manual_seed(0)
-    model = nn.Sequential(ComplexConv2d(8, 2, 3, dtype=torch.complex128))
-    batch = torch.randn(3, 8, 7, 7, dtype=torch.complex128), torch.zeros(3)
-    ours, reference = (
-        clipped_sum(
-            model, lambda y, _: y.abs().square().flatten(1).sum(dim=1), batch, 1.0, engine=e
-        )
-        for e in ("fast", "reference")
-    )
-    torch.testing.assert_close(ours.norms, reference.norms)
-    torch.testing.assert_close(ours.sums, reference.sums)
+        torch.testing.assert_close(ours.norms, theirs.norms)
+        torch.testing.assert_close(ours.sums, theirs.sums)
 
 
 def test_a_layer_keeps_the_forward_of_its_own() -> None:

@@ -109,7 +109,7 @@ def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
         for channels in (2, 3)
     )
     of = Correlation(x, g, sizes)
-    formed = of.rows(0, B)  # [B, O, I, *sizes]
+    formed = of.per_sample(0, B)  # [B, O, I, *sizes]
     dims = tuple(range(-len(sizes), 0))
     spectra = torch.fft.fftn(g, s=sizes, dim=dims).conj().unsqueeze(2) * torch.fft.fftn(
         x, s=sizes, dim=dims

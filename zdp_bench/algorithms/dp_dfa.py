@@ -44,8 +44,8 @@ from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, add_up, clipped_sum
 from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
-from zdp_bench.gradients.norms import all_finite, squared_norms_of
-from zdp_bench.gradients.rules import contract, matrix_sum, weigh
+from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
+from zdp_bench.gradients.norms import all_finite, squared_norms
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -243,7 +243,7 @@ class DPDFA:
                 [rows.float() for rows in each] for each in (deltas, activations)
             )
         norms = torch.stack(
-            squared_norms_of([*deltas, *activations])
+            [squared_norms(each) for each in (*deltas, *activations)]
         ).sqrt_()  # [2L, B], in float64
         factors = clip_factors(norms, self.limits)
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each

@@ -75,7 +75,6 @@ class ZetaDPSGD:
             self.max_grad_norm,
             complex_scale=self.complex_scale,
             engine=self.gradients,
-            resolved=False,
             into=total,
         )
 

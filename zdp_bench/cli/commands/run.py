@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import hydra_session
-    from zdp_bench.config.messages import readable
+    from zdp_bench.config.messages import readable_errors
     from zdp_bench.experiments.sweep import Job, sweep
     from zdp_bench.training import distributed
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             f"{launchers[-1]}: a launcher carries out a sweep; add -m, or leave it out."
         )
-    with readable(options.overrides), hydra_session() as driver:
+    with readable_errors(options.overrides), hydra_session() as driver:
         if not options.multirun:
             error = driver.run(
                 config_name="config", task_function=Job(), overrides=options.overrides
