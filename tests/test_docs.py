@@ -175,7 +175,7 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    trained, misspelt, norm = re.split(r"exit code \d+\n", done.stdout)
+    trained, _, norm = re.split(r"exit code \d+\n", done.stdout)
     assert re.findall(r"exit code (\d+)", done.stdout) == ["0", "2"]
     assert "rings, synthetic" in trained
     assert "Did you mean 'rings'?" in done.stderr
