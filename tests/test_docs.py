@@ -6,6 +6,7 @@ Quick commands are run; the others are composed and checked.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pydoc
 import re
@@ -16,6 +17,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from tests.test_package import ROOT
 from zdp_bench import cli
@@ -180,6 +183,27 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
     assert "rings, synthetic" in trained
     assert "Did you mean 'rings'?" in done.stderr
     assert 0.49 < float(norm) <= 0.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loop_with_opacus_and_ours_train_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opacus = pytest.importorskip("opacus")
+    monkeypatch.syspath_prepend(DOCS / "example")
+    theirs, ours = (importlib.import_module(f"with_{name}") for name in ("opacus", "zdp_bench"))
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(200, 20, generator=generator), torch.arange(200) % 10
+    with monkeypatch.context() as patch:  # no noise, all examples in every batch
+        patch.setattr(opacus.PrivacyEngine, "get_epsilon", lambda *_: math.inf)
+        one, other = (nn.Linear(20, 10) for _ in range(2))
+        other.load_state_dict(one.state_dict())
+        theirs.train(one, *data, 200, 3, 0.0, 1e-5)
+        ours.train(other, *data, 200, 3, 0.0, 1e-5, tmp_path / "without_noise.jsonl")
+        torch.testing.assert_close(one.weight, other.weight)
+    epsilon = theirs.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5)
+    tight = ours.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5, tmp_path / "ledger.jsonl")
+    assert tight == pytest.approx(epsilon, rel=0.01)
 
 
 @pytest.mark.timeout(600)
