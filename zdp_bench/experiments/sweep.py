@@ -124,7 +124,7 @@ def _carry_out(
     carrying: Carrying | None = None,
 ) -> None:
     """Check a composed configuration, run it and print its summary."""
-    from zdp_bench.report.summary import as_rich
+    from zdp_bench.report.summary import sheet
     from zdp_bench.training.progress import Live, Silent, console
     from zdp_bench.training.run import run
     from zdp_bench.training.tensorboard import Board
@@ -143,7 +143,7 @@ def _carry_out(
         outcome = run(checked, progress, wait, carrying)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
-    console().print(as_rich(outcome.record, outcome.path, outcome.found))
+    console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
 
 
 def _write_hydra_files(folder: Path, config: DictConfig) -> None:
