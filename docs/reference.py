@@ -14,14 +14,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from zdp_bench import assets
 from zdp_bench.cli.parser import build_parser
 from zdp_bench.config import schema
-from zdp_bench.config.plugins import TORCHS_OWN, own_keys
-from zdp_bench.registry import lookup
+from zdp_bench.config.plugins import TORCH, find_builder, own_keys
 
 SECTIONS = {
     "trainer": schema.Trainer,
     "privacy": schema.Privacy,
     "execution": schema.Execution,
     "federated": schema.Federated,
+    "claims": schema.Claims,
+    "paths": schema.Paths,
+    "": schema.Scalars,
 }
 MADE = ["commands", "configuration", "plugins"]  # pages that no file says are out of date
 
@@ -64,31 +66,21 @@ def _written(action: argparse.Action) -> str:
 
 def keys(section: str = "") -> str:
     """One section of the configuration: every key with type, default and meaning."""
-    of, comments = SECTIONS.get(section), _comments()
-    hints = get_type_hints(of or schema.Scalars)
+    of = SECTIONS[section]
+    meanings, hints = _attributes(inspect.getdoc(of) or ""), get_type_hints(of)
     defaults = assets.read_yaml(assets.CONF / "config.yaml")
-    node = assets.read_yaml(assets.CONF / "trainer/poisson.yaml") if section == "trainer" else {}
-    node = node or (defaults[section] if section else defaults)
-    meanings = _attributes(inspect.getdoc(of) or "") if of else {}
-    rows = []
-    for key, value in node.items():
-        if section or key in hints:
-            dotted = f"{section}.{key}".strip(".")
-            meaning = meanings.get(key) or comments.get(dotted, "")
-            kind = _kind(hints[key]) if key in hints else ""
-            rows.append((code(dotted), kind, code(shown(value)), prose(meaning)))
+    defaults["trainer"] = assets.read_yaml(assets.CONF / "trainer/poisson.yaml")
+    defaults = defaults[section] if section else defaults
+    rows = [
+        (
+            code(f"{section}.{key}".strip(".")),
+            _kind(hints[key]),
+            code(shown(defaults[key])),
+            prose(meaning),
+        )
+        for key, meaning in meanings.items()
+    ]
     return table(("key", "type", "default", "meaning"), rows)
-
-
-def _comments() -> dict[str, str]:
-    """The comments of conf/config.yaml, by dotted key."""
-    section, found = "", {}
-    for line in (assets.CONF / "config.yaml").read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"( *)(\w+):([^#]*)(?:# (.*))?$", line):
-            if not match[1]:
-                section = "" if match[3].strip() else f"{match[2]}."
-            found[f"{section if match[1] else ''}{match[2]}"] = match[4] or ""
-    return found
 
 
 def _attributes(doc: str) -> dict[str, str]:
@@ -109,10 +101,10 @@ def _plugin(kind: str, name: str, path: Any) -> str:
         return ""
     text, node = path.read_text(encoding="utf-8"), assets.read_yaml(path)
     said = dict(re.findall(r"^(\w+):.*?# (.*)$", text, flags=re.MULTILINE))
-    builder = TORCHS_OWN[kind](name) if kind in TORCHS_OWN else lookup(kind, name)
-    about = "" if kind in TORCHS_OWN else (inspect.getdoc(builder) or "").split("\n\n")[0]
+    builder = find_builder(kind, name)
+    about = "" if kind in TORCH else (inspect.getdoc(builder) or "").split("\n\n")[0]
     about = about or " ".join(re.findall(r"^# (.*)$", text, flags=re.MULTILINE))
-    hints = _hints(builder) if kind not in TORCHS_OWN else {}
+    hints = _hints(builder) if kind not in TORCH else {}
     rows = [
         (code(f"{kind}.{key}"), _kind(hints.get(key)), code(shown(value)), prose(said.get(key, "")))
         for key, value in node.items()
@@ -121,7 +113,7 @@ def _plugin(kind: str, name: str, path: Any) -> str:
     parts = [f"### `{kind}={name}`", "", prose(about), ""]
     if card := node.get("card"):
         parts += [prose(f"{card['title']}: {card['provenance']}, {card['licence']}."), ""]
-    if kind in TORCHS_OWN and (others := sorted({*own_keys(kind, name)} - {*node})):
+    if kind in TORCH and (others := sorted({*own_keys(kind, name)} - {*node})):
         others = [code(f"{kind}.{key}") for key in others]
         parts += [f"Also, with torch's own defaults: {', '.join(others)}.", ""]
     return "\n".join(parts + ([table(("key", "type", "default", ""), rows), ""] if rows else []))
