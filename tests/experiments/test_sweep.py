@@ -18,7 +18,7 @@ from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiments.sweep import sweep
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run import only_one_process
+from zdp_bench.training.run_folder import only_one_process
 
 TINY = [
     "recipe=quickstart",

@@ -32,7 +32,7 @@ from zdp_bench.experiments import cost
 from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
 from zdp_bench.registry import lookup
 from zdp_bench.report import curves, page, papers, tables, verdicts
-from zdp_bench.report.tables import Filling, Table
+from zdp_bench.report.tables import Filling
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -108,13 +108,18 @@ def reproduce_all(profile: str, seeds: int, results: Path, extra: list[str], say
     failed = _run_all(plan, (os.cpu_count() or 1) if smoke else 1, say)
 
     notes = [SMOKE_NOTE] if smoke else []
-    made = [_build_table(name, plan, folder, notes) for name in names if not papers.is_figure(name)]
+    made, drawn = [], []
+    for name in names:
+        if papers.is_figure(name):
+            figure = curves.build(name, folder, plan.fillings[name])
+            drawn.append(dataclasses.replace(figure, notes=[*notes, *figure.notes]))
+        else:
+            table = tables.build(name, folder, plan.fillings[name], plan.missing)
+            made.append(dataclasses.replace(table, notes=[*notes, *table.notes]))
     for table in made:
-        tables.write(table, folder)
-    figures = [name for name in names if papers.is_figure(name)]
-    drawn = [curves.build(name, folder, plan.fillings[name]) for name in figures]
+        table.write(folder)
     for figure in drawn:
-        curves.write(dataclasses.replace(figure, notes=[*notes, *figure.notes]), folder)
+        figure.write(folder)
     for name in [name for name in measured.available() if name not in names]:
         if not (folder / "tables" / f"{papers.file_stem(name)}.md").exists():
             say(f"measuring {name} ...")
@@ -262,19 +267,6 @@ def _run_job(job: Job) -> tuple[Job, str, str]:
     headline = outcome.record["headline"]
     before = " (done before)" if outcome.found else ""
     return job, f"{headline['name']} {headline['value']:.4g}{before}", ""
-
-
-def _build_table(name: str, plan: Plan, folder: Path, notes: list[str]) -> Table:
-    """Build a table whose empty cells say why they are empty."""
-    made = tables.build(name, folder, plan.fillings[name])
-    rows = []
-    for row in made.rows:
-        key = (str(row.numbers["recipe"]), tuple(str(row.numbers["overrides"]).split()))
-        if not row.numbers["n"] and key in plan.missing:
-            cells = row.cells | {"ours": f"not run: {plan.missing[key]}"}
-            row = dataclasses.replace(row, cells=cells)
-        rows.append(row)
-    return dataclasses.replace(made, rows=rows, notes=[*notes, *made.notes])
 
 
 # ---------------------------------------------------------------------------------- estimating
