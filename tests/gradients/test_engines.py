@@ -265,7 +265,7 @@ def test_a_layer_keeps_the_forward_of_its_own() -> None:
 
 def test_output_gradients_are_consumed_without_a_graph() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-    recorded, modes = tape.record(model, tape.layers_of(model), loss, (INPUTS, TARGETS)), []
+    recorded, modes = tape.run_forward(model, tape.layers_of(model), loss, (INPUTS, TARGETS)), []
     recorded.play_back(
         list(model.parameters()), lambda call, g: modes.append(torch.is_grad_enabled())
     )
@@ -296,7 +296,7 @@ def test_gradients_that_come_one_by_one_have_the_order_in_which_the_output_lies(
     torch.manual_seed(0)
     model = Skips(kind)
     x = torch.randn(3, 2, 6, 5, dtype=torch.complex64 if kind is ComplexConv2d else torch.float32)
-    recorded = tape.record(
+    recorded = tape.run_forward(
         model,
         tape.layers_of(model),
         lambda outputs, _: outputs.abs().square().flatten(1).sum(1),
@@ -318,7 +318,7 @@ def test_gradients_that_come_one_by_one_have_the_order_in_which_the_output_lies(
 def test_the_tape_holds_no_output_of_a_first_layer() -> None:
     """A network's largest map, as a rule: seen, 7 % of a U-Net's memory."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    recorded = tape.record(model, tape.layers_of(model), loss, (INPUTS, TARGETS))
+    recorded = tape.run_forward(model, tape.layers_of(model), loss, (INPUTS, TARGETS))
     assert [start.untyped_storage().nbytes() for start in recorded.starts] == [0]
 
 
