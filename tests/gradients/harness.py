@@ -1,8 +1,8 @@
 """Every layer, activation and model of the zoo as one `Case`.
 
 A new one is one entry here; `test_harness.py` sends it through every check. A case builds a module
-in float32 or float64 (complex64 or complex128); the harness gives it random examples and a loss that
-depends on every output, real and imaginary part apart.
+in float32 or float64 (complex64 or complex128); the harness gives it random examples and a loss
+that depends on every output, real and imaginary part apart.
 """
 
 from __future__ import annotations
