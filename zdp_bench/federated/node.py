@@ -22,7 +22,7 @@ from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import foreign_code, made_with
-from zdp_bench.training.run import open_ledger
+from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.step import Training, private_step
 

@@ -42,7 +42,7 @@ def micro_batches(
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        uniforms = ranks.share(torch.from_numpy(sampling.chance_of(indices, N_UNIFORMS, own)))
+        uniforms = ranks.share(torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own)))
     indices = ranks.share(indices)
     pin, prefetch = pinned(device), config.execution.prefetch
 

@@ -63,7 +63,7 @@ def refuse_divergence(
 
 
 @torch.no_grad()
-def still_answers(model: nn.Module, test: Source, device: torch.device) -> bool:
+def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> bool:
     """Whether the model answers one record of a public set with finite numbers.
 
     A single forward pass, and on a GPU a wait for it: cheap, but not at every step. The loss of a step would cost less and tell

@@ -17,7 +17,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.nn.convolution import weights_kept
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, add_noise, rounded, widened
+from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, let_go, ran_out
 
@@ -94,7 +94,7 @@ def private_step(
     )  # before the release exists, and before any of its noise is drawn
     taken_again = training.ledger.releases == counted
     pieces = micro_batches.size.records if isinstance(micro_batches, MicroBatches) else 0
-    total = widened(
+    total = widen(
         summed(algorithm, mechanism, micro_batches, device, training.model), training.noise
     )  # this rank's share of S
     if isinstance(micro_batches, MicroBatches) and ranks.largest(
@@ -119,7 +119,7 @@ def private_step(
             step,
             times=1 / expected_batch_size if at_once else 1.0,
         )
-    release = rounded(ranks.all_reduce(total), mechanism, training.noise)
+    release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
     gradients = release if at_once else algorithm.postprocess(release, expected_batch_size)
     descend(training.parameters, training.optimizer, gradients)
 

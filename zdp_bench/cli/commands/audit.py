@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "rich":
         console().print(report.as_rich(findings, title))
     else:
-        print(report.as_text(findings, options.format, title))
+        print(report.sheet(findings, title).as_text(options.format))
     if all_cases:
         for path in report.write(findings, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)

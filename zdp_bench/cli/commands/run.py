@@ -75,8 +75,9 @@ def _print_faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) ->
     if not found:
         raise UserError("the face-off has no run to show: every job was skipped.")
     for one in found:
-        console().print(faceoff.as_rich(one))
-        for path in faceoff.write(one, config.results, command_of(one)):
+        sheet = one.sheet(command_of(one))
+        console().print(sheet.as_rich())
+        for path in sheet.write(config.results / "tables" / one.name):
             print(f"written: {path}")
     drawn = figures.draw("faceoff", config.results, config.data_root)
     for path in figures.write(drawn, "faceoff", config.results):

@@ -30,13 +30,7 @@ def print_table(name: str, results: Path) -> None:
     from zdp_bench.report import curves, papers, tables
     from zdp_bench.training.progress import console
 
-    filled = fillings(name, results)
-    if papers.is_figure(name):
-        figure = curves.build(name, results, filled)
-        console().print(*curves.as_rich(figure), sep="\n")
-        paths = curves.write(figure, results)
-    else:
-        table = tables.build(name, results, filled)
-        console().print(tables.as_rich(table))
-        paths = tables.write(table, results)
-    print("\n".join(f"written: {path}" for path in paths))
+    build = curves.build if papers.is_figure(name) else tables.build
+    table = build(name, results, fillings(name, results))
+    console().print(*table.as_rich(), sep="\n")
+    print("\n".join(f"written: {path}" for path in table.write(results)))

@@ -33,6 +33,6 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
-        for table in validation.as_rich(report):
-            console().print(table)
+        for sheet in validation.sheets(report):
+            console().print(sheet.as_rich())
     return 0
