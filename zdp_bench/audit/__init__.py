@@ -6,13 +6,13 @@ audit flags it with the stated confidence. An attack that fails proves nothing; 
 caught'.
 
     one release   The adversary sees many releases of each of two neighbouring sums, learns the
-                  noise's covariance, and tests along the direction with the least noise. Clopper-Pearson
-                  bounds on its hits and false alarms give the bound on ε. It does not know what is
-                  wrong with the mechanism.
+                  noise's covariance, and tests along the direction with the least noise.
+                  Clopper-Pearson bounds on its hits and false alarms give the bound on ε. It does
+                  not know what is wrong with the mechanism.
     one run       A fair coin puts each of m canaries in the training set or not; the adversary
-                  guesses for those it is surest of and abstains for the rest (Steinke, Nasr & Jagielski
-                  2023, "Privacy auditing with one (1) training run"). Gradient canaries are
-                  worst-case contributions of exactly the bound, seen by an adversary who knows
+                  guesses for those it is surest of and abstains for the rest (Steinke, Nasr &
+                  Jagielski 2023, "Privacy auditing with one (1) training run"). Gradient canaries
+                  are worst-case contributions of exactly the bound, seen by an adversary who knows
                   every other example and reads every release; input canaries are examples with
                   another example's target, judged by their loss.
 
