@@ -94,7 +94,8 @@ def range_test(
     data = load_data(config)
     if data.validation is None:
         raise UserError(
-            f"a range test watches public validation records, and dataset={config.dataset.name} has none; the loss of training "
+            f"a range test watches public validation records, and dataset={config.dataset.name} "
+            "has none; the loss of training "
             "records is private."
         )
     watched = _first(data.validation, WATCHED)
@@ -102,8 +103,10 @@ def range_test(
     calibrated = bool(config.privacy.target_epsilon)
     if calibrated and plan.range_test_steps:
         raise UserError(
-            f"privacy.range_test_steps={plan.range_test_steps} with privacy.target_epsilon: each range test would change the noise that "
-            "the tests before it had. Make one test, or give algorithm.noise_multiplier in place of the target."
+            f"privacy.range_test_steps={plan.range_test_steps} with privacy.target_epsilon: each "
+            "range test would change the noise that "
+            "the tests before it had. Make one test, or give algorithm.noise_multiplier in place "
+            "of the target."
         )
     plan = replace(plan, range_test_steps=steps) if calibrated else plan
     setup = Setup.of(config, data, device, plan)

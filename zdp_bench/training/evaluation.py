@@ -78,7 +78,7 @@ def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> 
 def predict(
     model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
 ) -> Batch:
-    """Return the model's outputs [n, ...] over a whole set and the targets, `size` examples at a time.
+    """Return outputs [n, ...] and targets over a whole set, `size` examples at a time.
 
     A `Condensing` task reduces its outputs batch by batch and needs no targets afterwards, so that
     whole maps do not pile up in memory.

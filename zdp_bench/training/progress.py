@@ -100,12 +100,13 @@ class Live:
             )
             state = "  ".join([*shown, spent])
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} s left",
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} "
+                "s left",
                 highlight=False,
             )
 
     def _fit(self, shown: list[str], spent: str) -> tuple[str, str]:
-        """Return the name and the metrics, cut so that steps, ε and the time left fit beside them."""
+        """Return name and metrics, cut so that steps, ε and the time left fit beside them."""
         bar = BAR + 1 if self._console.width >= BAR_TERMINAL else 0
         room = self._console.width - bar - 2 * len(str(self._steps)) - len(f"/ {spent} 0:00:00") - 3
         state = ""

@@ -1,4 +1,6 @@
-"""TensorBoard's event files of a run: `execution.tensorboard=true`, then `tensorboard --logdir results/tensorboard`.
+"""TensorBoard's event files of a run, with `execution.tensorboard=true`.
+
+To look at them: `tensorboard --logdir results/tensorboard`.
 
 They hold the record's test metrics and tight ε by step. Numbers from training examples would cost
 privacy.
@@ -27,7 +29,8 @@ class Board:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise UserError(
-                "execution.tensorboard=true needs TensorBoard: `pip install 'zdp-bench[tensorboard]'`."
+                "execution.tensorboard=true needs TensorBoard: `pip install "
+                "'zdp-bench[tensorboard]'`."
             ) from None
         self._beside = beside
         name = f"{config.recipe}-{experiment_digest(config)[:8]}-seed{config.seed}"
