@@ -86,7 +86,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out; no key changes a result, but for the last bits on a GPU.
+    """How a run is carried out; only the last bits on a GPU depend on it.
 
     Attributes:
         checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`.
