@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from zdp_bench import __version__, registry
+from zdp_bench import __version__, kernels, registry
 from zdp_bench.assets import CONF
 
 Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
@@ -92,6 +92,7 @@ def made_with(
         chip,
         platform.machine(),
         torch.get_num_threads(),
+        kernels.enabled(),
         ranks,
         micro_batch,
     )

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo, Splits
@@ -82,6 +83,7 @@ class ModelSetup:
         Raises:
             UserError: the data or the device is not usable, or model and task do not fit the data.
         """
+        kernels.enable(config.execution.kernels == "auto")
         device = device or pick_device(config.device)
         data = data or load_data(config)
         task: Task = lookup("task", config.task.name)(**config.task.options)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.kernels.memory_format import rounded_alike
 from zdp_bench.training.micro_batches import largest
 from zdp_bench.training.model_checks.batches import PASSES, largest_kept_apart, next_size
 from zdp_bench.training.model_checks.probes import (
@@ -82,7 +82,7 @@ def check(
         synthetic(like[0], SAMPLES, outputs, device),
         synthetic(like[1], SAMPLES, outputs, device),
     )
-    with left_as_it_was(model, device), rounded_alike():
+    with left_as_it_was(model, device), kernels.disabled():
         _takes(model, batch[0])
         start = time.perf_counter()
         steady = _is_deterministic(model, batch[0])
