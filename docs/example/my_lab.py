@@ -1,4 +1,4 @@
-"""A data set and an algorithm of our own, found by zdp-bench through the entry point in pyproject.toml."""
+"""A dataset and an algorithm of our own, found by the entry point in pyproject.toml."""
 
 import hashlib
 from pathlib import Path
@@ -33,7 +33,7 @@ def rings(root: Path, *, noise: float = 0.1, seed: int = 1) -> Splits:
 
 @register("algorithm", "sign_sgd")
 class SignSGD:
-    """Each record votes with the phase of its gradient: |u_k| = 1 in every one of n coordinates, scaled to norm C."""
+    """Each example votes with the phase of its gradient: |u_k| = C/√n in all n coordinates."""
 
     private = True
 

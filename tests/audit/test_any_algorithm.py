@@ -86,7 +86,7 @@ PLAIN = ("~algorithm.gradient", "~algorithm.gradients")
 
 def test_an_algorithm_the_audit_never_heard_of_is_audited(invented: Callable[..., Subject]) -> None:
     findings = [
-        *attack_recipe_release(invented(*PLAIN), 0.99, 2000),
+        *attack_recipe_release(invented(*PLAIN), 0.99, 4000),
         attack_with_gradients(invented(*PLAIN), 0.99, 100, 1000),
         attack_with_inputs(invented(*PLAIN), 0.99, 100, 1000),
     ]

@@ -69,7 +69,7 @@ def test_options_need_immutable_defaults() -> None:
 
 
 def test_a_recipe_may_be_overruled() -> None:
-    """Left over from a recipe, the same keys are no mistake: who chose a central run or another algorithm did not type them."""
+    """Keys that only the recipe sets are no mistake: the user chose another algorithm."""
     run = configured(["recipe=mri_sequence_fl_reduced", "federated.nodes=null"])
     assert run.federated.nodes is None
     run = configured(["recipe=quickstart", "algorithm=sgd", "federated.nodes=null"])

@@ -60,4 +60,4 @@ def node_keys(folder: Path, nodes: int = 3) -> str:
 
 
 def carried_out(config: Run) -> Record:
-    return run(config, Silent(), carrying=run_simulated if config.federated.nodes else None).record
+    return run(config, Silent(), runner=run_simulated if config.federated.nodes else None).record

@@ -29,7 +29,8 @@ from zdp_bench.registry import lookup
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.run import Outcome, Watcher, once
+from zdp_bench.training.loop import Watcher
+from zdp_bench.training.run_folder import Outcome, find_or_run
 
 
 def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
@@ -38,7 +39,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
     Raises:
         UserError: it was started by torchrun, or asks for what only `zdp-bench federate` can do.
     """
-    if distributed.launched():
+    if distributed.is_distributed():
         raise UserError(
             "federated.nodes: torchrun carries out central runs; "
             "a federation is `zdp-bench federate`."
@@ -67,7 +68,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
                     run_serially(serving, client_app(config, digest), nodes)
         return result.get()
 
-    return once(config, digest, ALONE, wait, train)
+    return find_or_run(config, digest, ALONE, wait, train)
 
 
 def run_serially(serving: ServerApp, answering: ClientApp, nodes: int) -> None:

@@ -11,8 +11,8 @@ of ONE example, with standard deviation z:
               for a patient's (Zhu, Dong & Wang 2021, Theorem 11; Ganesh 2024, 'Tight group-level DP
               guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms').
     uniform   a fixed-size batch without replacement, examples REPLACED. Neither direction alone is
-              a bound under composition: the proven profile is that of U against V for α ≥ 1 and of V
-              against U mirrored for α < 1 (Zhu, Dong & Wang 2021, Proposition 30), a law of losses
+              a bound under composition: the proven profile is that of U against V for α ≥ 1 and of
+              V against U mirrored for α < 1 (Zhu, Dong & Wang 2021, Proposition 30), a law of losses
               symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
     attack    the law of two data sets that exist, so its ε is a lower bound on `uniform`'s.
 

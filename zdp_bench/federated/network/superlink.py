@@ -31,7 +31,8 @@ from zdp_bench.registry import lookup
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.run import Outcome, Watcher, once
+from zdp_bench.training.loop import Watcher
+from zdp_bench.training.run_folder import Outcome, find_or_run
 
 PAUSE = 0.05  # seconds between two checks whether the clients have gone
 GOODBYE = 10.0  # seconds that a server waits for its clients to hear that the run is over
@@ -44,7 +45,7 @@ def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) 
         UserError: the certificate, its key, the nodes' keys or the port is not usable, or what
             `server.conduct` raises.
     """
-    if distributed.launched():
+    if distributed.is_distributed():
         raise UserError(
             "torchrun carries out central runs; start `zdp-bench federate server` by itself."
         )
@@ -77,4 +78,4 @@ def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) 
                 time.sleep(PAUSE)
         return result.get()
 
-    return once(config, digest, ALONE, wait, train)
+    return find_or_run(config, digest, ALONE, wait, train)

@@ -15,7 +15,7 @@ from zdp_bench.federated.network.endpoint import RUN, endpoint, node_key, pem
 from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 from zdp_bench.federated.node import Site
 from zdp_bench.training.interrupts import Stopped, stop_signals
-from zdp_bench.training.run import only_one_process
+from zdp_bench.training.run_folder import only_one_process
 
 PAUSE = 0.05  # seconds between two looks for messages
 BLIP = 30.0  # seconds that a connection may be away without this node having to join anew
