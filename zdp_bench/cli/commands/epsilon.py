@@ -53,10 +53,10 @@ def run(options: argparse.Namespace) -> int:
 def _print_papers(options: argparse.Namespace) -> None:
     """Print and write every ε of the five papers."""
     from zdp_bench.report import epsilon
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
-    probe(options.results)
+    require_writable(options.results)
     for name in (*SETTING, "accountant"):
         if getattr(options, name) is not None:
             raise UserError(
