@@ -69,7 +69,7 @@ def foreign_code(used: Plugins) -> str:
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
 
-def made_with(
+def execution_digest(
     used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool
 ) -> str:
     """Name everything that decides the bits of a step, beside its key and the state it starts from; SHA-256.

@@ -38,7 +38,7 @@ from zdp_bench.training.build import (
 )
 from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, Size, largest
+from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
 from zdp_bench.training.plan import Plan
 
 
@@ -217,7 +217,7 @@ class Setup(ModelSetup):
         inputs, targets = self.data.train.batch(torch.zeros(1, dtype=torch.long))
         like = inputs.to(self.device), targets.to(self.device)
         expected = self.plan.sampling.expected_batch_size
-        return largest(self.model, self.task.loss, like, expected, self.device)
+        return initial_size(self.model, self.task.loss, like, expected, self.device)
 
     def draw(
         self, key: int | str, step: int, size: Size | None = None, ranks: Ranks = ALONE
