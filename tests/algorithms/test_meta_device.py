@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.gradients.harness import ZOO, loss, model_case
+from tests.gradients.harness import loss
+from tests.gradients.zoo import ZOO, model_case
 from zdp_bench.algorithms import Problem
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, trust
@@ -30,7 +31,8 @@ POISSON = Sampling("poisson", 0.1, 8.0, 80)
 class HostTraffic(TorchDispatchMode):
     """Counts numbers read from the device, each answered with 1, and tensors copied to the device.
 
-    torch itself raises an error for every other way to wait for a device (nonzero, a mask as index, a copy to the host).
+    torch itself raises an error for every other way to wait for a device (nonzero, a mask as index,
+    a copy to the host).
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.gradients.harness import CASES, MODELS, ZOO, Case, loss
+from tests.gradients.harness import CASES, Case, loss
+from tests.gradients.zoo import MODELS, ZOO
 from zdp_bench.gradients import ClippedSum, fast, reference, tape
 from zdp_bench.registry import names
 

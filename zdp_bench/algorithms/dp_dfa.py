@@ -5,7 +5,7 @@ A fully connected layer ℓ learns from the error e at the output, carried back 
 matrix instead of by the weights:
 
     δ_ℓ = (B_ℓ e) ⊙ φ′(z_ℓ)   in hidden layers,   δ_L = e   in the output layer   (eq. 5)
-    share of one example: δ_ℓ · clip(h_{ℓ−1}, τ_h)ᴴ for the weight, δ_ℓ for the bias (lines 11 to 16)
+    one example's share: δ_ℓ · clip(h_{ℓ−1}, τ_h)ᴴ for the weight, δ_ℓ for the bias (lines 11 to 16)
 
 with ‖e‖ ≤ τ_e by clipping, ‖B_ℓ‖ = β by scaling and |φ′| ≤ γ, so ‖δ_ℓ‖ ≤ γβτ_e. All clipping comes
 after the forward pass: the output does not depend on τ_h, and φ′ is taken at the network's true

@@ -8,7 +8,8 @@ coordinate gets the noise of C.
 
     noise: sound          ξ = F(white noise), hermitian as the spectrum of a real signal is:
                           N(0, σ²C²) in each of its real dimensions; and a symmetric filter. The
-                          release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, bias −(I − P)g.
+                          release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, bias
+                          −(I − P)g.
            as_published   N(0, σ²C²/2) on each part of each frequency and the one-sided filter
                           `[K:-1] = 0` of its public code over the last dimension, which keeps the
                           last frequency: z = σ/√2.

@@ -22,7 +22,7 @@ from zdp_bench.gradients.norms import all_finite
 from zdp_bench.gradients.parameter_gradient import ParameterGradient
 from zdp_bench.gradients.rules import NoRule, Rule, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
-from zdp_bench.gradients.tape import Call, Layer, layers_of, record
+from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
 
 # Per-sample gradients are kept where they take less than the activations they replace; else up to
 # this many bytes in all, or half of what the layers' inputs take (by then backward has freed as
@@ -116,7 +116,7 @@ def _differentiate(
     model: nn.Module, loss: Loss, batch: Batch, layers: list[Layer], rules: Mapping[nn.Module, Rule]
 ) -> dict[str, ParameterGradient]:
     """Run forward and backward, and measure every parameter's per-sample gradients."""
-    tape = record(model, layers, loss, batch)
+    tape = run_forward(model, layers, loss, batch)
     found = _collect(layers)
     of_parameter = {id(of.parameter): of for of in found.values()}
     for call in tape.calls:

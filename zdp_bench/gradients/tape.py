@@ -1,6 +1,6 @@
-"""One forward and backward pass that records each layer's input and output gradient.
+"""One forward and backward pass that catches each layer's input and output gradient.
 
-No parameter's gradient is computed; `fast.py` makes per-sample gradients of what is recorded.
+No parameter's gradient is computed; `fast.py` makes per-sample gradients of the two.
 
 While a layer runs its parameters do not require gradients, so autograd records nothing of them;
 outside of it they do. A parameter that is used outside of its layer's own call therefore gets an
@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
-from zdp_bench.kernels.memory_format import memory_order
+from zdp_bench.nn.memory_format import memory_order
 
 # Output gradients of at most so many bytes wait for the end of backward.
 TOGETHER = 4 * 2**20
@@ -120,8 +120,8 @@ class Tape:
         _require_unused(found[: len(parameters)])
 
 
-def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
-    """Run model and loss on the batch, and record what goes into each of `layers`.
+def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
+    """Run model and loss on the batch; return the calls of `layers` on a tape.
 
     Raises:
         NoRule: a layer is called with anything but one tensor [B, ...], or returns anything else.
@@ -131,8 +131,8 @@ def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> T
     replaced = [vars(layer.module).get("forward") for layer in layers]
     try:
         for layer in layers:  # not by hooks, which take twice the time of a small layer
-            recorded = _recorded(tape, layer, layer.module.forward, len(inputs))
-            vars(layer.module)["forward"] = recorded
+            wrapped = _wrap(tape, layer, layer.module.forward, len(inputs))
+            vars(layer.module)["forward"] = wrapped
         with torch.enable_grad():
             tape.losses = loss(model(inputs.detach()), targets)  # [B]
     finally:
@@ -151,10 +151,12 @@ def _require_gradients(layer: Layer, required: bool) -> None:
 _not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
 
 
-def _recorded(
+def _wrap(
     tape: Tape, layer: Layer, forward: Callable[..., Any], examples: int
 ) -> Callable[..., Any]:
-    def recorded(*args: Any, **kwargs: Any) -> Any:
+    """Return the layer's forward function, which also enters its call on the tape."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         _require_gradients(layer, False)
         try:
             output = forward(*args, **kwargs)
@@ -179,7 +181,7 @@ def _recorded(
         tape.calls.append(Call(layer, x.detach(), x._version, edge, order, output.nbytes))
         return output
 
-    return recorded
+    return wrapped
 
 
 def _memory_order(output: Tensor) -> list[int] | None:

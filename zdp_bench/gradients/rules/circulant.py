@@ -19,10 +19,7 @@ def circulant(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
     if x.dim() == 2:
         of = correlate(layer, x, g)
         weight = LayerGradient(
-            of.per_sample,
-            of.weighted_sum,
-            squared_norms=of.squared_norms,
-            summands=of.summands,
+            of.per_sample, of.weighted_sum, squared_norms=of.squared_norms, summands=of.summands
         )
         return {"weight": weight, "bias": LayerGradient.of(g)}
     positions = x[0].numel() // x.shape[-1]
