@@ -1,4 +1,4 @@
-"""The learning-rate range test (Smith 2017, section 3.3), as in Ziller et al. 2021 (deepee), and its ε.
+"""The learning-rate range test (Smith 2017, section 3.3), as in Ziller et al. 2021 (deepee).
 
 The rate grows by the same factor at each step until the loss explodes; a good rate is where the
 loss falls fastest. Each step is a release of the recipe's own mechanism on its own training set, so
@@ -168,7 +168,7 @@ def _affordable(setup: Setup, steps: int) -> int | None:
 
 
 def find_steepest(rates: list[float], losses: list[float]) -> float | None:
-    """Return the rate at which the smoothed loss falls fastest in log rate; None if it never does."""
+    """Return the rate where the smoothed loss falls fastest in log rate; None if it never does."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if len(finite) < 3:
         return None
