@@ -165,16 +165,11 @@ def _cosine_and_sine(word: Any) -> Any:
 
 
 @njit(error_model="numpy")
-def _add_normals(
-    key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any, conjugate: Any
-) -> None:
+def _add_normals(key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any) -> None:
     """Pairs `start` to `stop`."""
     wide_vectors()
-    words, signs = np.empty(2 * CHUNK, np.uint32), np.zeros(CHUNK + 1, np.uint32)
+    words = np.empty(2 * CHUNK, np.uint32)
     half = (len(out) + 1) // 2
-    if conjugate:
-        signs[1::2] = _SIGN
-    of_here, of_there = signs[:CHUNK], signs[half & 1 : CHUNK + (half & 1)]  # `first` is even
     for first in range(start, stop, CHUNK):
         last = min(first + CHUNK, stop)
         fill_words(key, uint64(first // _PAIRS_A_BLOCK), words)
@@ -186,8 +181,8 @@ def _add_normals(
         for i in range(len(there)):
             radius = _radius(radii[i]) * std
             cosine, sine = _cosine_and_sine(turns[i])
-            here[i] = fused(cosine, radius, _turned(here[i], of_here[i])) * times
-            there[i] = fused(sine, radius, _turned(there[i], of_there[i])) * times
+            here[i] = fused(cosine, radius, here[i]) * times
+            there[i] = fused(sine, radius, there[i]) * times
         for i in range(len(there), len(here)):
             here[i] = fused(_cosine_and_sine(turns[i])[0], _radius(radii[i]) * std, here[i]) * times
 
@@ -198,19 +193,17 @@ class Stream(NamedTuple):
     Attributes:
         key: see `hashed`.
         out: float32 or complex64, contiguous: n real numbers. Pair i of the stream is numbers i and ⌈n/2⌉ + i.
-        conjugate: every second number, an imaginary part, is negated before.
         times: what the sum of number and noise is multiplied with.
     """
 
     key: bytes
     out: torch.Tensor
     std: float
-    conjugate: bool = False
     times: float = 1.0
 
 
 def _add_streams(task: Any) -> None:
-    """See `add_normals`; an item's words: key (4), place and length of `out`, std, whether to conjugate, times."""
+    """See `add_normals`; an item's words: key (4), place and length of `out`, std, times."""
     wide_vectors()
     key, notes = np.empty(8, np.uint32), begin(task)
     while True:
@@ -222,10 +215,10 @@ def _add_streams(task: Any) -> None:
         out = carray(float32_at(task[at + 4]), (task[at + 5],))
         std, times = (
             np.uint32(task[at + 6]).view(np.float32),
-            np.uint32(task[at + 8]).view(np.float32),
+            np.uint32(task[at + 7]).view(np.float32),
         )
         start, pairs = share * SHARE, (len(out) + 1) // 2
-        _add_normals(key, out, std, times, start, min(start + SHARE, pairs), task[at + 7] == 1)
+        _add_normals(key, out, std, times, start, min(start + SHARE, pairs))
 
 
 @cache
@@ -240,7 +233,7 @@ def add_normals(*streams: Stream) -> None:
 
 def _task(streams: tuple[Stream, ...]) -> array[int]:
     items = []
-    for key, out, std, conjugate, times in streams:
+    for key, out, std, times in streams:
         dtype, numbers = out.dtype, out.numel()
         if dtype is torch.complex64:
             numbers *= 2
@@ -255,7 +248,6 @@ def _task(streams: tuple[Stream, ...]) -> array[int]:
             out.data_ptr(),
             numbers,
             word_of(std, "<f"),
-            int(conjugate),
             word_of(times, "<f"),
         ]
         items.append((-(-numbers // (2 * SHARE)), words))
