@@ -24,8 +24,8 @@ from zdp_bench.gradients import (
 )
 from zdp_bench.gradients.layer_gradient import contract
 from zdp_bench.gradients.rules import NoRule
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import channels_last
 
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 

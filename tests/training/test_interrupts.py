@@ -24,7 +24,7 @@ from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, checkpoint, setup
 from zdp_bench.training import run as experiment
-from zdp_bench.training.interrupts import Stopped, writes
+from zdp_bench.training.interrupts import Stopped, explain_write_errors
 from zdp_bench.training.run import run
 
 
@@ -177,7 +177,7 @@ def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
         UserError, match=r"Not a directory, so no results can be written there\. Set paths\.results"
     ):
         carry_out(tmp_path / "file")
-    with pytest.raises(FileNotFoundError), writes(tmp_path):  # not ours to tell
+    with pytest.raises(FileNotFoundError), explain_write_errors(tmp_path):  # not ours to tell
         (tmp_path / "nothing" / "there").read_text()
 
 

@@ -29,7 +29,7 @@ def test_force_draws_new_noise_where_the_code_is_another(
 ) -> None:
     """Two releases of different sums under one noise would show their difference."""
     first = weights_of(carry_out(tmp_path))
-    monkeypatch.setattr(run, "made_with", lambda *_: "other code")
+    monkeypatch.setattr(run, "execution_digest", lambda *_: "other code")
     assert not torch.equal(weights_of(carry_out(tmp_path, "force=true")), first)
 
 
@@ -62,7 +62,7 @@ def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(
         real(training, step, *rest)
 
     monkeypatch.setattr(run, "private_step", spy)
-    monkeypatch.setattr(run, "made_with", lambda *_: "a model file was changed")
+    monkeypatch.setattr(run, "execution_digest", lambda *_: "a model file was changed")
     resumed = carry_out(tmp_path / "killed").record
     assert resumed["privacy"]["steps"] == 24
     assert resumed["privacy"]["epsilon_tight"] > whole.record["privacy"]["epsilon_tight"]

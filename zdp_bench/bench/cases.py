@@ -16,8 +16,8 @@ from zdp_bench.bench.measure import Step, by_turns, require_agreement
 from zdp_bench.bench.pages import Row, installed
 from zdp_bench.bench.peak_memory import peak_memory
 from zdp_bench.bench.steps import SIDES, Workload, computes, device, may_be_baseline
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import channels_last
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
+from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
@@ -134,9 +134,8 @@ def non_private(
     def run() -> None:
         backward()
         optimizer.step()
-        optimizer.zero_grad(
-            set_to_none=True
-        )  # a side that waits for its turn holds its weights only
+        # a side that waits for its turn holds its weights only
+        optimizer.zero_grad(set_to_none=True)
 
     def answer() -> Tensor:
         backward()

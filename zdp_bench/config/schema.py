@@ -86,18 +86,20 @@ class Paths:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out; no key changes a result, but for the last bits on a GPU.
+    """How a run is carried out; a result depends on it only in its last bits.
 
     Attributes:
         checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`.
             null: do not.
         deterministic: refuse operations whose result differs from call to call (CUDA has some).
+        kernels: auto (compiled CPU kernels run where they can) or off (torch and numpy only).
         prefetch: micro-batches that another thread reads ahead. null: 1 for a GPU, 0 for a CPU.
         tensorboard: also write TensorBoard's event files; needs the extra `tensorboard`.
     """
 
     checkpoint_steps: int | None
     deterministic: bool
+    kernels: Literal["auto", "off"]
     prefetch: int | None
     tensorboard: bool
 

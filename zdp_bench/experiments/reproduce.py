@@ -289,7 +289,7 @@ def estimate(jobs: list[Job], results: Path) -> list[str]:
                 seconds, memory = spent["train_seconds"], spent["peak_memory_bytes"]
                 source = f"as on {record['environment']['device']}"
             else:
-                tried = cost.measured(first.config)
+                tried = cost.measure(first.config)
                 seconds, memory, source = tried.seconds, tried.bytes, f"three steps on {device}"
         except UserError as error:
             unknown += runs

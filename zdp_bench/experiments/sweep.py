@@ -12,7 +12,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
-from zdp_bench.training.interrupts import covered_stop, refused
+from zdp_bench.training.interrupts import explain_os_error, find_stop
 
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
@@ -48,11 +48,11 @@ class Job:
             overrides = list(HydraConfig.get().overrides.task)
             _carry_out(config, overrides, hydra_files=True, wait=self.wait)
         except Exception as error:
-            if stop := covered_stop(error):
+            if stop := find_stop(error):
                 raise stop from None
             if isinstance(error, UserError):
                 return error
-            if isinstance(error, OSError) and (sentence := refused(error)):
+            if isinstance(error, OSError) and (sentence := explain_os_error(error)):
                 return sentence
             if not self.sweep:
                 raise

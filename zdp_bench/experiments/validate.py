@@ -15,7 +15,7 @@ from torch import nn
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.cost import Cost, predicted
+from zdp_bench.experiments.cost import Cost, predict
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
@@ -89,7 +89,7 @@ def validate(config: Run, trial: bool = True) -> Report:
             "records_per_patient": data.examples_per_patient,
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
-        layers=layers_of(model, config, mechanism),
+        layers=list_layers(model, config, mechanism),
         surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
         | {
@@ -98,8 +98,8 @@ def validate(config: Run, trial: bool = True) -> Report:
             "steps": plan.steps,
             "adjacency": plan.sampling.adjacency,
         },
-        privacy=privacy_of(setup, data),
-        cost=predicted(
+        privacy=predict_privacy(setup, data),
+        cost=predict(
             config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters
         )
         if trial
@@ -122,7 +122,7 @@ def outline_of(config: Run) -> DatasetInfo:
     return outline
 
 
-def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
+def list_layers(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
     """Every layer with parameters of its own that train."""
     private, engine = (
         mechanism.z > 0 or config.algorithm.name != "sgd",
@@ -153,7 +153,7 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
     return found
 
 
-def privacy_of(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
+def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
     """Return every ε of the whole run, for an example and for a patient; a budget may end it earlier."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps

@@ -36,7 +36,7 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import build_scheduler
-from zdp_bench.training.evaluation import final_metrics
+from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.loop import Loop, Watcher
 from zdp_bench.training.record import Stopwatch, privacy_report, run_record
@@ -225,7 +225,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         )
         roster.wait_for(come_again, patience, given.asked_to_stop)
         stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
-        final = final_metrics(home, setup.model, setup.task, data.test, device, size.records)
+        final = evaluate_trained(home, setup.model, setup.task, data.test, device, size.examples)
         roster.report(patience)
     roster.dismiss()
 

@@ -39,7 +39,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
     Raises:
         UserError: it was started by torchrun, or asks for what only `zdp-bench federate` can do.
     """
-    if distributed.launched():
+    if distributed.is_distributed():
         raise UserError(
             "federated.nodes: torchrun carries out central runs; "
             "a federation is `zdp-bench federate`."

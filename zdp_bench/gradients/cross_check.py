@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from zdp_bench import kernels
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
-from zdp_bench.kernels.memory_format import rounded_alike
 
 # For float32 on a badly conditioned network; a wrong gradient is off by its whole size.
 TOLERANCE = 1e-2
@@ -30,7 +30,7 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """
     two = batch[0][:2], batch[1][:2]
     device = two[0].device
-    with torch.random.fork_rng(), torch.autocast(device.type, enabled=False), rounded_alike():
+    with torch.random.fork_rng(), torch.autocast(device.type, enabled=False), kernels.disabled():
         # First, as it raises: what fast cannot serve may not run on one example either.
         fast.clipped_sum(model, loss, two, 1.0)
         before = _random_state(device)

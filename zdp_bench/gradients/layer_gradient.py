@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zdp_bench.gradients.clipping import flushed
 from zdp_bench.gradients.norms import squared_norms
-from zdp_bench.kernels.memory_format import memory_order
+from zdp_bench.nn.memory_format import memory_order
 
 # Arithmetic operations a core does while it moves one byte of memory to and fro; 4 to 16 today.
 OPERATIONS_PER_BYTE = 8

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from zdp_bench.kernels.memory_format import memory_order
+from zdp_bench.nn.memory_format import memory_order
 
 
 def squared_norms(gradients: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
-from zdp_bench.kernels.memory_format import memory_order
+from zdp_bench.nn.memory_format import memory_order
 
 # Output gradients of at most so many bytes wait for the end of backward.
 TOGETHER = 4 * 2**20

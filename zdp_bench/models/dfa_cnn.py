@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.models.shape import at_least_one
 from zdp_bench.nn.activations import activation
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.kernels.memory_format import as_complex_channels
 from zdp_bench.models.shape import image_shape
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import as_complex_channels
 from zdp_bench.registry import register
 
 EPS = 1e-12  # added to a response's mean square, so that a response of 0 stays 0

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.kernels.chacha_normal import Stream, add_normals, hashed
-from zdp_bench.kernels.jit import side_by_side
 from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.privacy.normal_stream import add_normals, hash_key
+from zdp_bench.privacy.threads import side_by_side
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
@@ -105,23 +105,22 @@ class SeededNoise:
     configuration and the data: whoever knows all of the data but one example can try candidates for
     that one.
 
-    On a CPU, float32 noise is ChaCha8's bits made normal by Box and Muller
-    (`kernels.chacha_normal`), the same bits for any number of threads and any processor. A number
-    has 32 bits for its tail, so none is beyond 6.8 standard deviations, where one of 10¹¹ should
-    be. Float64 noise is numpy's ziggurat. On a GPU it is torch's Philox generator, which keeps 63
-    bits of the key: two of the n (step, block) pairs of a run share a stream with probability
-    n²/2⁶⁴, 5e-6 for ten million.
+    On a CPU, float32 noise is ChaCha8's bits made normal by Box and Muller (`normal_stream`): the
+    same bits for any number of threads and, as long as kernels are on, any processor. A number has
+    32 bits for its tail, so none is beyond 6.8 standard deviations, where one of 10¹¹ should be.
+    Float64 noise is numpy's ziggurat. On a GPU it is torch's Philox generator, which keeps 63 bits
+    of the key: two of the n (step, block) pairs of a run share a stream with probability n²/2⁶⁴,
+    5e-6 for ten million.
     """
 
     key: int | str  # a run's (`run_key`)
     repeatable = True
 
     def add_white(self, *requests: White) -> None:
-        streams: list[Stream] = []
         for white in requests:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
-                key = hashed((self.key, "noise", *white.key))
-                streams.append(Stream(key, white.out, white.std, white.times))
+                key = hash_key((self.key, "noise", *white.key))
+                add_normals(key, white.out, white.std, white.times)
                 continue
             out = white.reals()
             seeds = stream(self.key, "noise", *white.key)
@@ -137,8 +136,6 @@ class SeededNoise:
             out.add_(normal, alpha=white.std)
             if white.times != 1:
                 out.mul_(white.times)
-        if streams:
-            add_normals(*streams)
 
 
 _PIECE = 2**16  # numbers of secure noise drawn at once

@@ -21,7 +21,7 @@ EVALUATION_NUMBERS = (
 )  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
 
 
-def advance(
+def step_schedule(
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     model: nn.Module,
     task: Task,
@@ -102,7 +102,7 @@ def predict(
     return torch.cat(outputs), torch.cat(kept)
 
 
-def final_metrics(
+def evaluate_trained(
     home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int
 ) -> dict[str, float]:
     """The trained model on the test set; what the task keeps of it beside the metrics is written into the run's folder."""

@@ -18,10 +18,10 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.evaluation import (
     WATCHED,
-    advance,
     evaluate,
     outputs_are_finite,
     refuse_divergence,
+    step_schedule,
 )
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.micro_batches import Size
@@ -134,7 +134,7 @@ class Loop:
                 due = due or last or (epoch or 0) % config.trainer.checkpoint_epochs == 0
             elif due or self.step % WATCHED == 0:  # before a useless state is saved
                 self._check_outputs()
-            number = self.ranks.largest(signal())
+            number = self.ranks.max(signal())
             if due or number:
                 save()
             if number and self.step < plan.steps and stopped_by == "epochs":
@@ -145,17 +145,19 @@ class Loop:
         self.step += 1
         setup = self.setup
         if self.scheduler and self.plan.epoch_ending_at(self.step) is not None:
-            advance(self.scheduler, setup.model, setup.task, setup.data.validation, setup.device)
+            step_schedule(
+                self.scheduler, setup.model, setup.task, setup.data.validation, setup.device
+            )
         self.watcher.stepped(self.steps_done)
 
     def _evaluate(self, epoch: int | None, epsilon: Callable[[int], float]) -> None:
         """Measure the model on the test set; rank 0 does, for all have the same weights."""
         setup, step = self.setup, self.steps_done
         metrics, spent = {}, 0.0
-        if self.ranks.first:
+        if self.ranks.is_first:
             spent = epsilon(self.step)
             metrics = evaluate(
-                setup.model, setup.task, setup.data.test, setup.device, self.size.records
+                setup.model, setup.task, setup.data.test, setup.device, self.size.examples
             )
         metrics, spent = self.ranks.broadcast((metrics, spent))
         refuse_divergence(metrics, epoch, step, setup.config.optimizer.options.get("lr"))
@@ -165,7 +167,7 @@ class Loop:
     def _check_outputs(self) -> None:
         setup = self.setup
         finite = self.ranks.broadcast(
-            self.ranks.first and outputs_are_finite(setup.model, setup.data.test, setup.device)
+            self.ranks.is_first and outputs_are_finite(setup.model, setup.data.test, setup.device)
         )
         epoch, rate = self.plan.epoch_of(self.step), setup.config.optimizer.options.get("lr")
         refuse_divergence({"loss": 0.0 if finite else math.nan}, epoch, self.steps_done, rate)

@@ -84,7 +84,7 @@ def run_record(
             "started_utc": watch.started.isoformat(timespec="seconds"),
             "train_seconds": round(watch.seconds(), 2),
             "peak_memory_bytes": peak_memory(setup.device),
-            "micro_batch": loop.size.records,
+            "micro_batch": loop.size.examples,
             "resumed_at_step": loop.resumed_at,
         },
     }

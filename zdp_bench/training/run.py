@@ -16,10 +16,10 @@ from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.build import build_scheduler
-from zdp_bench.training.devices import own_gpu, pick_device
+from zdp_bench.training.devices import pick_device, reserve_gpu
 from zdp_bench.training.distributed import Ranks
-from zdp_bench.training.environment import foreign_code, made_with
-from zdp_bench.training.evaluation import final_metrics
+from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Loop, Watcher
 from zdp_bench.training.record import Stopwatch, privacy_report, run_record
@@ -54,7 +54,7 @@ def run(config: Run, watcher: Watcher, wait: bool = True, runner: Runner | None 
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    with own_gpu(config.device) as name:
+    with reserve_gpu(config.device) as name:
         return (runner or run_central)(config, watcher, pick_device(name), wait)
 
 
@@ -87,14 +87,14 @@ def _train(
     size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
     loop = Loop(setup, plan, scheduler, digest, home, watcher, size, save_every, ranks)
     saved = ranks.broadcast(
-        checkpoint.load(home / "checkpoint.pt", digest) if ranks.first else None
+        checkpoint.load(home / "checkpoint.pt", digest) if ranks.is_first else None
     )
     loop.restore(saved)
 
     def state() -> tuple[str, int, str]:
         """Name what the next step starts from; see `Ledger.begin`."""
         deterministic = config.execution.deterministic
-        made = made_with(config.plugins, device, size.records, ranks.size, deterministic)
+        made = execution_digest(config.plugins, device, size.examples, ranks.size, deterministic)
         return made, loop.step, checkpoint.state_digest(*loop.states())
 
     repeatable, at_least = not config.privacy.secure, saved.ledger if saved else None
@@ -120,14 +120,14 @@ def _train(
         return setup.epsilon(ledger.releases_before(steps))
 
     def save() -> None:
-        if ranks.first:
+        if ranks.is_first:
             ledger.note(*state())  # before the checkpoint: a saved state is always a noted one
             loop.save(ledger.position)
 
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
         stopped_by = loop.take_steps(take_step, epsilon, save, signal)
-        if not ranks.first:
+        if not ranks.is_first:
             return {}
-        metrics = final_metrics(home, setup.model, setup.task, data.test, device, size.records)
+        metrics = evaluate_trained(home, setup.model, setup.task, data.test, device, size.examples)
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
     return run_record(loop, watch, fixed_state, privacy, stopped_by, metrics)

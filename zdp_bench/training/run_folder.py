@@ -14,7 +14,7 @@ from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_as
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.interrupts import writes
+from zdp_bench.training.interrupts import explain_write_errors
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,16 @@ def find_or_run(
         Busy: another process is at this run, and `wait` is false.
     """
     home = records.folder(config.results, config.recipe, digest)
-    with writes(home), only_one_process(home, wait) if ranks.first else nullcontext():
-        if config.force and ranks.first:
+    with (
+        explain_write_errors(home),
+        only_one_process(home, wait) if ranks.is_first else nullcontext(),
+    ):
+        if config.force and ranks.is_first:
             _start_anew(home)
-        if done := ranks.broadcast(records.read(home / "record.json") if ranks.first else None):
+        if done := ranks.broadcast(records.read(home / "record.json") if ranks.is_first else None):
             return Outcome(done, home / "record.json", found=True)
         record = ranks.broadcast(train(home))
-        if ranks.first:
+        if ranks.is_first:
             records.write(home / "record.json", record)
             records.rebuild_csv(config.results)
     return Outcome(record, home / "record.json", found=False)
@@ -104,7 +107,7 @@ def open_ledger(
     Raises:
         UserError: the file is not to be trusted.
     """
-    if not ranks.first:
+    if not ranks.is_first:
         return ranks.broadcast(Copy((), Position(0, ""), repeatable))
     try:
         ledger = Ledger(path, mechanism, repeatable, at_least, whose)

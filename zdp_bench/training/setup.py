@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo, Splits
@@ -37,7 +38,7 @@ from zdp_bench.training.build import (
 )
 from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, Size, largest
+from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
 from zdp_bench.training.plan import Plan
 
 
@@ -82,6 +83,7 @@ class ModelSetup:
         Raises:
             UserError: the data or the device is not usable, or model and task do not fit the data.
         """
+        kernels.enable(config.execution.kernels == "auto")
         device = device or pick_device(config.device)
         data = data or load_data(config)
         task: Task = lookup("task", config.task.name)(**config.task.options)
@@ -215,7 +217,7 @@ class Setup(ModelSetup):
         inputs, targets = self.data.train.batch(torch.zeros(1, dtype=torch.long))
         like = inputs.to(self.device), targets.to(self.device)
         expected = self.plan.sampling.expected_batch_size
-        return largest(self.model, self.task.loss, like, expected, self.device)
+        return initial_size(self.model, self.task.loss, like, expected, self.device)
 
     def draw(
         self, key: int | str, step: int, size: Size | None = None, ranks: Ranks = ALONE

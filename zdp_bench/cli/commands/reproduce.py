@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import require_unchanged
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
 
-    probe(options.results)
+    require_writable(options.results)
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     if "=" in options.table:

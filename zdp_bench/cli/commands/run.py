@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.sweep import Job, sweep
     from zdp_bench.training import distributed
 
-    if options.multirun and distributed.launched():
+    if options.multirun and distributed.is_distributed():
         raise UserError(
             "torchrun carries out one run: leave -m out, "
             "or sweep with launcher=joblib or launcher=slurm."

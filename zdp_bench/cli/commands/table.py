@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
-    probe(options.results)
+    require_writable(options.results)
     print_table(options.table, options.results)
     return 0
 

@@ -45,7 +45,7 @@ def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) 
         UserError: the certificate, its key, the nodes' keys or the port is not usable, or what
             `server.conduct` raises.
     """
-    if distributed.launched():
+    if distributed.is_distributed():
         raise UserError(
             "torchrun carries out central runs; start `zdp-bench federate server` by itself."
         )

@@ -37,8 +37,7 @@ from zdp_bench.gradients.layer_gradient import (
     weigh,
 )
 from zdp_bench.gradients.rules import rule
-from zdp_bench.kernels import channels_first, few_channels, winograd
-from zdp_bench.kernels.memory_format import as_real_channels, channels_last
+from zdp_bench.kernels import channels_first, winograd
 from zdp_bench.nn.convolution import (
     ComplexConv1d,
     ComplexConv2d,
@@ -46,6 +45,7 @@ from zdp_bench.nn.convolution import (
     ComplexConvTranspose2d,
     folded_gradient,
 )
+from zdp_bench.nn.memory_format import as_real_channels, channels_last
 
 # Multiplications of one example's weight gradient from which the backend's own kernel pays.
 LARGE_EXAMPLE = 16_000_000
@@ -96,7 +96,7 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
 
     def by_kernel(start: int, stop: int) -> Tensor:
         numbers = geometry.kernel, geometry.padding, geometry.dilation
-        return channels_first.gradient_rows(x[start:stop], g[start:stop], *numbers)[0]
+        return channels_first.per_sample_gradients(x[start:stop], g[start:stop], *numbers)
 
     def from_backend(start: int, stop: int) -> Tensor:
         return one_by_one(geometry, x[start:stop], g[start:stop])
@@ -112,7 +112,7 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
     elif (
         not geometry.transposed
         and geometry.groups == 1
-        and channels_first.serve(x, g, geometry.kernel, geometry.stride)
+        and channels_first.serves(x, g, geometry.kernel, geometry.stride)
     ):
         per_sample = by_kernel
     elif wide.movedim(1, -1).is_contiguous() and _suits_patches(geometry, wide, narrow, 1):
@@ -141,8 +141,7 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
         geometry.transposed,
         geometry.groups,
     )
-    few = few_channels.shape_of(*kernel_arguments)
-    many = winograd.shape_of(*kernel_arguments)
+    shape = winograd.shape_of(*kernel_arguments)
 
     @cache
     def reals() -> tuple[Tensor, Tensor]:
@@ -156,10 +155,6 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
     def summands() -> Summands:
         return _summands(geometry, wide, narrow)
 
-    def by_kernel(start: int, stop: int) -> Tensor:
-        assert few is not None
-        return few_channels.gradient_rows(few, x[start:stop], g[start:stop])[0]
-
     def from_backend(start: int, stop: int) -> Tensor:
         real_x, real_g = reals()
         return one_by_one(as_real, real_x[start:stop], real_g[start:stop], fold)
@@ -172,12 +167,9 @@ def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
         conjugate = x[start:stop].conj().resolve_conj()
         return by_columns(geometry, *geometry.wide_and_narrow(conjugate, g[start:stop]))
 
-    if many is not None and many.serves(x, g):
-        return _winograd_weight(many, x, g, summands)
-    large = 4 * geometry.work(x, g) >= LARGE_EXAMPLE or len(x) == 1
-    if few is not None and (few.serves(x, g) or (not large and few.serves_rows(x, g))):
-        per_sample = by_kernel
-    elif large:
+    if shape is not None and shape.serves(x, g):
+        return _winograd_weight(shape, x, g, summands)
+    if 4 * geometry.work(x, g) >= LARGE_EXAMPLE or len(x) == 1:
         per_sample = from_backend
     elif _suits_patches(geometry, wide, narrow, 2):
         per_sample = from_patches
@@ -195,11 +187,11 @@ def _winograd_weight(
     of: winograd.Shape, x: Tensor, g: Tensor, summands: Callable[[], Summands]
 ) -> LayerGradient:
     def per_sample_and_norms(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return winograd.gradient_rows(of, x[start:stop], g[start:stop])
+        return winograd.per_sample_gradients(of, x[start:stop], g[start:stop])
 
     return LayerGradient(
         lambda start, stop: per_sample_and_norms(start, stop)[0],
-        lambda factors: winograd.gradient(of, x, weigh(g, factors)),
+        lambda factors: winograd.weight_gradient(of, x, weigh(g, factors)),
         per_sample_and_norms=per_sample_and_norms,
         summands=summands,
     )
