@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.training.test_run import carry_out, kill_after
-from zdp_bench.data import Examples
+from zdp_bench.data import Examples, Splits
+from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.registry import lookup
 from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Outcome
@@ -113,16 +113,14 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(
     ]
     for i, change in enumerate(changes):
         carry_out(tmp_path / f"{i}", *change)
-    data = lookup("dataset", "phase_digits")
+    load = PhaseDigits.load
 
-    def without_one(*arguments: Any, **options: Any) -> Any:
-        splits = data(*arguments, **options)
+    def without_one(self: PhaseDigits, root: Path) -> Splits:
+        splits = load(self, root)
         fewer = Examples(splits.train.inputs[1:], splits.train.targets[1:])
         return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
 
-    monkeypatch.setattr(
-        run, "lookup", lambda kind, name: without_one if kind == "dataset" else lookup(kind, name)
-    )
+    monkeypatch.setattr(PhaseDigits, "load", without_one)
     carry_out(tmp_path / "fewer")
     assert len(set(keys)) == 5
     plan = Plan(Sampling("poisson", 0.1, 100.0, 1000), 1, 10)

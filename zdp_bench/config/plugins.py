@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection
-from dataclasses import make_dataclass
+from dataclasses import is_dataclass, make_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
@@ -138,7 +138,8 @@ def check_options(
             for key, value in options.items()
         }
 
-    hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
+    function = inspect.isclass(builder) and not is_dataclass(builder)
+    hints = get_type_hints(builder.__init__ if function else builder)
     fields: list[Any] = []
     choices: dict[str, tuple[Any, ...]] = {}
     for parameter in inspect.signature(builder).parameters.values():

@@ -25,16 +25,16 @@ from zdp_bench.bench import tables as measured
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import DatasetInfo, files
+from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import cost
 from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
-from zdp_bench.registry import lookup
 from zdp_bench.report import curves, page, papers, tables, verdicts
 from zdp_bench.report.tables import Filling, Table
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
+from zdp_bench.training.setup import build_dataset
 
 PROFILES = ("smoke", "here", "paper")
 SMOKE_FOLDER = "smoke"  # under the results folder
@@ -203,12 +203,9 @@ def lacking(config: Run) -> str:
 def _found(config: Run) -> bool:
     """Whether the files of a run's data set are there; what is wrong with files that are, the run itself tells."""
     try:
-        outline: DatasetInfo = lookup("outline", config.dataset.name)(
-            config.data_root, **config.dataset.options
-        )
+        return build_dataset(config).info(config.data_root).found
     except UserError:
         return True
-    return outline.found
 
 
 def smoke(config: Run) -> list[str] | None:

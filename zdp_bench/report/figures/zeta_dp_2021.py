@@ -9,8 +9,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zdp_bench.data import cpsc2018 as ecg
 from zdp_bench.data import speech_commands as speech
+from zdp_bench.data.formats import ecg
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
 from zdp_bench.report.figures import COLOURS, WIDTH
@@ -35,7 +35,7 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
             "dataset=cpsc2018_synthetic`; --root names another folder."
         )
     found: dict[str, ecg.Recording] = {}
-    for _, one in ecg.recordings(folder, channel=3):
+    for _, one in ecg.read_all(folder, channel=3):
         if isinstance(one, ecg.Recording):
             for name in one.diagnoses if len(one.diagnoses) == 1 else ():
                 found.setdefault(name, one)
