@@ -30,14 +30,16 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> di
     noise = SecureNoise() if secure else SeededNoise(5)
     folder.mkdir(parents=True, exist_ok=True)
     mechanism = algorithm.mechanism()
-    ledger = Ledger(folder / "ledger.jsonl", mechanism, noise.repeatable) if ranks.first else None
+    ledger = (
+        Ledger(folder / "ledger.jsonl", mechanism, noise.repeatable) if ranks.is_first else None
+    )
     if ledger is None:
         ledger = Copy((), Position(0, ""), noise.repeatable)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     training = Training(algorithm, model, optimizer, noise, ledger, None, ranks)
     for step, size in zip(range(STEPS), SIZES, strict=True):
         inputs, targets = records(size, kind, seed=step)
-        mine = ranks.share(np.arange(size))
+        mine = ranks.take_share(np.arange(size))
         private_step(
             training, step, iter([(inputs[mine], targets[mine])] if len(mine) else []), 8.0
         )
@@ -49,9 +51,7 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> di
 def everywhere(ranks: Ranks, weights: dict[str, Tensor]) -> bool:
     """Whether every rank has rank 0's very bits."""
     theirs = ranks.broadcast(weights)
-    return not ranks.largest(
-        int(not all(torch.equal(weights[name], theirs[name]) for name in weights))
-    )
+    return not ranks.max(int(not all(torch.equal(weights[name], theirs[name]) for name in weights)))
 
 
 def main(folder: Path) -> None:
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
         trained(CASES[0], ranks, folder / f"secure{number}", secure=True) for number in range(2)
     ]
     same = everywhere(ranks, secure[0])
-    if ranks.first:
+    if ranks.is_first:
         assert any(not torch.equal(secure[0][name], secure[1][name]) for name in secure[0])
         torch.save({"cases": found, "secure": same}, folder / "weights.pt")
 

@@ -92,6 +92,13 @@ def test_imports_run_one_way(path: Path) -> None:
     assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
+def test_only_kernels_import_numba() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "kernels":
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"^\s*(import|from) (numba|llvmlite)", text, re.M), path
+
+
 def test_the_order_has_no_circle() -> None:
     settled: set[str] = set()
     while len(settled) < len(ALLOWED):

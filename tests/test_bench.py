@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.bench import tables
-from zdp_bench.bench.measure import Step, by_turns, peak_memory, require_agreement
-from zdp_bench.bench.pages import Row, lines_in_the_batch, read_csv
+from zdp_bench.bench import cases, tables
+from zdp_bench.bench.measure import Step, by_turns, require_agreement
+from zdp_bench.bench.pages import Row, fit_lines, read_csv
+from zdp_bench.bench.peak_memory import peak_memory
 from zdp_bench.bench.steps import ALGORITHMS, SIDES, Workload, computes, may_be_baseline
 from zdp_bench.cli import main
 from zdp_bench.errors import UserError
@@ -23,7 +24,7 @@ REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 COMPLEX = Workload("complex_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 MAP = Workload("complex_unet", (1, 8, 8), 1, 3, "map", {"width": 2, "depth": 1})
 DENSE = Workload("real_mlp", (4, 4), 3, 5, "classes", {"hidden": [6], "activation": "sigmoid"})
-CLASSES = Workload("vgg11", (3, 32, 32), 2, 3, "classes", {"hidden": 4})
+CLASSES = Workload("vgg11", (3, 32, 32), 2, 3, "classes", {"hidden": 4, "width": 8, "pool": 1})
 
 
 def _sides(workload: Workload) -> list[str]:
@@ -49,7 +50,7 @@ def test_all_sides_compute_the_same_and_run(workload: Workload) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler
-@pytest.mark.skipif(not tables._compiled(), reason="no C++ compiler")
+@pytest.mark.skipif(not cases._compiled(), reason="no C++ compiler")
 def test_a_compiled_side_computes_what_the_others_do() -> None:
     steps = {side: SIDES[side](DENSE) for side in ("non-private", "non-private, compiled")}
     require_agreement(steps, {side: computes(side) for side in steps}, tolerance=1e-5)
@@ -73,9 +74,9 @@ def test_a_side_of_one_record_at_a_time_is_held_to_what_it_times(
 
 def test_one_channel_has_no_second_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        tables, "_compare", lambda name, workload, sides, *_, **__: (workload.input_shape[0], sides)
+        cases, "compare", lambda name, workload, sides, *_, **__: (workload.input_shape[0], sides)
     )
-    for channels, sides in tables._imaging(True, 1):
+    for channels, sides in cases.imaging(True, 1):
         assert any("channels first" in side for side in sides) is (channels > 1)
 
 
@@ -148,13 +149,13 @@ def test_torchs_slow_complex_layers_are_no_baseline() -> None:
 
 
 def test_the_papers_ratios() -> None:
-    assert round(tables._paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real"), 2) == 6.73
+    assert round(cases._paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real"), 2) == 6.73
     assert (
-        round(tables._paper_ratio("zeta_dp_2021/7", "private_complex", "nonprivate_complex"), 1)
+        round(cases._paper_ratio("zeta_dp_2021/7", "private_complex", "nonprivate_complex"), 1)
         == 44.7
     )
     assert (
-        round(tables._paper_ratio("zeta_dp_2021/7", "private_real", "nonprivate_real"), 1) == 176.9
+        round(cases._paper_ratio("zeta_dp_2021/7", "private_real", "nonprivate_real"), 1) == 176.9
     )
 
 
@@ -185,7 +186,7 @@ def test_a_table_is_written_with_what_it_was_measured_on(
     )
     rows = [row, dataclasses.replace(row, side="private, vmap", deviation=1e-7)]
     monkeypatch.setitem(
-        tables._TABLES,
+        tables.TABLES,
         "scaling",
         lambda quick, threads: [tables.Case("a case, batch 1", lambda: iter(rows))],
     )
@@ -224,7 +225,7 @@ def test_a_case_measured_anew_leaves_the_others_as_they_stand(
         )
 
     monkeypatch.setitem(
-        tables._TABLES,
+        tables.TABLES,
         "scaling",
         lambda quick, threads: [case("MLP, batch 1"), case("CNN, batch 1")],
     )
@@ -241,7 +242,7 @@ def test_a_case_measured_anew_leaves_the_others_as_they_stand(
     ]
     assert "| private, Opacus hooks | no |" in markdown.read_text()
     monkeypatch.setitem(
-        tables._TABLES, "algorithms", lambda quick, threads: [case("LeNet-5, batch 1")]
+        tables.TABLES, "algorithms", lambda quick, threads: [case("LeNet-5, batch 1")]
     )
     with pytest.raises(
         UserError,
@@ -263,7 +264,7 @@ def test_what_another_machine_measured_stays_beside_it(
         return tables.Case(name, lambda: iter([dataclasses.replace(row, milliseconds=next(times))]))
 
     cases = [case(f"MLP, batch {batch}") for batch in (1, 2, 3)]
-    monkeypatch.setitem(tables._TABLES, "scaling", lambda quick, threads: cases)
+    monkeypatch.setitem(tables.TABLES, "scaling", lambda quick, threads: cases)
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     monkeypatch.setattr(tables, "environment", lambda threads: {**on, "threads": str(threads)})
     before = torch.get_num_threads()
@@ -303,11 +304,11 @@ def test_the_line_through_the_times_shows_a_jump() -> None:
     rows = [
         Row(f"MLP, batch {b}", "private, fast", t, 1.0, 1.0, 1.0, 0.0) for b, t in straight.items()
     ]
-    ((model, side, start, slope, largest),) = lines_in_the_batch(rows)
+    ((model, side, start, slope, largest),) = fit_lines(rows)
     assert (model, side) == ("MLP", "private, fast")
     assert (start, slope, largest) == pytest.approx((1.0, 0.1, 1.0))
     rows.append(Row("MLP, batch 256", "private, fast", 60.0, 1.0, 1.0, 1.0, 0.0))
-    assert lines_in_the_batch(rows)[0][-1] > 1.3
+    assert fit_lines(rows)[0][-1] > 1.3
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,3 @@
-"""zdp-bench: differentially private deep learning on medical and complex-valued data, with numbers that can be trusted."""
+"""Differentially private deep learning on medical and complex-valued data."""
 
 __version__ = "0.1.0"

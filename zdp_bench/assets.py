@@ -1,4 +1,7 @@
-"""Where the YAML and CSV that ship with zdp-bench lie: in the wheel beside the code, in a checkout at its root."""
+"""Paths of the YAML and CSV files that ship with zdp-bench.
+
+In a wheel they are beside the code, in a checkout at its root.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ RECIPES = _ROOT / "recipes"
 
 
 def group(folder: Path) -> dict[str, Path]:
-    """The YAML files of a folder by name, in alphabetical order: `{"phasemnist": .../phasemnist.yaml, ...}`."""
+    """Return the YAML files of a folder by name, sorted: `{"mnist": .../mnist.yaml, ...}`."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 @cache
 def read_yaml(path: Path) -> dict:
-    """A YAML file's mapping, read as plain Python without resolving Hydra's interpolations."""
+    """Return a YAML file's mapping as plain Python; Hydra's interpolations stay text."""
     return yaml.safe_load(path.read_text(encoding="utf-8")) or {}

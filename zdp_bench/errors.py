@@ -1,7 +1,7 @@
-"""The one error a user is meant to read: a sentence that says what is wrong, where, and what to do.
+"""The error for users: one sentence that says what is wrong, where, and what to do.
 
-Everything that can be wrong with what a person typed, configured or stored raises `UserError`; the command line prints its
-sentence and exits with 2. Any other exception is a bug of ours and shows its traceback.
+Whatever is wrong with what a person typed, configured or stored raises `UserError`; the command
+line prints its sentence and exits with 2. Any other exception is a bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LISTED = 24  # names that a sentence may hold and still be read
+LISTED = 24  # the most names in a sentence
 
 
 class UserError(Exception):
-    """Bad input, told in one sentence a tired person can act on."""
+    """Bad input, explained in one sentence that a tired person can act on."""
 
 
 class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
-    """Another process is at this very run."""
+    """Another process carries out this run."""
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """The nearest right spelling as ` Did you mean 'x'?`, or an empty string when nothing is near."""
+    """Return ` Did you mean 'x'?` with the nearest spelling, or an empty string if none is near."""
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.55)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that is not among `allowed`: it suggests the nearest, and lists them all where they are few."""
+    """Return the error for a name that is not among `allowed`, with the nearest or all of them."""
     options = sorted(allowed)
     near = suggestion(word, options)
     if len(options) <= LISTED:
@@ -36,7 +36,8 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
         )
     if near:
         return UserError(
-            f"{what} '{word}' is not known.{near} There are {len(options)}; `zdp-bench list` shows what there is."
+            f"{what} '{word}' is not known.{near} "
+            f"There are {len(options)}; `zdp-bench list` shows what there is."
         )
     alike = sorted(
         options, key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio()
@@ -47,7 +48,7 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Refuse a configured value: `require(x > 0, "algorithm.max_grad_norm", x, "must be positive")`.
+    """Refuse a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`.
 
     Raises:
         UserError: the condition does not hold.
@@ -57,5 +58,5 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What another library's exception says, as a sentence: its first line, or its name where it says nothing."""
+    """Return the first line of an exception's text as a sentence, or its name if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."

@@ -1,9 +1,9 @@
-"""A run's record: one JSON file, written once and atomically; everything that is shown anywhere is read from here.
+"""A run's record: one JSON file, written once and atomically, from which everything is reported.
 
     results/runs/<recipe>/<digest of configuration and data>/record.json
 
-Everything but `environment` and `measured` is a function of the configuration, the data and the seed: two runs of one seed
-write the same. `results/records.csv` is rebuilt from the records, never appended to.
+Everything but `environment` and `measured` is a function of the configuration, the data and the
+seed: two runs of one seed write the same. `results/records.csv` is rebuilt from the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-# The columns of records.csv, in this order, and where in a record each stands.
+# The columns of records.csv, in order, and the path of each in a record.
 COLUMNS: dict[str, str] = {
     "recipe": "recipe",
     "table": "claims.table",
@@ -70,13 +70,13 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
-# Without these nothing can be shown of a run.
-WHOLE: dict[str, type] = dict.fromkeys(("recipe", "run", "experiment"), str) | {"seed": int}
-WHOLE |= dict.fromkeys(("config", "data", "metrics", "headline", "privacy"), dict)
+# The keys, and their types, that every record must have.
+REQUIRED: dict[str, type] = dict.fromkeys(("recipe", "run", "experiment"), str) | {"seed": int}
+REQUIRED |= dict.fromkeys(("config", "data", "metrics", "headline", "privacy"), dict)
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:
-    """Where a run keeps everything it writes."""
+    """Return the folder of everything that a run writes."""
     return results / "runs" / recipe / run[:16]
 
 
@@ -86,7 +86,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put `text` at `path`, whole or not at all; two writers end with one of the two texts."""
+    """Write `text` to `path` atomically; of two writers, one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -96,25 +96,25 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        with suppress(OSError):  # a full disk has no room for halves
+        with suppress(OSError):
             partial.unlink()
-        if error.errno and not error.filename:  # a full disk's error names no file
+        if error.errno and not error.filename:  # a full disk's error names none
             error.filename = str(path)
         raise
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Put arrays by name at `path`, compressed, whole or not at all."""
+    """Write named arrays to `path` atomically, compressed."""
     partial = path.with_name(f".{os.getpid()}-{path.name}")
     np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
     os.replace(partial, path)
 
 
 def read(path: Path) -> Record | None:
-    """A record, or None where there is none.
+    """Return a record, or None if there is none.
 
     Raises:
-        UserError: what is there is damaged, or no record.
+        UserError: the file is damaged, or no record.
     """
     try:
         found = _from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -125,28 +125,29 @@ def read(path: Path) -> Record | None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), kind) for key, kind in WHOLE.items()
+        isinstance(found.get(key), kind) for key, kind in REQUIRED.items()
     ):
         raise UserError(
-            f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it again, from the checkpoint there."
+            f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it "
+            "again, from the checkpoint there."
         )
     return found
 
 
 @cache
 def _warn(words: str) -> None:
-    """Once a process, however often the records are read."""
+    """Print a warning, once a process however often the records are read."""
     print(f"zdp-bench: left out: {words}", file=sys.stderr)
 
 
 def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
-    """Write the test set's classes and scores [n], in its order: small, and all that a DeLong test needs."""
+    """Write the test set's classes [n] and scores [n], in its order; a DeLong test needs them."""
     lines = [f"{int(label)},{score:.7g}" for label, score in zip(truth, scores, strict=True)]
     write_text(path, "\n".join(["truth,score", *lines]) + "\n")
 
 
 def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """(truth [n], scores [n]), or None where a run left none."""
+    """Return (truth [n], scores [n]), or None if a run left none."""
     if not path.is_file():
         return None
     table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
@@ -154,21 +155,22 @@ def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def read_all(results: Path) -> list[Record]:
-    """Every record under `results/runs`, ordered by recipe, seed and digest; of one that is damaged a word goes to stderr."""
+    """Return every record under `results/runs`, sorted by recipe, seed and digest.
+
+    A damaged one is left out with a warning on stderr: no reason to lose the others.
+    """
     found = []
     for path in sorted((results / "runs").glob("*/*/record.json")):
         try:
             found += [record] if (record := read(path)) else []
-        except (
-            UserError
-        ) as error:  # no reason to lose a run that has just ended, or the tables of all the others
+        except UserError as error:
             _warn(str(error))
     return sorted(found, key=lambda r: (r["recipe"], r["seed"], r["run"]))
 
 
 def frame(records: list[Record]) -> pd.DataFrame:
-    """One row a record, with `COLUMNS`."""
-    import pandas as pd  # here, for it takes a quarter of a second that most verbs can do without
+    """Return a table of one row a record, with `COLUMNS`."""
+    import pandas as pd  # here, for it takes a quarter of a second
 
     made = pd.DataFrame(
         [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records],
@@ -178,7 +180,7 @@ def frame(records: list[Record]) -> pd.DataFrame:
 
 
 def rebuild_csv(results: Path) -> Path:
-    """Write `records.csv` anew from all records."""
+    """Write `records.csv` from all records."""
     path = results / "records.csv"
     write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
     return path
@@ -192,7 +194,7 @@ def _at(record: Record, path: str) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    """JSON has no ∞ and no NaN: they are written as the strings "inf" and "nan"."""
+    """Replace ∞ and NaN, which JSON lacks, by the strings "inf" and "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

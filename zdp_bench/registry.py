@@ -1,10 +1,11 @@
-"""Name -> builder for every kind of plug-in, filled by decorator: `@register("model", "complex_mlp")`.
+"""Plug-ins of every kind by name, entered by a decorator: `@register("model", "complex_mlp")`.
 
-A builder is any callable. Its positional parameters are what zdp-bench supplies (the problem, the input shape); its
-keyword-only parameters are its options, one YAML key each, checked by `config/options.py` against their annotations. So a new
-algorithm, model or dataset is one file and one YAML, and nothing else changes.
+A builder is any callable. zdp-bench supplies its positional parameters (the problem, the input
+shape); its keyword-only parameters are its options, one YAML key each, which `config/plugins.py`
+checks against their annotations. So a new algorithm, model or data set is one file and one YAML.
 
-Packages outside this one add theirs through the entry-point group `zdp_bench.plugins`: a module that registers on import.
+Other packages add theirs through the entry-point group `zdp_bench.plugins`: a module that
+registers on import.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def register(kind: str, name: str) -> Callable[[B], B]:
     """Enter the decorated class or function as `name` among the plug-ins of `kind`.
 
     Raises:
-        ValueError: the name is taken by another builder: two plug-ins would silently stand for one another.
+        ValueError: another builder has this name.
     """
 
     def enter(builder: B) -> B:
@@ -53,32 +54,32 @@ def register(kind: str, name: str) -> Callable[[B], B]:
 
 
 @cache
-def _installed() -> tuple[EntryPoint, ...]:
-    """What other packages have installed; looked for once, for it reads the metadata of every package there is."""
+def installed() -> tuple[EntryPoint, ...]:
+    """Return the entry points of other packages, read once: that takes milliseconds."""
     return tuple(entry_points(group="zdp_bench.plugins"))
 
 
 @cache
 def _load(kind: str) -> None:
-    """Import every module of the kind's package once, then the plug-ins of other packages."""
+    """Import every module of the kind's package, then the plug-ins of other packages."""
     package = importlib.import_module(HOMES[kind])
     for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
         importlib.import_module(module.name)
-    for point in _installed():
+    for point in installed():
         point.load()
 
 
 def names(kind: str) -> list[str]:
-    """All names of a kind, sorted."""
+    """Return all names of a kind, sorted."""
     _load(kind)
     return sorted(_builders[kind])
 
 
 def lookup(kind: str, name: str) -> Callable[..., Any]:
-    """The builder registered as `name`.
+    """Return the builder registered as `name`.
 
     Raises:
-        UserError: no plug-in of that kind has this name; the sentence suggests the nearest.
+        UserError: no plug-in of that kind has this name; suggests the nearest.
     """
     _load(kind)
     if name not in _builders[kind]:
@@ -87,7 +88,11 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The top-level packages, sorted, of all plug-ins that other packages have installed, and of those (kind, name) in use."""
-    modules = [point.module for point in _installed()]
+    """Return the other packages, by top-level name, that have plug-ins installed or in use.
+
+    Args:
+        used: (kind, name) of the plug-ins in use.
+    """
+    modules = [point.module for point in installed()]
     modules += [lookup(kind, name).__module__ for kind, name in used]
     return tuple(sorted({module.partition(".")[0] for module in modules} - {"zdp_bench"}))

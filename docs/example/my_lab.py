@@ -1,4 +1,4 @@
-"""A data set and an algorithm of our own, found by zdp-bench through the entry point in pyproject.toml."""
+"""A dataset and an algorithm of our own, found by the entry point in pyproject.toml."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.data import Dataset, Examples, Splits
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.gradients.clipping import trainable
@@ -41,17 +41,16 @@ class Rings(Dataset):
 
 @register("algorithm", "sign_sgd")
 class SignSGD:
-    """Each record votes with the phase of its gradient: |u_k| = 1 in every one of n coordinates, scaled to norm C."""
+    """Each example votes with the phase of its gradient: |u_k| = C/√n in all n coordinates."""
 
     private = True
 
     def __init__(self, problem: Problem, *, noise_multiplier: float, max_grad_norm: float) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
-        self.problem, self.sigma, self.bound = problem, noise_multiplier, max_grad_norm
+        self.problem, self.noise_multiplier, self.bound = problem, noise_multiplier, max_grad_norm
 
     def mechanism(self) -> Mechanism:
         """What a step releases: all the accountant ever sees."""
-        std = self.sigma * self.bound
+        std = self.noise_multiplier * self.bound
         parameters = trainable(self.problem.model)
         blocks = (
             parameter_block(n, p, self.bound, std, "circular" if p.is_complex() else "real")

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.gradients.harness import ZOO, loss, model_case
+from tests.gradients.harness import loss
+from tests.gradients.zoo import ZOO, model_case
 from zdp_bench.algorithms import Problem
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, trust

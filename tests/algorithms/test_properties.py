@@ -335,13 +335,18 @@ def test_dp_sgd_refuses_a_complex_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("noise_multiplier", -1.0), ("max_grad_norm", 0.0), ("max_grad_norm", math.inf)],
+    ("key", "value", "why"),
+    [
+        ("noise_multiplier", -1.0, "std must be finite and not negative"),
+        ("noise_multiplier", math.inf, "std must be finite"),
+        ("max_grad_norm", 0.0, "bound must be positive"),
+        ("max_grad_norm", math.inf, "std must be finite"),
+    ],
 )
-def test_values_that_mean_nothing_are_refused(key: str, value: float) -> None:
+def test_no_mechanism_has_noise_or_a_bound_out_of_range(key: str, value: float, why: str) -> None:
     problem = Problem(network("real"), Classification().loss, POISSON)
-    with pytest.raises(UserError, match=f"algorithm.{key}="):
-        lookup("algorithm", "dp_sgd")(problem, **(GAUSSIAN | {key: value}))
+    with pytest.raises(ValueError, match=why):
+        lookup("algorithm", "dp_sgd")(problem, **(GAUSSIAN | {key: value})).mechanism()
 
 
 def test_non_private_training_is_plain_gradient_descent() -> None:

@@ -24,6 +24,7 @@ class Invented:
     """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more than its mechanism says."""
 
     private = True
+    noise_multiplier = 1.0
 
     def __init__(self, problem: Problem, *, lie: float = 1.0) -> None:
         self.problem, self.lie = problem, lie
@@ -85,7 +86,7 @@ PLAIN = ("~algorithm.gradient", "~algorithm.gradients")
 
 def test_an_algorithm_the_audit_never_heard_of_is_audited(invented: Callable[..., Subject]) -> None:
     findings = [
-        *attack_recipe_release(invented(*PLAIN), 0.99, 2000),
+        *attack_recipe_release(invented(*PLAIN), 0.99, 4000),
         attack_with_gradients(invented(*PLAIN), 0.99, 100, 1000),
         attack_with_inputs(invented(*PLAIN), 0.99, 100, 1000),
     ]

@@ -68,47 +68,8 @@ def test_options_need_immutable_defaults() -> None:
         check_options("model", builder, {})
 
 
-TYPED = {
-    "algorithm": (
-        ["recipe=quickstart", "algorithm=sgd", "algorithm.noise_multiplier=3"],
-        r"key 'algorithm\.noise_multiplier'",
-    ),
-    "another's choice": (
-        ["recipe=phasemnist", "algorithm=sgd", "algorithm.noise=circular"],
-        r"key 'algorithm\.noise'",
-    ),
-    "no federation": (
-        ["recipe=quickstart", "federated.min_nodes=3"],
-        r"federated\.min_nodes: .*add federated\.nodes=N",
-    ),
-    "noise and target": (
-        ["recipe=quickstart", "privacy.target_epsilon=2", "algorithm.noise_multiplier=3"],
-        r"algorithm\.noise_multiplier=3: privacy\.target_epsilon=2 would replace it",
-    ),
-    "target above budget": (
-        ["recipe=quickstart", "privacy.target_epsilon=2", "privacy.max_epsilon=1"],
-        r"privacy\.max_epsilon=1 with privacy\.target_epsilon=2: the budget would end the run",
-    ),
-    "budget without noise": (
-        ["recipe=quickstart", "algorithm=sgd", "privacy.max_epsilon=1"],
-        r"max_epsilon=1 .*no noise",
-    ),
-    "budget, σ = 0": (
-        ["recipe=quickstart", "algorithm.noise_multiplier=0", "privacy.max_epsilon=1"],
-        r"max_epsilon=1 with algorithm=zeta_dp_sgd and no noise",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", TYPED)
-def test_what_is_typed_is_read_or_refused(case: str) -> None:
-    overrides, message = TYPED[case]
-    with pytest.raises(UserError, match=message):
-        configured(overrides)
-
-
 def test_a_recipe_may_be_overruled() -> None:
-    """Left over from a recipe, the same keys are no mistake: who chose a central run or another algorithm did not type them."""
+    """Keys that only the recipe sets are no mistake: the user chose another algorithm."""
     run = configured(["recipe=mri_sequence_fl_reduced", "federated.nodes=null"])
     assert run.federated.nodes is None
     run = configured(["recipe=quickstart", "algorithm=sgd", "federated.nodes=null"])

@@ -16,7 +16,7 @@ from zdp_bench.gradients import Batch
 
 def test_a_few_steps_are_timed_and_nothing_is_written(tmp_path: Path) -> None:
     one, thousand = (
-        cost.measured(configured(tmp_path, f"trainer.epochs={epochs}")) for epochs in (1, 1000)
+        cost.measure(configured(tmp_path, f"trainer.epochs={epochs}")) for epochs in (1, 1000)
     )
     assert 0 < one.seconds < thousand.seconds
     assert one.bytes > 0

@@ -16,10 +16,10 @@ from zdp_bench.cli import main
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.lr_finder import range_test, steepest
+from zdp_bench.experiments.lr_finder import find_steepest, range_test
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.noise import SeededNoise
-from zdp_bench.report.lr_finder import as_rich
+from zdp_bench.report.lr_finder import sheet
 from zdp_bench.training import setup
 
 
@@ -28,10 +28,14 @@ def test_the_steepest_fall_is_found() -> None:
     losses = [
         1 - 0.8 / (1 + math.exp(-8 * (math.log10(rate) + 3))) for rate in rates
     ]  # falls round 1e-3
-    assert 3e-4 < (steepest(rates, losses) or 0) < 6e-3  # smoothing looks back, so a little later
-    assert steepest(rates, list(range(50))) is None
-    assert steepest(rates[:2], [1.0, 0.5]) is None
-    assert steepest(rates, [*losses[:40], *[math.nan] * 10]) == steepest(rates[:40], losses[:40])
+    assert (
+        3e-4 < (find_steepest(rates, losses) or 0) < 6e-3
+    )  # smoothing looks back, so a little later
+    assert find_steepest(rates, list(range(50))) is None
+    assert find_steepest(rates[:2], [1.0, 0.5]) is None
+    assert find_steepest(rates, [*losses[:40], *[math.nan] * 10]) == find_steepest(
+        rates[:40], losses[:40]
+    )
 
 
 @pytest.fixture
@@ -203,9 +207,7 @@ def test_a_budget_ends_the_test_before_the_step_that_would_pass_it(tmp_path: Pat
     assert len(found.rates) == found.steps
     assert found.epsilon <= budget
     assert found.budget == pytest.approx(budget)
-    assert f"stopped before a tight ε of {budget:g}" in str(
-        as_rich(dataclasses.asdict(found)).caption
-    )
+    assert f"stopped before a tight ε of {budget:g}" in sheet(dataclasses.asdict(found)).notes
     with pytest.raises(
         UserError,
         match=r"privacy\.max_epsilon=0\.48: the budget pays for [12] steps of this range test, and 3",

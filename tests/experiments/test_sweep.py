@@ -1,4 +1,4 @@
-"""Sweeps: two processes share one, a killed one's work is done by the next call, launchers, and failures told at the end."""
+"""Sweeps: processes that share one, what a killed one leaves, launchers, and failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiments.sweep import sweep
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run import only_one_process
+from zdp_bench.training.run_folder import only_one_process
 
 TINY = [
     "recipe=quickstart",
@@ -46,7 +46,7 @@ def records(at: Path) -> dict[Path, bytes]:
 
 
 def wait_for(at: Path, count: int, *at_it: subprocess.Popen[str]) -> None:
-    """Until there are `count` records; when the test's own time is up first, nobody is left behind."""
+    """Wait for `count` records; kill the processes if the test's own time is up first."""
     try:
         while len(records(at)) < count:
             assert any(process.poll() is None for process in at_it), (
@@ -106,7 +106,7 @@ def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_the
 def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Job 2 is held by another until job 3 is done: the order in which they come shows that nobody stood and waited."""
+    """Another holds job 2 until job 3 is done: the order shows that nobody waited in between."""
     done: list[int] = []
     held = only_one_process(tmp_path / "2")
     held.__enter__()
@@ -141,7 +141,7 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
 def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, covering: Exception
 ) -> None:
-    """SIGTERM came while OmegaConf filled a list, whose clean-up then failed: the sweep went on as after a bug."""
+    """SIGTERM while OmegaConf filled a list, whose clean-up then failed, ends the sweep too."""
     done: list[int] = []
 
     def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True) -> None:

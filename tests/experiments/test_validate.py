@@ -53,7 +53,7 @@ def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) ->
     )  # GReDP as published has noise, and leaves a direction without any
     assert (report.privacy["epsilon_tight"] < 1e6) == private
     assert report.privacy["epsilon_patient"] >= report.privacy["epsilon_tight"]
-    assert validation.as_rich(dataclasses.asdict(report))
+    assert validation.sheets(dataclasses.asdict(report))
 
 
 def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_what_it_says_is_what_the_run_has(tmp_path: Path) -> None:
 )
 def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
     report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
-    facts = validation.as_rich(dataclasses.asdict(report))[0]
-    assert shown in str(list(facts.columns[1].cells))
+    facts = validation.sheets(dataclasses.asdict(report))[0]
+    assert shown in str(facts.rows)
 
 
 def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:

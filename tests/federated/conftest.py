@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.federated.simulation import simulated
+from zdp_bench.federated.simulation import run_simulated
 from zdp_bench.records import Record
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -60,4 +60,4 @@ def node_keys(folder: Path, nodes: int = 3) -> str:
 
 
 def carried_out(config: Run) -> Record:
-    return run(config, Silent(), carrying=simulated if config.federated.nodes else None).record
+    return run(config, Silent(), runner=run_simulated if config.federated.nodes else None).record

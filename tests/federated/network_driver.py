@@ -85,7 +85,7 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     def client(node: int) -> int:
         return forked(lambda: run_client(clients[node], print), folder / f"client{node}.log")
 
-    serving = forked(lambda: run(conducting, Silent(), carrying=run_server), folder / "server.log")
+    serving = forked(lambda: run(conducting, Silent(), runner=run_server), folder / "server.log")
     numbers = [client(node) for node in range(3)]
     killed = 0
     if job.get("kill"):

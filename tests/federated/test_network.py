@@ -197,7 +197,7 @@ def test_a_server_without_a_usable_certificate_says_so(configured: Make, tmp_pat
         (["federated.address=nonsense"], "federated.address=nonsense: must be HOST:PORT"),
     ):
         with pytest.raises(UserError) as caught:
-            run(configured("federated.nodes=3", *overrides), Silent(), carrying=run_server)
+            run(configured("federated.nodes=3", *overrides), Silent(), runner=run_server)
         assert sentence in str(caught.value)
 
 

@@ -156,7 +156,7 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
         ({"node": -1}, "has node=-1, which is no count"),
         ({"node": "1"}, "has node of type str"),
         ({"node": True}, "has node of type bool"),
-        ({"records": 0}, "has other patients than the server split_by_patient out to it"),
+        ({"records": 0}, "has other patients than the server dealt out to it"),
         ({"records": 2**60}, f"has records={2**60}, which is no count"),
         ({"records_per_patient": 0}, "has no records"),
         ({"experiment": "other"}, "has another experiment than the server"),

@@ -1,4 +1,4 @@
-"""The harness: every layer, activation and model of the zoo, through every check of the fast engine."""
+"""Every layer, activation and model of the zoo, through every check of the fast engine."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.gradients.harness import CASES, ZOO, Case, loss
+from tests.gradients.harness import CASES, Case, loss
+from tests.gradients.zoo import MODELS, ZOO
 from zdp_bench.gradients import ClippedSum, fast, reference, tape
 from zdp_bench.registry import names
 
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+
+def of_cases(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+every_case = of_cases([*CASES, *MODELS])
+every_layer = of_cases(CASES)  # what holds of each layer holds of the models made of them
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
-@pytest.fixture(autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-def size(sums: dict[str, Tensor]) -> float:
+def norm(sums: dict[str, Tensor]) -> float:
     """‖S‖₂ over all parameters, in float64."""
-    return (
-        sum(
-            torch.view_as_real(s).double().square().sum()
-            if s.is_complex()
-            else s.double().square().sum()
-            for s in sums.values()
-        )
-        ** 0.5
-    )  # type: ignore[operator]
+    parts = [torch.view_as_real(s) if s.is_complex() else s for s in sums.values()]
+    return float(sum(part.double().square().sum() for part in parts) ** 0.5)
 
 
 def assert_same(ours: ClippedSum, theirs: ClippedSum, tolerance: float) -> None:
     """Equal sums, relative to the whole gradient; equal norms, relative to the largest."""
     assert ours.sums.keys() == theirs.sums.keys()
-    scale = float(size(theirs.sums))
+    scale = norm(theirs.sums)
     for name, value in theirs.sums.items():
         assert ours.sums[name].shape == value.shape
         assert ours.sums[name].dtype == value.dtype
@@ -46,9 +38,8 @@ def assert_same(ours: ClippedSum, theirs: ClippedSum, tolerance: float) -> None:
         assert float((ours.sums[name] - value).abs().max()) <= tolerance * scale + 1e-300, name
     assert ours.norms.shape == theirs.norms.shape
     if len(theirs.norms):
-        assert float((ours.norms - theirs.norms).abs().max()) <= tolerance * float(
-            theirs.norms.max()
-        )
+        difference = float((ours.norms - theirs.norms).abs().max())
+        assert difference <= tolerance * float(theirs.norms.max())
 
 
 @every_case
@@ -57,22 +48,21 @@ def test_fast_is_the_reference(
     case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = case.module(dtype)
-    records = case.batch(4, dtype)
-    bound = float(
-        reference.clipped_sum(module, loss, records, 1.0).norms.median()
-    )  # so that some records are clipped, some not
-    for per_layer in (False, True):
-        for count in (4, 1, 0):
-            batch = records[0][:count], records[1][:count]
-            theirs = reference.clipped_sum(
+    inputs, targets = case.batch(4, dtype)
+    whole = reference.clipped_sum(module, loss, (inputs, targets), 1e30, complex_scale=0.5)
+    bound = float(whole.norms.median())  # some examples are clipped, some are not
+    for count, per_layer in ((4, False), (4, True), (1, False), (0, True)):
+        batch = inputs[:count], targets[:count]
+        theirs = reference.clipped_sum(
+            module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
+        )
+        # Output gradients one by one, as backward meets them, and all at once at its end.
+        for together in (0, 2**30) if count == 4 and not per_layer else (tape.TOGETHER,):
+            monkeypatch.setattr(tape, "TOGETHER", together)
+            ours = fast.clipped_sum(
                 module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
             )
-            for together in (0, 2**30):  # output gradients as they come, and all at once
-                monkeypatch.setattr(tape, "TOGETHER", together)
-                ours = fast.clipped_sum(
-                    module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
-                )
-                assert_same(ours, theirs, TOLERANCE[dtype])
+            assert_same(ours, theirs, TOLERANCE[dtype])
 
 
 @every_case
@@ -81,29 +71,17 @@ def test_hostile_scales_stay_within_the_bound(case: Case) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter *= 1000
-    inputs, targets = case.batch(5, torch.float32)
+    inputs, targets = case.batch(4, torch.float32)
     if case.kind != "index":
-        inputs = inputs * torch.logspace(-2, 3, 5).view(-1, *[1] * (inputs.dim() - 1))
-    for i in range(5):
-        one = inputs[i : i + 1], targets[i : i + 1]
-        contribution = fast.clipped_sum(module, loss, one, 0.5).sums
-        assert float(size(contribution)) <= 0.5
+        scales = torch.tensor([1e-2, 1.0, 30.0, 1e3])
+        inputs = inputs * scales.view(-1, *[1] * (inputs.dim() - 1))
+    for one in zip(inputs.split(1), targets.split(1), strict=True):
+        assert norm(fast.clipped_sum(module, loss, one, 0.5).sums) <= 0.5
     whole = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
-    assert float(size(whole.sums)) <= 0.5 * 5
+    assert norm(whole.sums) <= 0.5 * 4
 
 
-@every_case
-def test_no_record_sees_another(case: Case) -> None:
-    module = case.module(torch.float64)
-    inputs, targets = case.batch(4, torch.float64)
-    others, _ = case.batch(4, torch.float64, seed=1)
-    others[2] = inputs[2]
-    before = fast.clipped_sum(module, loss, (inputs, targets), 0.5).norms[2]
-    after = fast.clipped_sum(module, loss, (others, targets), 0.5).norms[2]
-    torch.testing.assert_close(after, before, rtol=1e-12, atol=0)
-
-
-@every_case
+@every_layer
 def test_unclipped_it_is_pytorchs_own_gradient(case: Case) -> None:
     module = case.module(torch.float64)
     inputs, targets = case.batch(3, torch.float64)
@@ -116,72 +94,48 @@ def test_unclipped_it_is_pytorchs_own_gradient(case: Case) -> None:
             torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-10, atol=1e-12 * largest)
 
 
-@every_case
-def test_micro_batches_add_up(case: Case) -> None:
+@every_layer
+def test_a_batch_is_the_sum_of_its_parts_and_no_example_sees_another(case: Case) -> None:
     module = case.module(torch.float64)
-    inputs, targets = case.batch(5, torch.float64)
+    inputs, targets = case.batch(4, torch.float64)
     whole = fast.clipped_sum(module, loss, (inputs, targets), 0.3)
     parts = [
-        fast.clipped_sum(module, loss, (inputs[cut], targets[cut]), 0.3)
-        for cut in (slice(0, 2), slice(2, 3), slice(3, 5))
+        fast.clipped_sum(module, loss, part, 0.3)
+        for part in zip(inputs.split([1, 3]), targets.split([1, 3]), strict=True)
     ]
-    summed = {name: sum(part.sums[name] for part in parts) for name in whole.sums}
-    assert_same(ClippedSum(summed, torch.cat([part.norms for part in parts])), whole, 1e-12)  # type: ignore[arg-type]
+    sums = {name: parts[0].sums[name] + parts[1].sums[name] for name in whole.sums}
+    assert_same(ClippedSum(sums, torch.cat([part.norms for part in parts])), whole, 1e-12)
 
 
-@every_case
-def test_twice_a_record_is_twice_its_share(case: Case) -> None:
-    module = case.module(torch.float64)
-    inputs, targets = case.batch(1, torch.float64)
-    one = fast.clipped_sum(module, loss, (inputs, targets), 0.3).sums
-    two = fast.clipped_sum(
-        module, loss, (torch.cat([inputs] * 2), torch.cat([targets] * 2)), 0.3
-    ).sums
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], 2 * value, rtol=1e-12, atol=1e-12)
-
-
-@every_case
-@pytest.mark.filterwarnings(
-    "ignore:Mismatch dtype between input and weight"
-)  # torch on its own RMSNorm
+@every_layer
+# torch on its own RMSNorm
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_autocast_changes_precision_and_nothing_else(case: Case) -> None:
     module = case.module(torch.float32)
-    inputs, targets = case.batch(3, torch.float32)
+    inputs, targets = case.batch(2, torch.float32)
     plain = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
-        single = [
-            fast.clipped_sum(module, loss, (inputs[i : i + 1], targets[i : i + 1]), 0.5).sums
-            for i in range(3)
-        ]
+        one = fast.clipped_sum(module, loss, (inputs[:1], targets[:1]), 0.5).sums
     assert mixed.norms.dtype == torch.float64
-    assert all(float(size(share)) <= 0.5 for share in single)
+    assert norm(one) <= 0.5
     assert all(value.dtype == plain.sums[name].dtype for name, value in mixed.sums.items())
-    assert float(size({n: mixed.sums[n] - plain.sums[n] for n in plain.sums})) <= 0.25 * 0.5 * 3
+    assert norm({n: mixed.sums[n] - plain.sums[n] for n in plain.sums}) <= 0.25 * 0.5 * 2
 
 
-@pytest.mark.parametrize(
-    "case",
-    [c for c in CASES if len(c.shape) == 3],
-    ids=[c.name for c in CASES if len(c.shape) == 3],
-)
+@of_cases([case for case in CASES if len(case.shape) == 3])
 def test_channels_last(case: Case) -> None:
     module = case.module(torch.float64)
     inputs, targets = case.batch(3, torch.float64)
     plain = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
-    last = fast.clipped_sum(
-        module, loss, (inputs.contiguous(memory_format=torch.channels_last), targets), 0.5
-    )
-    assert_same(last, plain, 1e-12)
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+    assert_same(fast.clipped_sum(module, loss, (inputs, targets), 0.5), plain, 1e-12)
 
 
-@every_case
-def test_a_broken_record_contributes_nothing(case: Case) -> None:
-    if case.kind == "index":
-        pytest.skip("an index is never broken")
+@of_cases([case for case in CASES if case.kind != "index"])
+def test_a_broken_example_contributes_nothing(case: Case) -> None:
     module = case.module(torch.float64)
-    inputs, targets = case.batch(4, torch.float64)
+    inputs, targets = case.batch(3, torch.float64)
     healthy = fast.clipped_sum(module, loss, (inputs[1:], targets[1:]), 0.5)
     inputs[0] = torch.nan
     broken = fast.clipped_sum(module, loss, (inputs, targets), 0.5)
@@ -203,17 +157,15 @@ def test_every_model_of_the_zoo_has_an_entry() -> None:
     assert set(ZOO) == set(names("model"))
 
 
-def _differentiable() -> list[Case]:
-    return [
+@of_cases(
+    [
         case
-        for case in CASES
+        for case in (*CASES, *MODELS)
         if case.kind == "complex" and "large" not in case.name and "ghost" not in case.name
     ]
-
-
-@pytest.mark.parametrize("case", _differentiable(), ids=[c.name for c in _differentiable()])
+)
 def test_backward_is_the_finite_difference(case: Case) -> None:
-    """Of complex modules, whose backward is the likeliest to miss a conjugate; along random directions (fast mode)."""
+    """Of complex modules, in whose backward a conjugate is easily missed; random directions."""
     module: nn.Module = case.module(torch.float64)
     inputs, _ = case.batch(2, torch.float64)
     parameters = {name: p.detach().requires_grad_() for name, p in module.named_parameters()}
@@ -221,6 +173,5 @@ def test_backward_is_the_finite_difference(case: Case) -> None:
     def outputs(x: Tensor, *values: Tensor) -> Tensor:
         return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x,))
 
-    assert torch.autograd.gradcheck(
-        outputs, (inputs.requires_grad_(), *parameters.values()), fast_mode=True
-    )
+    arguments = (inputs.requires_grad_(), *parameters.values())
+    assert torch.autograd.gradcheck(outputs, arguments, fast_mode=True)

@@ -1,4 +1,4 @@
-"""Norms of rows: right in any size, layout and dtype."""
+"""Norms and clip factors: right in any size, layout and dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from zdp_bench.gradients.norms import all_finite, squared_norms, squared_norms_of
+from zdp_bench.gradients.clipping import SAFETY, clip_factors
+from zdp_bench.gradients.layer_gradient import weigh
+from zdp_bench.gradients.norms import all_finite, squared_norms
 
 
 def exact(rows: Tensor) -> Tensor:
@@ -58,23 +60,8 @@ def test_rows_in_any_layout(rows: object, dtype: torch.dtype) -> None:
     torch.testing.assert_close(squared_norms(given), exact(given), rtol=1e-12, atol=0)
 
 
-def test_several_are_measured_as_each_alone() -> None:
-    torch.manual_seed(0)
-    several = [
-        torch.randn(5, 3),
-        torch.randn(2, 2**16 + 3),
-        torch.randn(0, 4),
-        torch.randn(300, 700),
-        torch.randn(1, 1),
-    ]
-    for several_ in (several, [several[0], several[1].double(), several[3].to(torch.complex64)]):
-        for together, rows in zip(squared_norms_of(several_), several_, strict=True):
-            torch.testing.assert_close(together, exact(rows), rtol=1e-12, atol=0)
-    assert squared_norms_of([]) == []
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_is_told(value: float) -> None:
+def test_what_is_not_finite_is_noticed(value: float) -> None:
     rows = torch.ones(3, 2**15)
     rows[1, -1] = value
     squares = squared_norms(rows)
@@ -82,3 +69,15 @@ def test_what_is_not_finite_is_told(value: float) -> None:
     assert not all_finite(squares)
     assert all_finite(squares[::2])
     assert all_finite(squares[:0])
+    factor = 0.5 * SAFETY / 2**7.5
+    assert clip_factors(squares.sqrt(), 0.5).tolist() == pytest.approx([factor, 0, factor])
+
+
+def test_factors_and_products_too_small_for_float32_are_zero() -> None:
+    """See `clipping.flushed` and `held`: rounded upwards they would exceed the bound."""
+    norms = torch.tensor([1e45, 1.0, 1e-45, 0.0], dtype=torch.float64)
+    factors = clip_factors(norms, 1e-5)
+    assert factors.tolist() == pytest.approx([0.0, 1e-5 * SAFETY, 1.0, 1.0], rel=1e-12)
+    weighted = weigh(torch.tensor([[1e30, 1.0], [1.0, 1e-38]]), factors[:2])
+    assert weighted.flatten().tolist() == pytest.approx([0.0, 0.0, 1e-5 * SAFETY, 0.0], rel=1e-6)
+    assert weighted[1, 1] == 0

@@ -1,4 +1,4 @@
-"""The reference where torch.func needs help: what stands in a model under several names, and recurrent layers."""
+"""The reference where torch.func needs help: parameters under several names, recurrent layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TwiceInAList(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """A language model's: what embeds the words also reads them off. Complex, a layer stands in the embedding's place."""
+    """As in a language model: the head is the embedding, or a complex layer in its place."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class TiedHead(nn.Module):
 
 
 class OwnLayerTied(nn.Module):
-    """A layer that no rule knows, whose weight has two names in it and is a layer's beside it, which again has two."""
+    """A layer without a rule whose parameter has two names in it, and two more in another layer."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ real_and_complex = pytest.mark.parametrize(
 )
 
 
-def made(
+def build_with_batch(
     build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype
 ) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
@@ -117,14 +117,14 @@ def everything(model: nn.Module) -> dict[str, Tensor]:
     )
 
 
-def assert_the_very_same(model: nn.Module, before: dict[str, Tensor]) -> None:
+def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
     after = everything(model)
     assert after.keys() == before.keys()
     assert [name for name in before if after[name] is not before[name]] == []
 
 
 def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """[B, *shape] by parameter, by plain autograd, one record at a time."""
+    """[B, *shape] by parameter, by plain autograd, one example at a time."""
     parameters = dict(model.named_parameters())
     losses = [loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(len(inputs))]
     rows = [torch.autograd.grad(one, [*parameters.values()]) for one in losses]
@@ -136,17 +136,17 @@ def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> d
 
 @every_model
 @real_and_complex
-def test_every_name_holds_the_same_object_afterwards(
+def test_every_name_holds_the_same_tensor_afterwards(
     build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype
 ) -> None:
-    model, batch = made(build, dtype)
+    model, batch = build_with_batch(build, dtype)
     before = everything(model)
     reference.per_sample_gradients(model, loss, batch)
-    assert_the_very_same(model, before)
+    assert_unchanged(model, before)
     fast.clipped_sum(model, loss, batch, 1.0)  # for `OwnLayerTied` by torch.func, layer by layer
-    assert_the_very_same(model, before)
+    assert_unchanged(model, before)
     assert cross_check.agrees(model, loss, batch)
-    assert_the_very_same(model, before)
+    assert_unchanged(model, before)
 
 
 @every_model
@@ -154,9 +154,9 @@ def test_every_name_holds_the_same_object_afterwards(
 def test_both_engines_have_pytorchs_own_gradients(
     build: Callable[[torch.dtype], nn.Module], dtype: torch.dtype
 ) -> None:
-    model, (inputs, targets) = made(build, dtype)
+    model, (inputs, targets) = build_with_batch(build, dtype)
     right = gradients_one_by_one(model, inputs, targets)
-    for _ in range(2):  # what one pass leaves behind, the next would meet
+    for _ in range(2):  # the second would meet what the first leaves behind
         ours = reference.per_sample_gradients(model, loss, (inputs, targets))
         torch.testing.assert_close(ours, right)
     clipped, norms = reference.clip(right, [([*right], 0.5)])
@@ -173,7 +173,7 @@ def test_both_engines_have_pytorchs_own_gradients(
 def test_a_private_step_moves_every_name(
     build: Callable[[torch.dtype], nn.Module], engine: str, tmp_path: Path
 ) -> None:
-    model, batch = made(build, torch.float64)
+    model, batch = build_with_batch(build, torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # holds the objects of now
     problem = Problem(model, loss, Sampling("poisson", 0.1, 3.0, 30))
     algorithm = ZetaDPSGD(problem, noise_multiplier=1.0, max_grad_norm=1.0, gradients=engine)
@@ -184,13 +184,13 @@ def test_a_private_step_moves_every_name(
         Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
     ) as ledger:
         private_step(Training(algorithm, model, optimizer, SeededNoise(0), ledger), 0, [batch], 3.0)
-    assert_the_very_same(model, before)
+    assert_unchanged(model, before)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         assert not torch.equal(parameter, values[name]), name
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer over the positions of a record, or a cell that is called position by position."""
+    """A recurrent layer over the positions, or a cell that is called position by position."""
 
     def __init__(self, layer: nn.Module, given: bool = False) -> None:
         super().__init__()
@@ -227,11 +227,8 @@ RECURRENT: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
     torch.manual_seed(0)
-    model, inputs, targets = (
-        RECURRENT[name](),
-        torch.randn(3, 5, 2, dtype=torch.float64),
-        torch.zeros(3, dtype=torch.float64),
-    )
+    model = RECURRENT[name]()
+    inputs, targets = torch.randn(3, 5, 2).double(), torch.zeros(3).double()
     model(inputs)  # gives the last layer its size
     right = gradients_one_by_one(model, inputs, targets)
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Padded spectra against torch.func on the same convolution with a kernel of EVERY lag, and half spectra against whole ones."""
+"""Padded spectra against torch.func on a kernel of every lag; half spectra against whole ones."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def network(**options: object) -> tuple[nn.Sequential, tuple[Tensor, Tensor]]:
 def every_lag(
     layer: nn.Conv2d, sizes: tuple[int, ...], rest: nn.Module, batch: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Per-sample gradients of a kernel of M×M lags, −(Ho' − 1) … Hp − 1 in each dimension, in which the layer's own is embedded.
+    """Per-sample gradients of a kernel of M×M lags in which the layer's own is embedded.
 
-    The lags before 0 come first; rolled by Ho' − 1, entry 0 is lag 0, as in a circular correlation.
+    Its lags are −(Ho' − 1) … Hp − 1 in each dimension; rolled by Ho' − 1, entry 0 is lag 0, as in a
+    circular correlation.
     """
     inputs, targets = batch
     reversed_padding = layer._reversed_padding_repeated_twice
@@ -70,15 +71,14 @@ def every_lag(
     ],
     ids=str,
 )
-def test_padded_shares_are_the_whole_correlation(options: dict[str, object]) -> None:
+def test_padded_spectra_are_the_whole_correlation(options: dict[str, object]) -> None:
     model, batch = network(**options)
     domain = padded_domain(model, loss, batch[0][:0])
     spectrum = domain.spectra["0.weight"]
     expected = every_lag(model[0], spectrum.sizes, model[1:], batch)  # type: ignore[arg-type]
-    shares = domain.contributions(batch, 1e9)["0.weight"]  # a bound that clips nothing
-    torch.testing.assert_close(
-        shares, torch.fft.fftn(expected, dim=(-2, -1), norm="ortho").to(shares.dtype)
-    )
+    unclipped = domain.contributions(batch, 1e9)["0.weight"]
+    transformed = torch.fft.fftn(expected, dim=(-2, -1), norm="ortho")
+    torch.testing.assert_close(unclipped, transformed.to(unclipped.dtype))
 
     bound = 0.3 * float(torch.linalg.vector_norm(expected.flatten(1), dim=1).min())
     formed = {name: value.sum(dim=0) for name, value in domain.contributions(batch, bound).items()}
@@ -87,7 +87,7 @@ def test_padded_shares_are_the_whole_correlation(options: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_the_way_back_is_the_gradient(padded: bool) -> None:
+def test_released_spectra_become_the_gradient(padded: bool) -> None:
     model, batch = network(stride=2, padding=1)
     domain = padded_domain(model, loss, batch[0][:0]) if padded else kernel_domain(model, loss)
     back = domain.gradients(domain.clipped_sum(batch, 1e9))
@@ -101,7 +101,7 @@ def test_the_way_back_is_the_gradient(padded: bool) -> None:
 @pytest.mark.parametrize(
     "sizes", [(7,), (8,), (5, 6), (6, 5), (1, 4), (3, 4, 5), (70,), (70, 6), (6, 71)]
 )
-def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
+def test_half_a_spectrum_is_enough(sizes: tuple[int, ...]) -> None:
     """Up to 64 points by matrices, beyond by FFT."""
     torch.manual_seed(0)
     x, g = (
@@ -109,7 +109,7 @@ def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
         for channels in (2, 3)
     )
     of = Correlation(x, g, sizes)
-    formed = of.rows(0, B)  # [B, O, I, *sizes]
+    formed = of.per_sample(0, B)  # [B, O, I, *sizes]
     dims = tuple(range(-len(sizes), 0))
     spectra = torch.fft.fftn(g, s=sizes, dim=dims).conj().unsqueeze(2) * torch.fft.fftn(
         x, s=sizes, dim=dims
@@ -122,7 +122,7 @@ def test_half_a_spectrum_tells_all(sizes: tuple[int, ...]) -> None:
     )
 
 
-def test_many_records_are_transformed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_examples_are_transformed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     x, g = torch.randn(9, 2, 3, 3), torch.randn(9, 1, 2, 2)
     of, factors = Correlation(x, g, (4, 4)), torch.rand(9, dtype=torch.float64)
     at_once = of.squared_norms(), of.weighted_sum(factors)

@@ -1,4 +1,4 @@
-"""Pieces of compiled loops: each lane gets what is its own, products are rounded once."""
+"""Vectors in compiled loops: each lane has its own sum, and products are rounded once."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from zdp_bench.kernels.simd import (
     FLOATS,
     LANES,
     ZEROS,
-    at,
-    everywhere,
+    as_function,
+    broadcast,
     fused,
     load,
-    repeated,
+    offset,
+    repeat,
     store,
-    sums,
-    tile,
+    sum_lanes,
 )
 
 
 @pytest.mark.parametrize("count", [1, 5, 16])
-def test_sums_lie_in_the_order_of_their_vectors(count: int) -> None:
+def test_sums_of_lanes_are_in_the_order_of_their_vectors(count: int) -> None:
     def code(builder: Any, source: Any, target: Any) -> None:
         store(
             builder,
-            sums(builder, [load(builder, at(builder, source, LANES * i)) for i in range(count)]),
+            sum_lanes(
+                builder, [load(builder, offset(builder, source, LANES * i)) for i in range(count)]
+            ),
             target,
         )
 
-    summed = tile([FLOATS, FLOATS], code)
+    summed = as_function([FLOATS, FLOATS], code)
 
     @njit
     def run(source: Any, target: Any) -> None:
@@ -46,15 +48,15 @@ def test_sums_lie_in_the_order_of_their_vectors(count: int) -> None:
     assert (found[count:] == 7).all()  # nothing behind them is written
 
 
-def test_a_repetition_carries_its_values_and_rounds_products_once() -> None:
+def test_a_loop_carries_its_values_and_rounds_products_once() -> None:
     def code(builder: Any, source: Any, count: Any, target: Any) -> None:
         def step(i: Any, carried: list[Any]) -> list[Any]:
-            number = everywhere(builder, builder.load(at(builder, source, i)))
+            number = broadcast(builder, builder.load(offset(builder, source, i)))
             return [fused(builder, number, number, carried[0])]
 
-        store(builder, repeated(builder, count, [ZEROS], step)[0], target)
+        store(builder, repeat(builder, count, [ZEROS], step)[0], target)
 
-    squares = tile([FLOATS, types.int64, FLOATS], code)
+    squares = as_function([FLOATS, types.int64, FLOATS], code)
 
     @njit
     def run(source: Any, count: Any, target: Any) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from zdp_bench.kernels.memory_format import as_complex_channels, as_real_channels, channels_last
 from zdp_bench.nn import convolution
 from zdp_bench.nn.convolution import (
     ComplexConv1d,
@@ -18,6 +17,7 @@ from zdp_bench.nn.convolution import (
     ComplexConvTranspose2d,
     weights_kept,
 )
+from zdp_bench.nn.memory_format import as_complex_channels, as_real_channels, channels_last
 
 PAIRS = {
     ComplexConv1d: (nn.Conv1d, (4, 9)),

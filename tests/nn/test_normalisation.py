@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.nn.normalisation import (
     EPS,
     ComplexGroupNorm,

@@ -27,7 +27,7 @@ from zdp_bench.privacy.accounting import (
     tight_interval,
 )
 from zdp_bench.privacy.complex_gaussian import gdp_epsilon
-from zdp_bench.privacy.loss_distribution import one_record, poisson_laws, uniform_laws
+from zdp_bench.privacy.loss_distribution import one_example, poisson_laws, uniform_laws
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 from zdp_bench.registry import names
 
@@ -89,7 +89,7 @@ def test_resumed_composition_equals_unbroken(
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
     laws = (poisson_laws if scheme == "poisson" else uniform_laws)(
-        z, one_record(q), before + after, DELTA
+        z, one_example(q), before + after, DELTA
     )
 
     def stretch(law: object, steps: int) -> DensePLDPmf:

@@ -23,9 +23,9 @@ from zdp_bench.privacy.loss_distribution import (
     attack_law,
     epsilon,
     epsilon_at_least,
-    one_record,
+    one_example,
     poisson_laws,
-    several_records,
+    several_examples,
     uniform_laws,
 )
 
@@ -72,8 +72,8 @@ CASES = [
 @pytest.mark.parametrize("steps", [1, 10_000])  # the two grids
 @pytest.mark.parametrize(("z", "q"), CASES)
 def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps: int) -> None:
-    remove, add = poisson_laws(z, one_record(q), steps, 1e-5)
-    (uniform,) = uniform_laws(z, one_record(q), steps, 1e-5)
+    remove, add = poisson_laws(z, one_example(q), steps, 1e-5)
+    (uniform,) = uniform_laws(z, one_example(q), steps, 1e-5)
     for law, curve in ((remove, remove_delta), (add, add_delta), (uniform, uniform_delta)):
         assert math.fsum(law.mass) + law.infinite == pytest.approx(1, abs=1e-12)
         assert law.mass.min() >= 0
@@ -88,7 +88,7 @@ def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps:
 
 @pytest.mark.parametrize(("z", "q"), CASES)
 def test_the_uniform_law_dominates_both_directions(z: float, q: float) -> None:
-    (uniform,) = uniform_laws(z, one_record(q), 1, 1e-5)
+    (uniform,) = uniform_laws(z, one_example(q), 1, 1e-5)
     for at in EPSILONS:
         assert law_delta(uniform, at) >= max(remove_delta(z, q, at), add_delta(z, q, at)) - 1e-12
 
@@ -130,7 +130,7 @@ def test_real_batches_never_leak_more_than_the_uniform_law(
         math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size)
         for j in range(replaced + 1)
     ]
-    (law,) = uniform_laws(1.0, several_records(np.log(chances)), 1, 1e-5)
+    (law,) = uniform_laws(1.0, several_examples(np.log(chances)), 1, 1e-5)
     squared = (
         Law(law.width, 2 * law.first, np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2)
         if at == 0.2
@@ -181,7 +181,7 @@ def test_several_records_agree_with_dp_accountings_mixture() -> None:
     theirs = peer.from_mixture_gaussian_mechanism(
         z, [*range(k + 1)], [*chances], value_discretization_interval=2e-3
     )
-    ours = epsilon(poisson_laws(z, several_records(np.log(chances)), steps, 1e-5), steps, 1e-5)
+    ours = epsilon(poisson_laws(z, several_examples(np.log(chances)), steps, 1e-5), steps, 1e-5)
     assert ours == pytest.approx(theirs.self_compose(steps).get_epsilon_for_delta(1e-5), rel=2e-3)
 
 
@@ -210,7 +210,7 @@ def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
 
 def test_composition_matches_a_curve_known_in_closed_form() -> None:
     """A rate just below 1 composes by FFT what the closed form composes exactly; δ itself, not only ε, must agree."""
-    (law,) = uniform_laws(8.0, one_record(1 - 1e-12), 64, 1e-4)
+    (law,) = uniform_laws(8.0, one_example(1 - 1e-12), 64, 1e-4)
     at = epsilon((law,), 64, 1e-4)
     assert gdp_delta(1.0, at) == pytest.approx(1e-4, rel=5e-3)
     assert gdp_delta(1.0, at) <= 1e-4
@@ -218,7 +218,7 @@ def test_composition_matches_a_curve_known_in_closed_form() -> None:
 
 def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     """Near the FFT's floor the answer must lie above what the composed law says at δ itself."""
-    (law,) = uniform_laws(1.1, one_record(0.01), 100_000, 1e-11)
+    (law,) = uniform_laws(1.1, one_example(0.01), 100_000, 1e-11)
     _, composed = self_convolve(law.mass, 100_000, 1e-16)
     floor = len(composed) * abs(min(composed))
     steps, delta = 100_000, 5 * floor
@@ -248,7 +248,7 @@ def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(
         .get_epsilon_for_delta(1e-5)
         for up in (False, True)
     )
-    ours = epsilon_at_least(attack_law(z, one_record(q), steps, 1e-5), steps, 1e-5)
+    ours = epsilon_at_least(attack_law(z, one_example(q), steps, 1e-5), steps, 1e-5)
     assert below <= ours <= above
     assert ours > 0.998 * above
 
@@ -256,7 +256,7 @@ def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(
 @pytest.mark.parametrize(("z", "q"), [case for case in CASES if case[1] > 1e-4])
 def test_the_attack_on_one_step_reaches_delta(z: float, q: float) -> None:
     for delta in (1e-7, 1e-5, 1e-3):
-        at = epsilon_at_least(attack_law(z, one_record(q), 1, delta), 1, delta)
+        at = epsilon_at_least(attack_law(z, one_example(q), 1, delta), 1, delta)
         assert at == 0 or remove_delta(z, q, at) >= delta
         assert remove_delta(z, q, 1.01 * at + 1e-6) <= delta
 
@@ -284,8 +284,8 @@ def grid_of_a_gaussian(z: float, width: float) -> Law:
 @pytest.mark.parametrize(("z", "q", "steps"), [(0.55, 0.01, 1000), (2.0, 0.1, 300), (5.0, 0.7, 30)])
 def test_no_other_pair_that_was_tried_is_told_apart_better(z: float, q: float, steps: int) -> None:
     """The record comes instead of goes; the others are at 0 and the record is +C or −C (by dp-accounting)."""
-    best = epsilon_at_least(attack_law(z, one_record(q), steps, 1e-5), steps, 1e-5)
-    _, comes = poisson_laws(z, one_record(q), steps, 1e-5)
+    best = epsilon_at_least(attack_law(z, one_example(q), steps, 1e-5), steps, 1e-5)
+    _, comes = poisson_laws(z, one_example(q), steps, 1e-5)
     symmetric = peer.from_gaussian_mechanism(
         z,
         sensitivity=0.5,
@@ -306,7 +306,7 @@ def test_the_attack_succeeds_on_real_batches(
     delta, draws, rng = 0.01, 400_000, np.random.default_rng(5)
     chances = hypergeom.pmf(np.arange(min(replaced, size) + 1), 10, replaced, size)
     low = epsilon_at_least(
-        attack_law(z, several_records(np.log(chances)), steps, delta), steps, delta
+        attack_law(z, several_examples(np.log(chances)), steps, delta), steps, delta
     )
     data = np.full(10, -0.5)
     data[:replaced] = 0.5
@@ -338,7 +338,7 @@ def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
 
 
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
-    assert several_records(np.array([0.0, -100.0])).log_weights == (0.0, -100.0)
-    cut = several_records(np.array([0.0, -10.0, -100.0, -101.0]))
+    assert several_examples(np.array([0.0, -100.0])).log_weights == (0.0, -100.0)
+    cut = several_examples(np.array([0.0, -10.0, -100.0, -101.0]))
     assert cut.log_weights == (0.0, -10.0)
     assert cut.excess == pytest.approx(math.exp(-100) + math.exp(-101))

@@ -11,7 +11,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from zdp_bench.kernels.chacha_normal import hashed
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import (
@@ -23,6 +22,7 @@ from zdp_bench.privacy.noise import (
     draw,
     stream,
 )
+from zdp_bench.privacy.normal_stream import hash_key
 
 CPU = torch.device("cpu")
 SOURCES = [SeededNoise(7), SecureNoise()]
@@ -204,7 +204,7 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
         }
         assert len(states) == len(seeds) * len(keys)
     words = {
-        hashed((seed, *key)) for seed in seeds for key in keys
+        hash_key((seed, *key)) for seed in seeds for key in keys
     }  # what float32 noise is made of
     assert len(words) == len(seeds) * len(keys)
     gpu_seeds = {

@@ -57,16 +57,16 @@ def test_a_shuffled_epoch_sees_every_record_once() -> None:
 
 
 def test_each_record_has_chances_of_its_own_whoever_stands_beside_it() -> None:
-    together = sampling.chance_of(np.array([3, 8, 4_000_000_000]), 8, b"k" * 16)
+    together = sampling.uniforms_of(np.array([3, 8, 4_000_000_000]), 8, b"k" * 16)
     assert together.shape == (3, 8)
     for place, record in enumerate((3, 8, 4_000_000_000)):
-        assert (sampling.chance_of(np.array([record]), 8, b"k" * 16)[0] == together[place]).all()
-    assert sampling.chance_of(np.array([], dtype=np.int64), 8, b"k" * 16).shape == (0, 8)
-    assert (sampling.chance_of(np.array([3]), 5, b"k" * 16)[0] == together[0, :5]).all()
+        assert (sampling.uniforms_of(np.array([record]), 8, b"k" * 16)[0] == together[place]).all()
+    assert sampling.uniforms_of(np.array([], dtype=np.int64), 8, b"k" * 16).shape == (0, 8)
+    assert (sampling.uniforms_of(np.array([3]), 5, b"k" * 16)[0] == together[0, :5]).all()
 
 
 def test_chances_are_uniform_and_independent_over_records_places_and_steps() -> None:
-    first, second = (sampling.chance_of(np.arange(40_000), 8, key * 16) for key in (b"a", b"b"))
+    first, second = (sampling.uniforms_of(np.arange(40_000), 8, key * 16) for key in (b"a", b"b"))
     for drawn in (first, second):
         assert ((drawn >= 0) & (drawn < 1)).all()
         assert stats.kstest(drawn.ravel(), "uniform").pvalue > 1e-6

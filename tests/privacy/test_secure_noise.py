@@ -30,8 +30,8 @@ from zdp_bench.privacy.noise import (
     SecureRandom,
     SeededNoise,
     add_noise,
-    rounded,
-    widened,
+    round_to_grid,
+    widen,
 )
 
 SECURE = Mechanism(
@@ -71,8 +71,8 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     in the coordinates where they cancel, of the noise where it is large."""
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
-    release = rounded(
-        add_noise(widened(sum_of(seed), SecureNoise()), SECURE, SecureNoise(), 0),
+    release = round_to_grid(
+        add_noise(widen(sum_of(seed), SecureNoise()), SECURE, SecureNoise(), 0),
         SECURE,
         SecureNoise(),
     )
@@ -84,19 +84,19 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
     """The noise-free share of another rank brings its own digits."""
-    first, second = (widened(sum_of(seed), SecureNoise()) for seed in (2, 1))
+    first, second = (widen(sum_of(seed), SecureNoise()) for seed in (2, 1))
     reduced = {
         name: value + second[name]
         for name, value in add_noise(first, SECURE, SecureNoise(), 0).items()
     }
-    assert set(off_the_grid(rounded(reduced, SECURE, SecureNoise())).values()) == {0.0}
+    assert set(off_the_grid(round_to_grid(reduced, SECURE, SecureNoise())).values()) == {0.0}
 
 
 def test_rounding_leaves_a_secure_release_its_law() -> None:
     one = Mechanism((Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"),), SECURE.sampling)
     sum_ = {"w": torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)}
-    release = rounded(
-        add_noise(widened(dict(sum_), SecureNoise()), one, SecureNoise(), 0), one, SecureNoise()
+    release = round_to_grid(
+        add_noise(widen(dict(sum_), SecureNoise()), one, SecureNoise(), 0), one, SecureNoise()
     )
     assert_covariance(
         coordinates(release["w"] - sum_["w"]), 2.5**2 * torch.eye(4, dtype=torch.float64)
@@ -105,8 +105,8 @@ def test_rounding_leaves_a_secure_release_its_law() -> None:
 
 def test_seeded_releases_are_neither_widened_nor_rounded() -> None:
     total = zero()
-    assert widened(total, SeededNoise(3))["w"] is total["w"]
-    assert rounded(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
+    assert widen(total, SeededNoise(3))["w"] is total["w"]
+    assert round_to_grid(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
 
 
 def test_secure_noise_takes_four_draws_from_the_operating_system(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.test_tables import EXPECTED, TABLE, filling
+from tests.report.test_tables import FILLINGS, TABLE, filling
 from tests.test_records import record, save
 from zdp_bench.report import epsilon_curves, page, tables, verdicts
 
@@ -43,7 +43,7 @@ def made(tmp_path: Path) -> tuple[str, Path]:
     (results / "figures" / "p_fig1.svg").write_text(
         head + "<metadata>made by</metadata><path/></svg>"
     )
-    path = page.write([tables.build(TABLE, results, EXPECTED)], results, results / "report.html")
+    path = page.write([tables.build(TABLE, results, FILLINGS)], results, results / "report.html")
     return path.read_text(encoding="utf-8"), path
 
 
@@ -118,7 +118,7 @@ def test_two_pages_of_the_same_records_are_the_same_but_for_the_time(
 ) -> None:
     text, path = made
     results = path.parent
-    again = page.write([tables.build(TABLE, results, EXPECTED)], results, path).read_text(
+    again = page.write([tables.build(TABLE, results, FILLINGS)], results, path).read_text(
         encoding="utf-8"
     )
     assert re.sub(r"Made .*? UTC", "", again) == re.sub(r"Made .*? UTC", "", text)
@@ -146,7 +146,8 @@ def test_verdicts(tmp_path: Path, values: list[float], more: dict, verdict: str)
 def test_a_number_the_paper_does_not_print_is_compared_with_nothing(tmp_path: Path) -> None:
     save(tmp_path, record("phasemnist", 1, 0.9))
     (row,) = tables.build(TABLE, tmp_path, [filling("phasemnist")]).rows
-    assert verdicts.judge(replace(row, numbers=row.numbers | {"paper": None}))[0] == "not compared"
+    unprinted = replace(row, metric=replace(row.metric, value="not given"))
+    assert verdicts.judge(unprinted) == ("not compared", "the paper gives no number")
 
 
 def test_curves_need_a_private_run() -> None:

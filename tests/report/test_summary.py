@@ -8,48 +8,42 @@ from typing import Any
 import pytest
 
 from tests.test_records import record
-from zdp_bench.report.summary import as_rich
+from zdp_bench.report.summary import sheet
 
 
 def show(**privacy: Any) -> dict[str, str]:
-    one = record()
-    one["privacy"] |= privacy
-    table = as_rich(one, Path("record.json"), found=False)
-    return dict(zip(*(map(str, column.cells) for column in table.columns), strict=True))
+    run = record()
+    run["privacy"] |= privacy
+    return dict(sheet(run, Path("record.json"), found=False).rows)
 
 
 @pytest.mark.parametrize(
     ("privacy", "row"),
     [
         ({"unit": "image", "records_per_patient": 2, "epsilon_patient": 4.4452}, "ε of an image"),
-        (
-            {"records_per_patient": 80, "epsilon_patient": 4.4452},
-            "ε of a patient",
-        ),  # before records named their unit
+        # A record of before the unit was named
+        ({"records_per_patient": 80, "epsilon_patient": 4.4452}, "ε of a patient"),
+        ({"unit": "patient", "records_per_patient": 1, "epsilon_patient": 1.0}, None),
+        ({}, None),
     ],
 )
-def test_the_epsilon_of_a_unit_stands_below_the_records(privacy: dict[str, Any], row: str) -> None:
-    rows = list(show(**privacy).items())
-    place = [name for name, _ in rows].index("tight ε")
-    assert rows[place + 1] == (
-        row,
-        f"4.45  (tight, of its {privacy['records_per_patient']} training records together)",
-    )
+def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
+    privacy: dict[str, Any], row: str | None
+) -> None:
+    rows = show(**privacy)
+    assert [name for name in rows if name.startswith("ε of")] == ([row] if row else [])
+    if row:
+        assert list(rows)[list(rows).index("tight ε") + 1] == row
+        many = privacy["records_per_patient"]
+        assert rows[row] == f"4.45  (tight, of its {many} training records together)"
 
 
 @pytest.mark.parametrize(
-    "privacy", [{}, {"unit": "patient", "records_per_patient": 1, "epsilon_patient": 1.0}]
+    ("at_least", "words"),
+    [(30.37, "30.4 to 33.2  (PLD"), (33.217, "33.2  (PLD"), (None, "33.2  (PLD")],
 )
-def test_a_record_that_is_a_unit_has_one_epsilon(privacy: dict[str, Any]) -> None:
-    assert not [name for name in show(**privacy) if name.startswith("ε of")]
-
-
-def test_tight_epsilon_is_an_interval_where_its_law_is_not_exact() -> None:
-    for at_least, words in (
-        (30.37, "30.4 to 33.2  (PLD"),
-        (33.217, "33.2  (PLD"),
-        (None, "33.2  (PLD"),
-    ):
-        assert show(epsilon_tight=33.217, epsilon_tight_at_least=at_least)["tight ε"].startswith(
-            words
-        )
+def test_tight_epsilon_is_an_interval_where_its_law_is_not_exact(
+    at_least: float | None, words: str
+) -> None:
+    shown = show(epsilon_tight=33.217, epsilon_tight_at_least=at_least)
+    assert shown["tight ε"].startswith(words)

@@ -13,7 +13,7 @@ from torch import nn
 from tests.training.test_run import carry_out, repeatable
 from zdp_bench.errors import UserError
 from zdp_bench.training import devices
-from zdp_bench.training.devices import ahead, arithmetic, own_gpu, pick_device
+from zdp_bench.training.devices import arithmetic, pick_device, read_ahead, reserve_gpu
 
 CPU = torch.device("cpu")
 PRIVATE, PLAIN = SimpleNamespace(private=True), SimpleNamespace(private=False)
@@ -136,13 +136,13 @@ def test_reading_ahead_and_determinism_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_reading_ahead_keeps_order_and_tells_errors(count: int) -> None:
-    assert list(ahead(iter(range(4)), count)) == [0, 1, 2, 3]
+    assert list(read_ahead(iter(range(4)), count)) == [0, 1, 2, 3]
 
     def broken():
         yield 1
         raise ValueError("no such file")
 
-    values = ahead(broken(), count)
+    values = read_ahead(broken(), count)
     assert next(values) == 1
     with pytest.raises(ValueError, match="no such file"):
         next(values)
@@ -155,17 +155,17 @@ def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with (
-        own_gpu("auto", tmp_path) as first,
-        own_gpu("auto", tmp_path) as second,
-        own_gpu("auto", tmp_path) as third,
+        reserve_gpu("auto", tmp_path) as first,
+        reserve_gpu("auto", tmp_path) as second,
+        reserve_gpu("auto", tmp_path) as third,
     ):
         assert (first, second, third) == ("cuda:0", "cuda:1", "auto")
-    with own_gpu("auto", tmp_path) as again, own_gpu("cuda:0", tmp_path) as named:
+    with reserve_gpu("auto", tmp_path) as again, reserve_gpu("cuda:0", tmp_path) as named:
         assert (again, named) == ("cuda:0", "cuda:0")
     monkeypatch.setenv(
         "CUDA_VISIBLE_DEVICES", "3,0"
     )  # as Slurm shows them: here cuda:1 is the machine's first
-    with own_gpu("auto", tmp_path) as three, own_gpu("auto", tmp_path) as zero:
+    with reserve_gpu("auto", tmp_path) as three, reserve_gpu("auto", tmp_path) as zero:
         assert (three, zero) == ("cuda:0", "cuda:1")
         assert {path.name for path in tmp_path.iterdir()} == {
             "gpu-0.lock",
@@ -180,7 +180,7 @@ def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == torch.device("cuda", 1)
-    with own_gpu("auto") as name:
+    with reserve_gpu("auto") as name:
         assert name == "auto"
 
 

@@ -16,7 +16,7 @@ from tests.algorithms.test_properties import CASES, IDS
 from tests.distributed_driver import STEPS, trained
 from zdp_bench.config import compose, parse
 from zdp_bench.privacy.ledger import Copy, Entry, Position
-from zdp_bench.training.distributed import ALONE, Ranks, launched, rank
+from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, rank
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
@@ -113,11 +113,11 @@ def test_a_sweep_is_no_work_for_torchrun(
 ) -> None:
     from zdp_bench import cli
 
-    assert not launched()
+    assert not is_distributed()
     assert rank() == 0
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    assert launched()
+    assert is_distributed()
     assert rank() == 1
     with pytest.raises(SystemExit) as left:
         cli.main(["run", "-m", "recipe=quickstart", "seed=1,2"])

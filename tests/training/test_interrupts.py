@@ -20,10 +20,11 @@ from torch import nn
 
 from tests.training.test_run import TINY, Silent, carry_out, configured, repeatable
 from zdp_bench import cli, records
+from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, checkpoint, setup
 from zdp_bench.training import run as experiment
-from zdp_bench.training.interrupts import Stopped, writes
+from zdp_bench.training.interrupts import Stopped, explain_write_errors
 from zdp_bench.training.run import run
 
 
@@ -57,7 +58,7 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
 ) -> None:
     undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
-    monkeypatch.setitem(cli.VERBS, "list", lambda _: carry_out(tmp_path))
+    monkeypatch.setattr(COMMANDS["list"], "run", lambda _: carry_out(tmp_path))
     with pytest.raises(SystemExit) as left:
         cli.main(["list"])
     assert left.value.code == code
@@ -83,7 +84,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cli.VERBS, "list", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(COMMANDS["list"], "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as left:
         cli.main(["list"])
     assert left.value.code == 75
@@ -101,7 +102,7 @@ def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(
         finally:
             raise AttributeError("in a clean-up")
 
-    monkeypatch.setitem(cli.VERBS, "list", broken)
+    monkeypatch.setattr(COMMANDS["list"], "run", broken)
     with pytest.raises(SystemExit) as left:
         cli.main(["list"])
     assert left.value.code == 75
@@ -176,7 +177,7 @@ def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
         UserError, match=r"Not a directory, so no results can be written there\. Set paths\.results"
     ):
         carry_out(tmp_path / "file")
-    with pytest.raises(FileNotFoundError), writes(tmp_path):  # not ours to tell
+    with pytest.raises(FileNotFoundError), explain_write_errors(tmp_path):  # not ours to tell
         (tmp_path / "nothing" / "there").read_text()
 
 

@@ -28,11 +28,11 @@ from zdp_bench.training.micro_batches import (
     MicroBatches,
     Size,
     available_memory,
-    bytes_a_record,
-    largest,
-    ran_out,
+    bytes_per_example,
+    initial_size,
+    is_out_of_memory,
 )
-from zdp_bench.training.step import summed
+from zdp_bench.training.step import sum_contributions
 
 CPU = torch.device("cpu")
 
@@ -89,22 +89,22 @@ def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(
 ) -> None:
     task = problem()
     whole = Greedy(task, 100, error)
-    expected = summed(whole, whole.mechanism(), pieces(Size(100)), CPU)
+    expected = sum_contributions(whole, whole.mechanism(), pieces(Size(100)), CPU)
     tight, size = Greedy(task, 3, error), Size(16)
     with caplog.at_level(logging.INFO):
-        found = summed(tight, tight.mechanism(), pieces(size), CPU)
+        found = sum_contributions(tight, tight.mechanism(), pieces(size), CPU)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
-    assert size.records == 2  # 16, 8, 4, 2
+    assert size.examples == 2  # 16, 8, 4, 2
     assert len(caplog.records) == 3
-    summed(tight, tight.mechanism(), pieces(size), CPU)
-    assert size.records == 2  # and the next step begins with what fits
+    sum_contributions(tight, tight.mechanism(), pieces(size), CPU)
+    assert size.examples == 2  # and the next step begins with what fits
 
 
 def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> None:
     task = problem()
     algorithm = ZetaDPSGD(task, noise_multiplier=1.0, max_grad_norm=0.5)
-    expected = summed(algorithm, algorithm.mechanism(), pieces(Size(4)), CPU)
+    expected = sum_contributions(algorithm, algorithm.mechanism(), pieces(Size(4)), CPU)
     failures = iter([True])
     steady = pieces(Size(4))
 
@@ -113,7 +113,9 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
             raise torch.OutOfMemoryError("CUDA out of memory")
         return steady.piece(cut)
 
-    found = summed(algorithm, algorithm.mechanism(), MicroBatches(11, piece, Size(4)), CPU)
+    found = sum_contributions(
+        algorithm, algorithm.mechanism(), MicroBatches(11, piece, Size(4)), CPU
+    )
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
 
@@ -121,17 +123,17 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
 def test_one_record_that_does_not_fit_ends_in_a_sentence() -> None:
     greedy = Greedy(problem(), 0, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(UserError, match="one record at a time"):
-        summed(greedy, greedy.mechanism(), pieces(Size(4)), CPU)
+        sum_contributions(greedy, greedy.mechanism(), pieces(Size(4)), CPU)
 
 
 def test_other_errors_are_not_taken_for_it() -> None:
     wrong = Greedy(problem(), 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
-        summed(wrong, wrong.mechanism(), pieces(Size(4)), CPU)
-    assert not ran_out(ValueError("a wrong value"))
+        sum_contributions(wrong, wrong.mechanism(), pieces(Size(4)), CPU)
+    assert not is_out_of_memory(ValueError("a wrong value"))
     greedy = Greedy(problem(), 0, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):  # a plain iterator cannot be gone through again
-        summed(greedy, greedy.mechanism(), iter(pieces(Size(4))), CPU)
+        sum_contributions(greedy, greedy.mechanism(), iter(pieces(Size(4))), CPU)
 
 
 @pytest.mark.parametrize("records", [0, 1, 10, 11])
@@ -173,7 +175,7 @@ def test_micro_batches_change_no_result_and_no_digest(tmp_path: Path) -> None:
 def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = lookup("model", "complex_cnn")((2, 16, 16), 3, channels=[4, 4])
     like = torch.full((1, 2, 16, 16), torch.nan, dtype=torch.complex64), torch.zeros(1)
-    a_record = bytes_a_record(model, loss, like)
+    a_record = bytes_per_example(model, loss, like)
     assert (
         4 * 16 * 16 * 8 <= a_record <= 50 * 4 * 16 * 16 * 8
     )  # some maps of 4 channels, and no parameters
@@ -181,12 +183,12 @@ def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.Mo
     for fit, expected in ((0, 1), (1, 1), (5, 4), (64, 64), (10_000, 256)):
         free = int(fit * a_record * memory.PASSES / memory.SHARE) + 1
         monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
-        assert largest(model, loss, like, 100.0, CPU).records == expected
+        assert initial_size(model, loss, like, 100.0, CPU).examples == expected
 
 
 def test_a_record_of_a_linear_layer_takes_its_inputs() -> None:
     like = torch.zeros(1, 1000), torch.zeros(1)
-    assert 4000 <= bytes_a_record(nn.Linear(1000, 1), loss, like) <= 4000 * 2 + 100
+    assert 4000 <= bytes_per_example(nn.Linear(1000, 1), loss, like) <= 4000 * 2 + 100
 
 
 def test_free_memory_is_no_more_than_the_machine_has() -> None:
@@ -237,12 +239,14 @@ def test_on_a_gpu_halving_finds_what_fits() -> None:
         task = Problem(model, loss, Sampling("poisson", 0.1, 2048, 20480))
         algorithm = ZetaDPSGD(task, noise_multiplier=1.0, max_grad_norm=0.5)
         inputs, targets = torch.randn(4096, 2, 64, 64, dtype=torch.complex64), torch.zeros(4096)
-        size = largest(model, loss, (inputs[:1].to(device), targets[:1].to(device)), 2048, device)
-        assert size.records == 4096
+        size = initial_size(
+            model, loss, (inputs[:1].to(device), targets[:1].to(device)), 2048, device
+        )
+        assert size.examples == 4096
         batches = MicroBatches(
             4096, lambda cut: (inputs[cut].to(device), targets[cut].to(device)), size
         )
-        assert summed(algorithm, algorithm.mechanism(), batches, device)
-        assert size.records < 4096
+        assert sum_contributions(algorithm, algorithm.mechanism(), batches, device)
+        assert size.examples < 4096
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -125,7 +125,7 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
     assert scheduler is not None
     rates = []
     for _ in range(5):
-        evaluation.advance(
+        evaluation.step_schedule(
             scheduler,
             torch.nn.Identity(),
             None,

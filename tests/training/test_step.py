@@ -101,7 +101,9 @@ def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model, algorithm = problem()
         mechanism = algorithm.mechanism()
-        brought = engine.summed(algorithm, mechanism, [(inputs[here:], targets[here:])], CPU)
+        brought = engine.sum_contributions(
+            algorithm, mechanism, [(inputs[here:], targets[here:])], CPU
+        )
 
         class WithAnother(Ranks):
             def all_reduce(
@@ -235,7 +237,7 @@ def test_no_more_than_one_piece_is_fetched_ahead() -> None:
         noise_multiplier=1.0,
         max_grad_norm=1.0,
     )
-    engine.summed(algorithm, algorithm.mechanism(), pieces(), CPU, model)
+    engine.sum_contributions(algorithm, algorithm.mechanism(), pieces(), CPU, model)
     assert seen == [2, 3, 4, 4]
 
 
@@ -260,7 +262,7 @@ def test_pieces_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch
     def total(pieces: int, of: nn.Module | None = model) -> tuple[int, dict[str, torch.Tensor]]:
         made.clear()
         batches = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
-        found = engine.summed(algorithm, algorithm.mechanism(), batches, CPU, of)
+        found = engine.sum_contributions(algorithm, algorithm.mechanism(), batches, CPU, of)
         return len(made), found
 
     total(1)  # with its check on two records

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.training.test_run import carry_out, kill_after
+from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples, Splits
-from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import run
@@ -29,7 +29,7 @@ def test_force_draws_new_noise_where_the_code_is_another(
 ) -> None:
     """Two releases of different sums under one noise would show their difference."""
     first = weights_of(carry_out(tmp_path))
-    monkeypatch.setattr(run, "made_with", lambda *_: "other code")
+    monkeypatch.setattr(run, "execution_digest", lambda *_: "other code")
     assert not torch.equal(weights_of(carry_out(tmp_path, "force=true")), first)
 
 
@@ -62,7 +62,7 @@ def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(
         real(training, step, *rest)
 
     monkeypatch.setattr(run, "private_step", spy)
-    monkeypatch.setattr(run, "made_with", lambda *_: "a model file was changed")
+    monkeypatch.setattr(run, "execution_digest", lambda *_: "a model file was changed")
     resumed = carry_out(tmp_path / "killed").record
     assert resumed["privacy"]["steps"] == 24
     assert resumed["privacy"]["epsilon_tight"] > whole.record["privacy"]["epsilon_tight"]
@@ -113,14 +113,14 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(
     ]
     for i, change in enumerate(changes):
         carry_out(tmp_path / f"{i}", *change)
-    load = PhaseDigits.load
+    load = run.load_data
 
-    def without_one(self: PhaseDigits, root: Path) -> Splits:
-        splits = load(self, root)
+    def without_one(config: Run) -> Splits:
+        splits = load(config)
         fewer = Examples(splits.train.inputs[1:], splits.train.targets[1:])
         return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
 
-    monkeypatch.setattr(PhaseDigits, "load", without_one)
+    monkeypatch.setattr(run, "load_data", without_one)
     carry_out(tmp_path / "fewer")
     assert len(set(keys)) == 5
     plan = Plan(Sampling("poisson", 0.1, 100.0, 1000), 1, 10)

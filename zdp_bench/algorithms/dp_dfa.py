@@ -1,29 +1,34 @@
-"""DP-DFA: direct feedback alignment made private (Lee & Kifer 2020, Algorithm 1), and its hybrid for convolutional networks.
+"""DP-DFA: private direct feedback alignment (Lee & Kifer 2020, Algorithm 1), and its hybrid for
+convolutional networks.
 
-A fully connected layer ℓ learns from the error e at the output, carried back by a fixed random matrix instead of by the weights:
+A fully connected layer ℓ learns from the error e at the output, carried back by a fixed random
+matrix instead of by the weights:
 
-    δ_ℓ = (B_ℓ e) ⊙ φ′(z_ℓ)   in hidden layers,   δ_L = e   in the output layer          (eq. 5)
-    share of one record:  δ_ℓ · clip(h_{ℓ−1}, τ_h)ᴴ for the weight, δ_ℓ for the bias      (lines 11 to 16)
+    δ_ℓ = (B_ℓ e) ⊙ φ′(z_ℓ)   in hidden layers,   δ_L = e   in the output layer   (eq. 5)
+    one example's share: δ_ℓ · clip(h_{ℓ−1}, τ_h)ᴴ for the weight, δ_ℓ for the bias (lines 11 to 16)
 
-with ‖e‖ ≤ τ_e by clipping, ‖B_ℓ‖ = β by scaling and |φ′| ≤ γ, so ‖δ_ℓ‖ ≤ γβτ_e. All clipping comes after the forward pass: the
-output does not know τ_h, and φ′ is taken where the network really is. No per-sample gradient is ever formed: the sum over a
-batch is one matrix product a layer.
+with ‖e‖ ≤ τ_e by clipping, ‖B_ℓ‖ = β by scaling and |φ′| ≤ γ, so ‖δ_ℓ‖ ≤ γβτ_e. All clipping comes
+after the forward pass: the output does not depend on τ_h, and φ′ is taken at the network's true
+activations. No per-sample gradient is formed: the sum over a batch is one matrix product per layer.
 
-What stands in front of the first fully connected layer (convolutions, norms) has two ways to learn, each layer's weight and bias
-clipped JOINTLY at C/√L:
+Layers in front of the first fully connected one (convolutions, norms) have two ways to learn, each
+layer's weight and bias clipped JOINTLY at C/√L:
 
-    convolutions: hybrid    back-propagation from δ of the first fully connected layer, stop-gradient (section 4.2)
-                  dfa       its own matrix B carries e to its output, as the next layer sees it (ours: the paper leaves the
-                            details to a supplement)
+    convolutions: hybrid    back-propagation from δ of the first fully connected layer,
+                            stop-gradient (section 4.2)
+                  dfa       an own matrix B carries e to each layer's output, as the next layer
+                            sees it (ours: the paper leaves the details to a supplement)
 
-Also ours: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 breaks the bound 3.6-fold); δ is clipped at γβτ_e, which
-changes nothing where γ is right and keeps the bound where it is not; complex networks: complex B, the adjoint of the derivative
-for ⊙ φ′, noise on each part.
+Also ours: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 exceeds the bound
+3.6-fold); δ is clipped at γβτ_e, which changes nothing if γ is right and keeps the bound if it is
+not; complex networks: complex B, the adjoint of the derivative for ⊙ φ′, noise on each part.
 
-What C means. The paper sets 'the sensitivity of each iteration' to C, and its ε follow from z = σ·m/C with σ the noise on the
-MEAN of m records. Its section 4.2 would have C bound what a REPLACED record moves, 2·share; but it also sets C to the clipping
-bound of DP-BP 'following [1]', which is one record's share. Here C is `max_grad_norm` and bounds one record's share, as
-in DP-SGD, so both cost the same; noise_multiplier is σ·m/C; the tight ε counts a shift of 2C where batches have a fixed size.
+What C means. The paper sets 'the sensitivity of each iteration' to C, and its ε follow from z =
+σ·m/C with σ the noise on the MEAN of m examples. By its section 4.2 C would bound how far a
+REPLACED example moves the sum, 2·share; but it also sets C to the clipping bound of DP-BP
+'following [1]', which is one example's share. Here C is `max_grad_norm` and bounds one example's
+share, as in DP-SGD, so both cost the same; noise_multiplier is σ·m/C; the tight ε counts a shift of
+2C if batches have a fixed size.
 """
 
 from __future__ import annotations
@@ -31,21 +36,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
-from zdp_bench.errors import UserError, require
+from zdp_bench.algorithms.layer_cuts import Seen, cut_input, cut_output, split_chain, start_pass
+from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, add_up, clipped_sum
 from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
-from zdp_bench.gradients.norms import all_finite, squared_norms_of
-from zdp_bench.gradients.rules import contract, matrix_sum, weigh
+from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
+from zdp_bench.gradients.norms import all_finite, squared_norms
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -53,35 +58,16 @@ from zdp_bench.registry import register
 Weighed = tuple[Tensor, Tensor]  # signals [B, n] and their factors [B]
 
 
-@dataclass
-class Seen:
-    """One forward pass, cut in front of every layer that learns by feedback: the cuts leave each stretch between two its graph.
-
-    Attributes:
-        arrived: layer -> what arrived at it, with the graph that leads back to the layer before.
-        outputs: fully connected layer -> its output z, a leaf of its own [B, n].
-        watching: whether a step is taken, and not some other pass.
-    """
-
-    watching: bool = False
-    arrived: dict[str, Tensor] = field(default_factory=dict)
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """Before another pass."""
-        self.arrived.clear()
-        self.outputs.clear()
-
-
 @register("algorithm", "dp_dfa")
 class DPDFA:
     """DP-DFA on a chain of layers that ends in fully connected ones, real or complex.
 
-    Formal guarantees: a record's share is at most `max_grad_norm`, whatever inputs, weights and targets are, NaN and ∞ included
-    (such a record contributes nothing); z = noise_multiplier under Poisson sampling.
+    Formal guarantees: an example's share is at most `max_grad_norm`, whatever inputs, weights and
+    targets are, NaN and ∞ included (such an example contributes nothing); z = noise_multiplier
+    under Poisson sampling.
 
     Raises:
-        UserError: a value is out of range, or the network is no such chain.
+        UserError: a value is out of range, or the network is not such a chain.
     """
 
     private = True
@@ -97,12 +83,6 @@ class DPDFA:
         slope: float = 0.25,
         convolutions: Literal["hybrid", "dfa"] = "hybrid",
     ) -> None:
-        require(
-            0 <= noise_multiplier < math.inf,
-            "algorithm.noise_multiplier",
-            noise_multiplier,
-            "must be 0 or more, and finite",
-        )
         positive = {
             "max_grad_norm": max_grad_norm,
             "error_clip": error_clip,
@@ -117,7 +97,7 @@ class DPDFA:
         self.error_clip = error_clip
         self.feedback_norm = feedback_norm
         self.convolutions = convolutions
-        self.front, self.connected = _chain(problem.model)
+        self.front, self.connected = split_chain(problem.model)
         self.of_connected = [
             p for layer in self.connected.values() for p in layer.parameters(recurse=False)
         ]
@@ -133,13 +113,14 @@ class DPDFA:
         )
         self.parameters = set(trainable(problem.model))
         self._feedback: dict[str, Tensor] = {}
-        self._mechanism = self._released()
+        self._mechanism = self._build_mechanism()
 
     def _activation_clips(self) -> list[float]:
-        """τ_h of each fully connected layer, solved from the target sensitivity C.
+        """Solve τ_h of each fully connected layer from the target sensitivity C.
 
-        Fully connected networks share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). (The paper's formula has γβτ_e for the output layer too,
-        whose factor is τ_e.) In front of which other layers stand: each of the L layers has C/√L. Without bias, without the 1.
+        In fully connected networks all share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). (The paper's formula
+        has γβτ_e for the output layer too, whose factor is τ_e.) With other layers in front, each
+        of the L layers has C/√L. A layer without bias has no 1.
         """
         biases = [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
         squares = [signal**2 for signal in self.signals]
@@ -157,17 +138,11 @@ class DPDFA:
         )
         return [math.sqrt(square) for square in solved]
 
-    def _released(self) -> Mechanism:
-        std = self.noise_multiplier * self.max_grad_norm
+    def _build_mechanism(self) -> Mechanism:
+        bound, std = self.max_grad_norm, self.noise_multiplier * self.max_grad_norm
         blocks = (
-            parameter_block(
-                name,
-                parameter,
-                self.max_grad_norm,
-                std,
-                "circular" if parameter.is_complex() else "real",
-            )
-            for name, parameter in trainable(self.problem.model).items()
+            parameter_block(name, p, bound, std, "circular" if p.is_complex() else "real")
+            for name, p in trainable(self.problem.model).items()
         )
         return Mechanism(tuple(blocks), self.problem.sampling)
 
@@ -175,9 +150,8 @@ class DPDFA:
         return self._mechanism
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        if len(batch[0]) == 0:
-            return
-        add_up(total, self._sums(batch))
+        if len(batch[0]):
+            add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         rows: dict[str, list[Tensor]] = {name: [] for name in trainable(self.problem.model)}
@@ -192,8 +166,6 @@ class DPDFA:
 
     postprocess = staticmethod(mean)
 
-    # ------------------------------------------------------------------------------------------------------ the sums
-
     def _sums(self, batch: Batch) -> dict[str, Tensor]:
         """Σᵢ uᵢ by parameter name."""
         model, loss = self.problem.model, self.problem.loss
@@ -204,18 +176,20 @@ class DPDFA:
         of_connected: dict[str, Tensor] = {}
 
         def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-            """What the layers in front descend, one number a record [B]; asked again without broken records, it answers anew."""
+            """The loss of the layers in front, [B].
+
+            Called again without broken examples, it sums anew.
+            """
             sums, first, error = self._connected_sums(seen, loss(outputs, targets))
             of_connected.update(sums)
             return self._objective_of_front(seen, weigh(*first), weigh(*error))
 
         with self._cut() as seen:
             ours = len(layers(model))  # the fully connected ones are frozen here
-            bound = self.max_grad_norm * math.sqrt(
-                ours / (ours + len(self.connected))
-            )  # each layer: C/√L
+            # each layer: C/√L
+            bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))
             clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
-        # Where no record was left, the engine did not ask again.
+        # If no example was left, `objective` was not called again, and its sums must go.
         any_left = torch.isfinite(clipped.norms).all(dim=1).any()
         for value in of_connected.values():
             value.mul_(any_left)
@@ -224,9 +198,14 @@ class DPDFA:
     def _connected_sums(
         self, seen: Seen, losses: Tensor
     ) -> tuple[dict[str, Tensor], Weighed, Weighed]:
-        """The sums of the fully connected layers; δ of the first of them [B, n] and the error [B, K], with what clips them.
+        """Sum the shares of the fully connected layers.
 
-        A record's error and δ are linear in its error, so all are made unclipped, measured together and scaled in the sum.
+        An example's δ is linear in its error, so all are computed unclipped, measured together and
+        scaled in the sum.
+
+        Returns:
+            the sums by parameter name; δ of the first of these layers [B, n] and the error [B, K],
+            each with its clip factors [B].
         """
         names = list(self.connected)
         (error,) = torch.autograd.grad(losses, seen.outputs[names[-1]], torch.ones_like(losses))
@@ -234,31 +213,25 @@ class DPDFA:
         carried = [
             self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)
         ]
-        deltas = (
-            [*torch.autograd.grad(sent, [seen.outputs[name] for name in hidden], carried)]
-            if hidden
-            else []
-        )  # ⊙ φ′
+        outputs = [seen.outputs[name] for name in hidden]
+        deltas = list(torch.autograd.grad(sent, outputs, carried)) if hidden else []  # ⊙ φ′
         deltas.append(error)
         activations = [seen.arrived[name].detach() for name in names]
-        if {rows.dtype for rows in (*deltas, *activations)} & {
-            torch.float16,
-            torch.bfloat16,
-        }:  # whose sums round upwards
+        # sums in half precision round upwards
+        half = {torch.float16, torch.bfloat16}
+        if {rows.dtype for rows in (*deltas, *activations)} & half:
             deltas, activations = (
                 [rows.float() for rows in each] for each in (deltas, activations)
             )
-        norms = torch.stack(
-            squared_norms_of([*deltas, *activations])
-        ).sqrt_()  # [2L, B], in float64
+        squares = [squared_norms(each) for each in (*deltas, *activations)]
+        norms = torch.stack(squares).sqrt_()  # [2L, B], in float64
         factors = clip_factors(norms, self.limits)
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]
-        of_deltas = torch.minimum(
-            of_deltas, of_error
-        )  # δ is clipped where clipping the error did not do
+        of_deltas = torch.minimum(of_deltas, of_error)  # if clipping the error was not enough
         of_both = held(of_deltas * of_activations)
-        # 0 · NaN is NaN: a broken record is zeroed before it is weighed. A GPU is not waited for.
+        # 0 · NaN is NaN: a broken example is set to zero before it is weighed. No GPU is waited
+        # for.
         if not (norms.is_cpu and all_finite(norms)):
             whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
             deltas, activations = (
@@ -277,9 +250,10 @@ class DPDFA:
         return own_sums, (deltas[0], of_deltas[0]), (deltas[-1], of_error)
 
     def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
-        """What the layers in front descend, one number a record [B]: what arrives behind them against where it should go.
+        """The loss of the layers in front, [B], whose gradient is the feedback.
 
-        hybrid: ⟨z, δ⟩ of the first fully connected layer, z = W h, so ⟨h, Wᴴδ⟩. dfa: ⟨h, B e⟩ for every layer's own output h.
+        hybrid: ⟨z, δ⟩ of the first fully connected layer, z = W h, so ⟨h, Wᴴδ⟩.
+        dfa: Σ ⟨h, B e⟩ over every layer's own output h.
         """
         first, layer = next(iter(self.connected.items()))
         if self.convolutions == "hybrid":
@@ -291,7 +265,9 @@ class DPDFA:
         ).sum(dim=0)
 
     def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
-        """B e, in the shape [B, *] and dtype of what a layer sends on; B is Gaussian, ‖B‖ = β, drawn when first asked for."""
+        """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β, drawn at
+        first use.
+        """
         rows = math.prod(like.shape[1:])
         if name not in self._feedback:
             wide = torch.complex128 if like.is_complex() or error.is_complex() else torch.float64
@@ -307,7 +283,7 @@ class DPDFA:
 
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
-        """Run the model inside: every layer that learns by feedback starts a graph of its own."""
+        """Inside, every layer that learns by feedback starts a graph of its own."""
         seen = self._seen
         frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
         try:
@@ -323,78 +299,24 @@ class DPDFA:
 
     @cached_property
     def _seen(self) -> Seen:
-        """What hooks on the model write down. They come with the first step and stay, and do nothing outside of a step; a model
-        that is saved whole has them, and of this algorithm, whose seed is nobody's business, nothing."""
+        """What the hooks on the model record.
+
+        They come with the first step, stay, and do nothing outside of a step. A model that is saved
+        whole has the hooks, but nothing of this algorithm, whose seed must not leave.
+        """
         seen, model = Seen(), self.problem.model
-        model.register_forward_pre_hook(partial(_start_anew, seen))
+        model.register_forward_pre_hook(partial(start_pass, seen))
         for name in (
             [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]
         ):
-            model.get_submodule(name).register_forward_pre_hook(partial(_arrive, seen, name))
+            model.get_submodule(name).register_forward_pre_hook(partial(cut_input, seen, name))
         for name, layer in self.connected.items():
-            layer.register_forward_hook(partial(_leave, seen, name))
+            layer.register_forward_hook(partial(cut_output, seen, name))
         return seen
 
 
-def _start_anew(seen: Seen, *_: Any) -> None:
-    if seen.watching:
-        seen.clear()
-
-
-def _arrive(
-    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]
-) -> tuple[Tensor] | None:
-    if not seen.watching:
-        return None
-    if name in seen.arrived:
-        raise UserError(
-            f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain of layers."
-        )
-    seen.arrived[name] = (
-        arguments[0].flatten(1) if isinstance(layer, nn.Linear) else arguments[0]
-    )  # of a whole map
-    return (arguments[0].detach(),)
-
-
-def _leave(
-    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor
-) -> Tensor | None:
-    if not seen.watching:
-        return None
-    if output.dim() != 2:
-        raise UserError(
-            f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a record; it must be one."
-        )
-    seen.outputs[name] = output.detach().requires_grad_()
-    return seen.outputs[name]
-
-
-def _chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
-    """The layers in front of the fully connected ones, and those, by name in the model's order.
-
-    Raises:
-        UserError: there is no fully connected layer, or another layer with parameters behind the first.
-    """
-    owners = [names[0].rpartition(".")[0] for names in layers(model)]
-    kinds = {name: model.get_submodule(name) for name in owners}
-    first = next(
-        (i for i, name in enumerate(owners) if isinstance(kinds[name], nn.Linear)), len(owners)
-    )
-    for name in owners[first:]:
-        if not isinstance(kinds[name], nn.Linear):
-            raise UserError(
-                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) stands behind a fully connected layer, and "
-                "feedback has no rule for it. Take a network that ends in linear layers, with activations that train nothing."
-            )
-    if first == len(owners):
-        raise UserError(
-            "algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to carry the error to."
-        )
-    return owners[:first], {name: kinds[name] for name in owners[first:]}  # type: ignore[misc]
-
-
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Re⟨a, b⟩ of each record, [B, *] -> [B]; its `.grad` in a is b, also where both are complex."""
+    """Re⟨a, b⟩ of each example, [B, *] -> [B]; its `.grad` in a is b, also if both are complex."""
     product = a * b.detach().conj()
     return (product.real if product.is_complex() else product).flatten(1).sum(dim=1)
 

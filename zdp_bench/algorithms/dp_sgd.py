@@ -1,10 +1,13 @@
-"""DP-SGD for real networks (Abadi et al. 2016, Algorithm 1): clip each gradient at C, add N(0, σ²C²) to the sum."""
+"""DP-SGD for real networks (Abadi et al.
+
+2016, Algorithm 1): clip each gradient at C, add N(0, σ²C²) to the sum.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
@@ -14,16 +17,19 @@ from zdp_bench.registry import register
 
 @register("algorithm", "dp_sgd")
 class DPSGD:
-    """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at C/√L.
+    """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at
+    C/√L.
 
-    Formal guarantees: a record's share is at most `max_grad_norm`; z = noise_multiplier under Poisson sampling.
+    Formal guarantees: an example's share is at most `max_grad_norm`; z = noise_multiplier under
+    Poisson sampling.
 
     Raises:
-        UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this algorithm does not.
+        UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this
+            algorithm does not.
     """
 
     private = True
-    sums_in_float32 = True  # also where the forward pass runs in bfloat16
+    sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(
         self,
@@ -34,7 +40,6 @@ class DPSGD:
         per_layer: bool = False,
         gradients: Engine = "auto",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
@@ -43,7 +48,8 @@ class DPSGD:
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex():
                 raise UserError(
-                    f"algorithm=dp_sgd is for real networks, and parameter '{name}' is complex: use algorithm=zeta_dp_sgd"
+                    f"algorithm=dp_sgd is for real networks, and parameter '{name}' is complex: "
+                    "use algorithm=zeta_dp_sgd"
                 )
 
     def mechanism(self) -> Mechanism:

@@ -1,19 +1,26 @@
-"""GReDP (Wang et al. 2024): clip and noise the gradient's unitary spectrum, transform back, keep the real part.
+"""GReDP (Wang et al. 2024): clip and noise the gradient's unitary spectrum, transform back, keep
+the real part.
 
     Σᵢ clip(F(gᵢ), C/√L)  + ξ  →  F⁻¹  →  real part
 
-Each of the L layers is clipped at C/√L (its Algorithm 2, read literally, clips every layer at c and draws noise per sample; it
-is drawn once per batch here). What comes out is V + noise, whatever ξ is, so the noise alone tells the algorithms apart:
+Each of the L layers is clipped at C/√L. (The paper's Algorithm 2, read literally, clips every layer
+at c and draws noise per sample; here it is drawn once per batch.) The result is V + noise, whatever
+ξ is, so the noise alone distinguishes the algorithms:
 
-    noise: sound     ξ = F(white noise), N(0, σ²C²) in every real dimension: z = σ. It is per-layer DP-SGD, and shows it.
-           complex   its Theorem 1: N(0, σ²C²/2) on each part. The real part is V + N(0, σ²C²/2): DP-SGD at z = σ/√2, and not
-                     DP-SGD with half the variance for free, as the paper has it.
-           real      its Corollary 1 and Algorithm 2: N(0, σ²C²) on real parts only. F⁻¹ of it has covariance σ²C²/2·(I + R), R
-                     the reversal of the index: the odd part of the gradient is released without noise. z = 0, ε = ∞.
-           as_published   real: what the paper's training algorithm says, under the name that every algorithm has for that.
+    noise: sound     ξ = F(white noise), N(0, σ²C²) in every real dimension: z = σ, as per-layer
+                     DP-SGD.
+           complex   its Theorem 1: N(0, σ²C²/2) on each part. The real part is V + N(0, σ²C²/2):
+                     DP-SGD at z = σ/√2, not DP-SGD with half the variance for free, as the paper
+                     has it.
+           real      its Corollary 1 and Algorithm 2: N(0, σ²C²) on real parts only. F⁻¹ of it has
+                     covariance σ²C²/2·(I + R), R the reversal of the index: the odd part of the
+                     gradient is released without noise. z = 0, ε = ∞.
+           as_published   the same as real, under every algorithm's name for its paper's text.
 
-    spectrum: kernel   of the gradient itself, over a kernel or circulant block: Theorem 1's F(V). Norms are those of gradients.
-              padded   of the whole correlation, eq. 15 at its word and as in Spectral-DP. Norms are larger.
+    spectrum: kernel   of the gradient itself, over a kernel or circulant block: Theorem 1's F(V).
+                       Norms are those of gradients.
+              padded   of the whole correlation, eq. 15 taken literally, as in Spectral-DP. Norms
+                       are larger.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, mean, parameter_block, spectrum_block
 from zdp_bench.gradients import Batch, Engine, add_up
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
@@ -42,11 +49,13 @@ _NOISE: dict[str, tuple[NoiseKind, float]] = {  # kind, and its std over σC
 class GReDP:
     """DP-SGD in the Fourier domain, with the real part kept.
 
-    Formal guarantees: a record's share is at most `max_grad_norm`, over all layers; z = noise_multiplier with sound noise,
-    noise_multiplier/√2 with complex, 0 as published (under Poisson sampling).
+    Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
+    noise_multiplier with sound noise, noise_multiplier/√2 with complex, 0 as published (under
+    Poisson sampling).
 
     Raises:
-        UserError: the model is complex, or the spectra are padded and a convolution is grouped or transposed.
+        UserError: the model is complex, or the spectra are padded and a convolution is grouped or
+            transposed.
     """
 
     private = True
@@ -61,7 +70,6 @@ class GReDP:
         spectrum: Literal["kernel", "padded"] = "kernel",
         gradients: Engine = "auto",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm

@@ -1,4 +1,7 @@
-"""Plain, non-private training: the baseline every private row is compared with. Its ε is infinite, and the ledger says so."""
+"""Plain, non-private training: the baseline of every private row.
+
+Its ε is infinite, and the ledger says so.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from zdp_bench.registry import register
 
 @register("algorithm", "sgd")
 class SGD:
-    """Unclipped, noise-free gradients through the same engine as every other algorithm."""
+    """Unclipped gradients without noise, through the same step as every other algorithm."""
 
     private = False
+    noise_multiplier = 0.0
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -34,12 +38,8 @@ class SGD:
         inputs, targets = batch
         parameters = trainable(self.problem.model)
         loss = self.problem.loss(self.problem.model(inputs), targets).sum()
-        add_up(
-            total,
-            dict(
-                zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)
-            ),
-        )
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        add_up(total, dict(zip(parameters, gradients, strict=True)))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)

@@ -1,16 +1,21 @@
-"""Spectral-DP (Feng et al., S&P 2023): clip and noise the padded spectrum, keep its low frequencies, go back and crop.
+"""Spectral-DP (Feng et al., S&P 2023): clip and noise the padded spectrum, keep its low
+frequencies, go back and crop.
 
     Σᵢ clip(F(gᵢ ⋆ xᵢ), C/√L)  + ξ  →  low-pass filter  →  F⁻¹  →  crop to the kernel
 
-Each of the L layers is clipped at C/√L, so a record's whole share is at most C, and every coordinate gets the noise of C.
+Each of the L layers is clipped at C/√L, so an example's whole share is at most C, and every
+coordinate gets the noise of C.
 
-    noise: sound          ξ = F(white noise), hermitian as the spectrum of a real signal is: N(0, σ²C²) in each of its real
-                          dimensions; and a symmetric filter. The release is P(Σ clip) + Pξ with an orthogonal projection P:
-                          z = σ, bias −(I − P)g.
-           as_published   N(0, σ²C²/2) on each part of each frequency and the one-sided filter `[K:-1] = 0` of its public code
-                          over the last dimension, which leaves the last frequency in: z = σ/√2.
+    noise: sound          ξ = F(white noise), hermitian as the spectrum of a real signal is:
+                          N(0, σ²C²) in each of its real dimensions; and a symmetric filter. The
+                          release is P(Σ clip) + Pξ with an orthogonal projection P: z = σ, bias
+                          −(I − P)g.
+           as_published   N(0, σ²C²/2) on each part of each frequency and the one-sided filter
+                          `[K:-1] = 0` of its public code over the last dimension, which keeps the
+                          last frequency: z = σ/√2.
 
-Not followed: that the public code clips the gradient of the MEAN loss and noises every sample, at z ≈ σ/(2√N).
+Not followed: the public code clips the gradient of the MEAN loss and adds noise to every sample, at
+z ≈ σ/(2√N).
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian, spectrum_block
+from zdp_bench.algorithms import Problem, mean, parameter_block, spectrum_block
 from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, add_up
 from zdp_bench.gradients.clipping import trainable
@@ -34,8 +39,9 @@ from zdp_bench.registry import register
 class SpectralDP:
     """DP-SGD in the padded Fourier domain, with a low-pass filter behind it.
 
-    Formal guarantees: a record's share is at most `max_grad_norm`, over all layers; z = noise_multiplier with sound noise,
-    noise_multiplier/√2 as published (under Poisson sampling). Filter, inverse and crop see the noisy sum alone.
+    Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
+    noise_multiplier with sound noise, noise_multiplier/√2 as published (under Poisson sampling).
+    Filter, inverse and crop see the noisy sum alone.
 
     Raises:
         UserError: the model is complex, or has a grouped or transposed convolution.
@@ -52,7 +58,6 @@ class SpectralDP:
         filter_ratio: float = 0.5,
         noise: Literal["sound", "as_published"] = "sound",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         require(0 <= filter_ratio < 1, "algorithm.filter_ratio", filter_ratio, "must lie in [0, 1)")
         self.problem = problem
         self.noise_multiplier = noise_multiplier
@@ -97,19 +102,22 @@ class SpectralDP:
 
 
 def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
-    """True for the (1 − ratio) lowest frequencies of a spectrum, all of one distance from 0 or none: k and −k go together."""
+    """Return True for the (1 − ratio) lowest frequencies of a spectrum; k and −k are kept or cut
+    together.
+    """
     distance = torch.zeros(sizes)
     for dim, size in enumerate(sizes):
-        squares = (
-            torch.fft.fftfreq(size) * size
-        ).square()  # whole numbers, so that equal distances are equal
+        # whole numbers, so that equal distances are exactly equal
+        squares = (torch.fft.fftfreq(size) * size).square()
         distance = distance + squares.view(-1, *[1] * (len(sizes) - 1 - dim)) / size**2
     kept = max(1, math.ceil((1 - ratio) * distance.numel()))
     return distance <= distance.flatten().kthvalue(kept).values * (1 + 1e-6)
 
 
 def one_sided(sizes: tuple[int, ...], ratio: float) -> Tensor:
-    """True for what `[K:-1] = 0` leaves of the last dimension: its first (1 − ratio) frequencies, and the last one."""
+    """Return True for what `[K:-1] = 0` keeps of the last dimension: its first (1 − ratio)
+    frequencies, and the last.
+    """
     kept = torch.ones(sizes, dtype=torch.bool)
     kept[..., max(1, round((1 - ratio) * sizes[-1])) : -1] = False
     return kept

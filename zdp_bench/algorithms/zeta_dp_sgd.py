@@ -1,14 +1,17 @@
-"""ζ-DP-SGD: DP-SGD for complex networks (Ziller et al. 2021, Algorithm 1; Riess et al. 2024, Algorithm 1).
+"""ζ-DP-SGD: DP-SGD for complex networks (Ziller et al. 2021, Algorithm 1; Riess et al. 2024,
+Algorithm 1).
 
 The two papers differ in two conventions, and both are here by name:
 
-    gradient: autograd    clip PyTorch's `.grad` = 2 ∂L/∂θ̄                                  (2024, eq. 5)
-              wirtinger   clip ∂L/∂θ̄, half of `.grad`; its bound B is 2B on `.grad`          (2021, eq. 13 and appendix A.1)
-    noise:    per_component   N(0, σ²B²) on the real AND on the imaginary part: z = σ          (2024)
-              circular        N_C(0, σ²B²), that is σ²B²/2 on each part: z = σ/√2              (2021, Definition 6)
+    gradient: autograd    clip PyTorch's `.grad` = 2 ∂L/∂θ̄ (2024, eq. 5)
+              wirtinger   clip ∂L/∂θ̄, half of `.grad`; its bound B is 2B on `.grad` (2021, eq. 13
+                          and appendix A.1)
+    noise:    per_component   N(0, σ²B²) on the real AND on the imaginary part: z = σ (2024)
+              circular        N_C(0, σ²B²), that is σ²B²/2 on each part: z = σ/√2 (2021,
+                              Definition 6)
 
-The 2021 paper's Theorems 1 and 2 give the circular mechanism z = σ. They are off by √2: its privacy loss has mean
-Δ²/σ² and variance 2Δ²/σ², where eq. 7 says Δ²/2σ² and Δ²/σ².
+The 2021 paper's Theorems 1 and 2 give the circular mechanism z = σ. They are off by √2: its privacy
+loss has mean Δ²/σ² and variance 2Δ²/σ², where eq. 7 says Δ²/2σ² and Δ²/σ².
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, require_gaussian
+from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
 from zdp_bench.privacy.mechanism import Block, Mechanism
@@ -29,13 +32,14 @@ from zdp_bench.registry import register
 class ZetaDPSGD:
     """DP-SGD on complex, real or mixed parameters, clipped jointly.
 
-    Formal guarantees: a record's share is at most `max_grad_norm` in the chosen gradient convention; z = noise_multiplier for
-    `per_component` noise and noise_multiplier/√2 for `circular` (under Poisson sampling). Real parameters of a mixed network
-    get N(0, σ²B²) under both.
+    Formal guarantees: an example's share is at most `max_grad_norm` in the chosen gradient
+    convention; z = noise_multiplier for `per_component` noise and noise_multiplier/√2 for
+    `circular` (under Poisson sampling). Real parameters of a mixed network get N(0, σ²B²) under
+    both.
     """
 
     private = True
-    sums_in_float32 = True  # also where the forward pass runs in bfloat16
+    sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(
         self,
@@ -47,7 +51,6 @@ class ZetaDPSGD:
         gradient: Literal["autograd", "wirtinger"] = "autograd",
         gradients: Engine = "auto",
     ) -> None:
-        require_gaussian(noise_multiplier, max_grad_norm)
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
@@ -76,7 +79,6 @@ class ZetaDPSGD:
             self.max_grad_norm,
             complex_scale=self.complex_scale,
             engine=self.gradients,
-            resolved=False,
             into=total,
         )
 

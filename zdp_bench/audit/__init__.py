@@ -1,18 +1,23 @@
-"""Attacks that bound ε from below: what an adversary really gets out of one release, or out of a whole run.
+"""Attacks that bound ε from below: what an adversary learns from one release, or from a whole run.
 
-An accountant says what ε cannot exceed if the code does what the proof assumes. An attack needs no such assumption: if it tells
-two neighbours apart better than (ε, δ) allows, the claim is false, and the audit flags it with the confidence it states. An
-attack that fails proves nothing; 'passes' means 'not caught'.
+An accountant bounds ε from above if the code does what the proof assumes. An attack needs no such
+assumption: if it tells two neighbours apart better than (ε, δ) allows, the claim is false, and the
+audit flags it with the stated confidence. An attack that fails proves nothing; 'passes' means 'not
+caught'.
 
-    one release   The adversary sees a mechanism's release of one of two neighbouring sums, many times over, learns the noise's
-                  covariance, and tests along the direction that gets least of it. Clopper-Pearson bounds on its hits and false
-                  alarms give the bound on ε. Nobody tells it what is wrong with the mechanism.
-    one run       m canaries, each in the training set or out of it by a fair coin; the adversary guesses for those it is surest
-                  of and abstains for the rest (Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run").
-                  Gradient canaries are worst-case contributions of exactly the bound, seen by an adversary who knows every other
-                  record and reads every release; input canaries are records with another record's target, judged by their loss.
+    one release   The adversary sees many releases of each of two neighbouring sums, learns the
+                  noise's covariance, and tests along the direction with the least noise.
+                  Clopper-Pearson bounds on its hits and false alarms give the bound on ε. It does
+                  not know what is wrong with the mechanism.
+    one run       A fair coin puts each of m canaries in the training set or not; the adversary
+                  guesses for those it is surest of and abstains for the rest (Steinke, Nasr &
+                  Jagielski 2023, "Privacy auditing with one (1) training run"). Gradient canaries
+                  are worst-case contributions of exactly the bound, seen by an adversary who knows
+                  every other example and reads every release; input canaries are examples with
+                  another example's target, judged by their loss.
 
-Whatever algorithm is registered can be audited: the attacks need its mechanism, and drive it through the engine.
+Every registered algorithm can be audited: the attacks need its mechanism, and run its private
+steps.
 """
 
 from __future__ import annotations
@@ -35,12 +40,15 @@ def audit(
     canaries: int = 1000,
     steps: int = 1000,
 ) -> Iterator[Finding]:
-    """The attacks on a recipe and on the built-in cases, one finding after the other; the same for the same seed.
+    """Yield the findings of the attacks on a recipe and on the built-in cases; the same for the
+    same seed.
 
     Args:
-        cases: all; recipe, for the recipe's own attacks alone; or names of built-in cases, comma-separated.
-        canaries: of the attacks on a whole run; fewer where the model or the data has no room for so many.
-        steps: at most so many steps of the run are made, and the ε of so many is held against the attack.
+        cases: all; recipe, for the recipe's own attacks alone; or names of built-in cases,
+            comma-separated.
+        canaries: of the attacks on a whole run; fewer if the model or the data is too small for so
+            many.
+        steps: the run is cut to so many steps, and the attack is compared with their ε.
 
     Raises:
         UserError: a value or a name is wrong, or the recipe cannot be audited.

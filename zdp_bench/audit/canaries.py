@@ -1,7 +1,8 @@
-"""The attacks on a whole run: canaries, each in the training set or out of it by a fair coin, and a guess for each.
+"""Attack a whole run: a fair coin puts each canary in the training set or not, and the adversary
+guesses which.
 
-Gradient canaries are worst-case contributions, and their adversary reads every release; input canaries are records with another
-record's target, judged by their loss.
+Gradient canaries are worst-case contributions, and their adversary reads every release; input
+canaries are examples with another example's target, judged by their loss.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from zdp_bench.training.step import Training, private_step
 
 
 class WithCanaries:
-    """An algorithm whose batches hold canaries among the records, and whose every release is read.
+    """An algorithm whose batches hold canaries among the examples, and whose releases are all read.
 
-    Canaries come as a batch of their own, (their numbers, how much of each), put together by `attack_with_gradients`.
+    Canaries come as a batch of their own, (their numbers, how much of each); see
+    `attack_with_gradients`.
     """
 
     private = True
@@ -42,6 +44,7 @@ class WithCanaries:
         self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray
     ) -> None:
         self.inner, self.coordinates = inner, coordinates
+        self.noise_multiplier = inner.noise_multiplier
         self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
         self.drawn: Batch | None = None
         self.rest: dict[str, Tensor] = {}
@@ -68,7 +71,10 @@ class WithCanaries:
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
-        """Read the release before it is used. The adversary knows every other record, and takes their sum away."""
+        """Read the release before it is used.
+
+        The adversary knows all other examples, and subtracts their sum.
+        """
         unknown_part = self.coordinates.of(
             {name: value - self.rest[name] for name, value in noisy.items()}
         )
@@ -79,16 +85,16 @@ class WithCanaries:
 def attack_with_gradients(
     subject: Subject, confidence: float, canaries: int, steps: int
 ) -> Finding:
-    """The whole run with gradient canaries (white box): worst-case contributions, drawn by the recipe's own sampling.
+    """Attack the whole run with gradient canaries (white box), drawn by the recipe's own sampling.
 
-    Each stands in a training record's place. Out of the set it contributes nothing, or, where neighbours differ by a replaced
-    record, its opposite.
+    Each takes a training example's place. A canary that is out contributes nothing, or, if
+    neighbours differ by a replaced example, its opposite.
     """
     mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
     rng = subject.rng("gradients")
     steps = min(steps, subject.plan.steps)
-    room = coordinates.size if mechanism.joint else max(coordinates.sizes)
-    canaries = min(canaries, room, len(subject.data.train) // 2)
+    most = coordinates.size if mechanism.joint else max(coordinates.sizes)
+    canaries = min(canaries, most, len(subject.data.train) // 2)
     width = max(1, min(16, int(1e8 / (steps * canaries))))
     indices, values = canary_supports(mechanism, coordinates, canaries, width, rng)
     slots = rng.permutation(len(subject.data.train))[:canaries]
@@ -137,10 +143,12 @@ def _run_claim(releases: int, planned: int) -> str:
 def _gradient_scores(
     seen: Tensor, audited: WithCanaries, rate: float, replaced: bool
 ) -> np.ndarray:
-    """Log-likelihood ratios of 'in' over 'out', summed over steps: [steps, canaries, width] -> [canaries].
+    """Log-likelihood ratios of 'in' over 'out', summed over steps: [steps, canaries, width] ->
+    [canaries].
 
-    At each step a canary is there with probability q: log(1 − q + q·exp(x − μ/2)), x the release along it over the noise's
-    variance, μ its squared length over the same. The variance is what was seen, by block and part, not what was declared.
+    At each step a canary is drawn with probability q: log(1 − q + q·exp(x − μ/2)), with x the
+    release along it over the noise's variance, and μ its squared length over the same. The variance
+    is measured, by block and part, not taken from the mechanism.
     """
     kinds = audited.coordinates.kinds()[audited.indices.numpy()]  # [canaries, width]
     variance = torch.empty(audited.values.shape, dtype=torch.float64)
@@ -163,10 +171,10 @@ def _gradient_scores(
 
 @dataclass(frozen=True)
 class WrongTargets:
-    """Records of which some carry another one's target."""
+    """Examples of which some carry another one's target."""
 
     of: Source
-    partner: Tensor  # [n]: whose target a record carries
+    partner: Tensor  # [n]: whose target an example carries
 
     @property
     def groups(self) -> Tensor | None:
@@ -186,9 +194,11 @@ class WrongTargets:
 
 
 def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
-    """The whole run with input canaries (black box): training records with another record's target; how far did their loss fall?
+    """Attack the whole run with input canaries (black box): examples with another's target, by how
+    far their loss fell.
 
-    Out of the set a canary is not there, or, where neighbours differ by a replaced record, has its own target.
+    A canary that is out is not in the training set, or, if neighbours differ by a replaced example,
+    has its own target.
     """
     rng = subject.rng("inputs")
     train = subject.data.train
@@ -244,7 +254,7 @@ def _train(
     steps: int,
     batches: Callable[[np.ndarray], Iterable[Batch]],
 ) -> int:
-    """`steps` steps through the engine, with a ledger of their own; how many releases it counted."""
+    """Take `steps` private steps with a temporary ledger; returns how many releases it counted."""
     noise = subject.noise(subject.key)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)

@@ -12,10 +12,11 @@ from zdp_bench.privacy.mechanism import Block, Mechanism
 
 
 class Coordinates:
-    """A mechanism's blocks as one real vector, isometrically: a canary of norm C there is a contribution of norm C.
+    """Maps a mechanism's blocks to one real vector and back, isometrically.
 
-    A complex entry is two coordinates. A block with hermitian noise is taken back to the real signal whose spectrum it is: only
-    such spectra can occur in it.
+    A canary of norm C in the vector is a contribution of norm C. A complex entry is two
+    coordinates. A block with hermitian noise becomes the real signal whose spectrum it is: only
+    such spectra can occur.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -29,7 +30,7 @@ class Coordinates:
         return block.dtype.startswith("complex") and block.noise != "hermitian"
 
     def of(self, sums: dict[str, Tensor]) -> Tensor:
-        """The blocks' tensors -> [size]."""
+        """Return the vector of the blocks' tensors, [size]."""
         return torch.cat([self._of_block(block, sums[block.name]) for block in self.blocks])
 
     def _of_block(self, block: Block, value: Tensor) -> Tensor:
@@ -38,9 +39,9 @@ class Coordinates:
         return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).flatten()
 
     def add(self, vector: Tensor, to: dict[str, Tensor]) -> None:
-        """[size] -> added to the blocks' tensors."""
+        """Add a vector, [size], to the blocks' tensors."""
         for block, start, size in zip(self.blocks, self.starts, self.sizes, strict=True):
-            # a copy of its own: torch may crash on a complex view of memory that is not aligned for complex numbers
+            # A copy: torch may crash on a complex view of memory that is not aligned for it.
             part = vector[start : start + size].to(to[block.name].real.dtype, copy=True)
             if block.noise == "hermitian":
                 to[block.name] += torch.fft.fftn(
@@ -52,14 +53,15 @@ class Coordinates:
                 to[block.name] += part.view(block.shape)
 
     def kinds(self) -> np.ndarray:
-        """[size] numbers: coordinates that should get the same noise, by block and by part, have the same one."""
-        numbers = []
-        for i, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
-            numbers.append(
-                2 * i
-                + (np.arange(size) % 2 if self._two_parts(block) else np.zeros(size, dtype=int))
-            )
-        return np.concatenate(numbers)
+        """Number the coordinates by block and part, [size]: those of one number should get the same
+        noise.
+        """
+        return np.concatenate(
+            [
+                2 * i + np.arange(size) % (2 if self._two_parts(block) else 1)
+                for i, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True))
+            ]
+        )
 
 
 def canary_supports(
@@ -69,22 +71,24 @@ def canary_supports(
     width: int,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Worst-case contributions with no coordinate in common, hence orthogonal: indices and values, each [canaries, width].
+    """Draw worst-case contributions with no coordinate in common, which makes them orthogonal.
 
-    Each has exactly the mechanism's bound: under a joint bound over all blocks together, else in every block that has room for
-    all canaries.
+    Each has exactly the mechanism's bound: a joint bound over all blocks together, else in every
+    block that is large enough for all canaries.
+
+    Returns:
+        indices and values, each [canaries, width].
     """
-    groups = (
-        [(0, coordinates.size, mechanism.blocks[0].bound)]
-        if mechanism.joint
-        else [
+    if mechanism.joint:
+        groups = [(0, coordinates.size, mechanism.blocks[0].bound)]
+    else:
+        groups = [
             (start, size, block.bound)
             for block, start, size in zip(
                 coordinates.blocks, coordinates.starts, coordinates.sizes, strict=True
             )
             if size >= canaries
         ]
-    )
     indices, values = [], []
     for start, size, bound in groups:
         wide = max(1, min(width, size // canaries))

@@ -1,4 +1,4 @@
-"""What an attack came to: the ε it refutes beside the ε that was claimed, and the verdict."""
+"""The result of an attack: the ε it refutes, the ε that was claimed, and the verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Expected = Literal["passes", "flagged", "skipped", "either"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One attack and what came of it."""
+    """One attack and its result."""
 
     case: str
     claim: str
@@ -38,6 +38,6 @@ class Finding:
         expected: Expected,
         evidence: str,
     ) -> Finding:
-        """With the verdict that the bound gives."""
+        """Make a finding whose verdict follows from the bound."""
         verdict: Verdict = "flagged" if bound > claimed else "passes"
         return Finding(case, claim, claimed, bound, delta, confidence, verdict, expected, evidence)

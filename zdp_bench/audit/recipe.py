@@ -1,4 +1,4 @@
-"""The attack on one release of a recipe's own mechanism, in full size: by the worst contribution, and by hostile records."""
+"""Attack one release of a recipe's own mechanism, in full size."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ from zdp_bench.audit.subject import Subject
 from zdp_bench.privacy.accounting import gdp_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import add_noise
+from zdp_bench.training.step import Total
 
 
 def attack_recipe_release(
     subject: Subject, confidence: float, trials: int = 10_000
 ) -> list[Finding]:
-    """One release of the recipe's own mechanism, in full size: noise drawn by the engine's own function. Two contributions:
+    """Attack one release of the recipe's own mechanism, with noise drawn as in a private step.
 
-    - the worst one: the adversary first watches pure noise, then chooses a vector of exactly the bound where it saw least of it;
-    - a record's: of training records, blown up or not, with another record's target, the one that moves the algorithm's own sum
-      furthest. It finds a clipper that lets more through than the bound.
+    Two contributions are tried:
+    - the worst one: the adversary first watches pure noise, then chooses a vector of exactly the
+      bound in the direction where it saw the least;
+    - a hostile example's: of training examples, scaled up or not, with another example's target,
+      the one that moves the algorithm's own sum furthest. It finds a clipper that lets more through
+      than the bound.
 
-    Where the recipe's noise multiplier promises more than its mechanism gives, a third row holds the first against that promise.
-    Nothing is expected of it: the tight ε beside the recipe's claim already says what is true.
+    If the recipe's noise multiplier promises more than its mechanism gives, a third finding
+    compares the first with that promise. Either verdict is expected: the tight ε beside the claim
+    says what is true.
     """
     mechanism = subject.mechanism
     coordinates = Coordinates(mechanism)
     trials = max(200, min(trials, int(2e8 / coordinates.size)))
-    watched = _watched(coordinates, subject.rng("release"))
+    watched = _choose_watched(coordinates, subject.rng("release"))
     kept = torch.from_numpy(np.concatenate(watched)).to(subject.device)
     moved = _furthest_move(subject, coordinates)
     kinds = torch.from_numpy(coordinates.kinds())
@@ -40,85 +45,58 @@ def attack_recipe_release(
     lengths = (
         torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, kind_of, moved.square()).sqrt()
     )
-    along = (moved / lengths[kind_of].clamp(min=1e-300)).to(
-        subject.device
-    )  # a unit vector in each block and part
+    # a unit vector in each block and part
+    along = (moved / lengths[kind_of].clamp(min=1e-300)).to(subject.device)
     kind_of = kind_of.to(subject.device)
 
     source = subject.noise(subject.key)
     pure = max(200, trials // 10)
     noise = torch.empty(pure + 2 * trials, len(kept) + len(numbers), dtype=torch.float64)
     for i in range(len(noise)):
-        total = {
-            block.name: torch.zeros(
-                block.shape, dtype=getattr(torch, block.dtype), device=subject.device
-            )
-            for block in mechanism.blocks
-        }
-        drawn = coordinates.of(
-            add_noise(total, mechanism, source, 10**9 + i)
-        ).double()  # far from any run's steps
-        projected = torch.zeros(
-            len(numbers), dtype=torch.float64, device=subject.device
-        ).index_add_(0, kind_of, along * drawn)
+        total = Total(mechanism, subject.device).whole()
+        step = 10**9 + i  # far from any run's steps
+        drawn = coordinates.of(add_noise(total, mechanism, source, step)).double()
+        projected = drawn.new_zeros(len(numbers)).index_add_(0, kind_of, along * drawn)
         noise[i] = torch.cat([drawn[kept], projected]).cpu()
 
     def attack(columns: slice, without: Tensor, with_it: Tensor) -> tuple[float, str]:
-        def release(there: bool, count: int) -> Tensor:
-            start = pure + trials * there
-            return noise[start : start + count, columns] + (with_it if there else without)
+        def release(present: bool, count: int) -> Tensor:
+            start = pure + trials * present
+            return noise[start : start + count, columns] + (with_it if present else without)
 
-        return attack_release(
-            release, trials, RELEASE_DELTA, confidence, (with_it - without).numpy()
-        )
+        shift = (with_it - without).numpy()
+        return attack_release(release, trials, RELEASE_DELTA, confidence, shift)
 
-    worst = torch.from_numpy(
-        _worst_contribution(mechanism, watched, noise[:pure, : len(kept)].numpy())
-    )
-    absent = (
-        -worst if mechanism.sampling.shift == 2 else torch.zeros_like(worst)
-    )  # the opposite, where records are replaced
+    seen = noise[:pure, : len(kept)].numpy()
+    worst = torch.from_numpy(_worst_contribution(mechanism, watched, seen))
+    # the opposite, if neighbours differ by a replaced example
+    absent = -worst if mechanism.sampling.shift == 2 else torch.zeros_like(worst)
     by_worst = attack(slice(len(kept)), absent, worst)
-    by_record = attack(slice(len(kept), None), torch.zeros_like(lengths), lengths)
+    by_example = attack(slice(len(kept), None), torch.zeros_like(lengths), lengths)
 
-    def against(
+    def compare(
         case: str, z: float, claim: str, expected: Expected, found: tuple[float, str]
     ) -> Finding:
-        claimed = gdp_epsilon(1 / z, RELEASE_DELTA)
+        named, claimed = f"{subject.config.recipe}: {case}", gdp_epsilon(1 / z, RELEASE_DELTA)
+        bound, evidence = found
         return Finding.of(
-            f"{name}: {case}",
-            claim,
-            claimed,
-            found[0],
-            RELEASE_DELTA,
-            confidence,
-            expected,
-            found[1],
+            named, claim, claimed, bound, RELEASE_DELTA, confidence, expected, evidence
         )
 
-    name, z = subject.config.recipe, mechanism.z
+    z, sigma = mechanism.z, subject.algorithm.noise_multiplier
+    claim = f"its mechanism: z = {z:.4g}"
     findings = [
-        against(
-            "release, worst contribution", z, f"its mechanism: z = {z:.4g}", "passes", by_worst
-        ),
-        against("release, hostile records", z, f"its mechanism: z = {z:.4g}", "passes", by_record),
+        compare("release, worst contribution", z, claim, "passes", by_worst),
+        compare("release, hostile records", z, claim, "passes", by_example),
     ]
-    sigma = float(subject.config.algorithm.options.get("noise_multiplier", 0.0))
     if z < 0.9 * sigma:
-        findings.append(
-            against(
-                "release, as claimed",
-                sigma,
-                f"its noise multiplier: z = {sigma:g}",
-                "either",
-                by_worst,
-            )
-        )
+        claim = f"its noise multiplier: z = {sigma:g}"
+        findings.append(compare("release, as claimed", sigma, claim, "either", by_worst))
     return findings
 
 
-def _watched(coordinates: Coordinates, rng: np.random.Generator) -> list[np.ndarray]:
-    """A few coordinates of every block, 64 or so in all; of a complex block whole entries."""
+def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[np.ndarray]:
+    """Choose about 64 coordinates, a few of every block; whole entries of a complex block."""
     share = max(2, 64 // len(coordinates.blocks))
     watched = []
     for start, size in zip(coordinates.starts, coordinates.sizes, strict=True):
@@ -131,7 +109,9 @@ def _watched(coordinates: Coordinates, rng: np.random.Generator) -> list[np.ndar
 def _worst_contribution(
     mechanism: Mechanism, watched: list[np.ndarray], noise: np.ndarray
 ) -> np.ndarray:
-    """The contribution within the bound that lies where the least noise was seen: over all watched coordinates, or per block."""
+    """Return the contribution of exactly the bound in the direction that got the least noise,
+    jointly or per block.
+    """
     ends = np.cumsum([len(chosen) for chosen in watched])
     parts = [(0, int(ends[-1]), mechanism.blocks[0].bound)]
     if not mechanism.joint:
@@ -147,10 +127,10 @@ def _worst_contribution(
 
 
 def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
-    """How far one hostile record moves the algorithm's own sum, at most: [size], float64.
+    """Return the furthest move of the algorithm's own sum by one hostile example: [size], float64.
 
-    Distances count in standard deviations of each block's noise. Where neighbours differ by a replaced record, it is the
-    furthest that replacing one such record by another goes.
+    Distances count in standard deviations of each block's noise. If neighbours differ by a replaced
+    example, it is the furthest move from one such example to another.
     """
     mechanism = subject.mechanism
     weight = torch.cat(
@@ -164,49 +144,32 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
     wrong = targets.roll(1, dims=0)
 
     def summed(x: Tensor, y: Tensor) -> Tensor:
-        total = {
-            block.name: torch.zeros(
-                block.shape, dtype=getattr(torch, block.dtype), device=subject.device
-            )
-            for block in mechanism.blocks
-        }
+        total = Total(mechanism, subject.device)
         subject.algorithm.accumulate(total, (x, y))
-        return coordinates.of(total).double().cpu()
+        return coordinates.of(total.whole()).double().cpu()
+
+    rest = summed(inputs[:4], targets[:4])
+
+    def move_by(x: Tensor, y: Tensor) -> Tensor:
+        return summed(torch.cat([inputs[:4], x]), torch.cat([targets[:4], y])) - rest
 
     def moves() -> Iterator[Tensor]:
-        rest = summed(inputs[:4], targets[:4])
-        scales = (
-            (1e-2, 1.0, 1e2, 1e4)
-            if inputs.dtype.is_floating_point or inputs.dtype.is_complex
-            else (1,)
-        )
-        for scale in scales:
+        numbers = inputs.dtype.is_floating_point or inputs.dtype.is_complex
+        for scale in (1e-2, 1.0, 1e2, 1e4) if numbers else (1,):
             for i in range(4, len(inputs)):
-                x, y = (
-                    torch.cat([inputs[:4], inputs[i : i + 1] * scale]),
-                    torch.cat([targets[:4], wrong[i : i + 1]]),
-                )
-                yield summed(x, y) - rest
-        for size in (
-            (1e4, 1e10, 1e20) if len(scales) > 1 else ()
-        ):  # all positions alike, so that a layer's terms may cancel
-            alike = (
-                inputs[4:5]
-                .mean(dim=tuple(range(1, inputs.dim())), keepdim=True)
-                .expand_as(inputs[4:5])
-            )
-            yield (
-                summed(torch.cat([inputs[:4], alike * size]), torch.cat([targets[:4], wrong[4:5]]))
-                - rest
-            )
+                yield move_by(inputs[i : i + 1] * scale, wrong[i : i + 1])
+        if numbers:  # all positions alike, so that a layer's terms may cancel
+            one = inputs[4:5]
+            alike = one.mean(dim=tuple(range(1, one.dim())), keepdim=True).expand_as(one)
+            for size in (1e4, 1e10, 1e20):
+                yield move_by(alike * size, wrong[4:5])
 
     def furthest(of: Tensor) -> Tensor:
         best, length = torch.zeros(coordinates.size, dtype=torch.float64), 0.0
         for move in moves():
             shift = move - of
-            if (
-                far := float((weight * shift).norm())
-            ) > length * 1.001:  # most are clipped to one length: rounding must not choose
+            far = float((weight * shift).norm())
+            if far > length * 1.001:  # most are clipped to one length: rounding must not choose
                 best, length = shift, far
         return best
 

@@ -1,6 +1,7 @@
-"""The attack on one release: two neighbouring sums, many releases of each, and the test that tells them apart best.
+"""Attack one release: draw many releases of two neighbouring sums, and test which is which.
 
-The adversary learns the noise's covariance and tests along the direction that gets least of it. Nobody tells it what is wrong.
+The adversary learns the noise's covariance and tests along the direction with the least noise. It
+does not know what is wrong with the mechanism.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ from torch import Tensor
 
 from zdp_bench.audit.bounds import release_bound
 
-# A Gaussian release with multiplier z claims an ε for EVERY δ. Here its attack sees most: the likeliest outcomes decide.
+# A Gaussian release with multiplier z claims an ε for EVERY δ. At this one its attack shows most:
+# the
+# likeliest outcomes decide.
 RELEASE_DELTA = 0.01
-LEARNED = 0.25  # share of the trials from which the adversary learns direction and threshold; the rest is the test
+LEARNED = 0.25  # the share of trials that teach direction and threshold; the rest is the test
 
-# (the record is in?, releases) -> [releases, d] real coordinates, every call with noise of its own
+# (is the example present?, releases) -> [releases, d] real coordinates, every call with fresh noise
 Release = Callable[[bool, int], Tensor]
 
 
 def attack_release(
     release: Release, trials: int, delta: float, confidence: float, shift: np.ndarray | None = None
 ) -> tuple[float, str]:
-    """A lower bound on ε from `trials` releases of each of two neighbours, and the counts behind it.
+    """Return a lower bound on ε from `trials` releases of each of two neighbours, and the counts
+    behind it.
 
     Args:
-        shift: by how much the neighbours' sums differ, where the adversary knows it in these coordinates; else it is learned.
+        shift: the difference of the neighbours' sums, if the adversary knows it; else it is
+            learned.
     """
-    without, with_it = (release(there, trials).double().numpy() for there in (False, True))
+    without, with_it = (release(present, trials).double().numpy() for present in (False, True))
     learned = max(2, round(LEARNED * trials))
     direction = _least_noisy_direction(without[:learned], with_it[:learned], shift)
     scores = [rows @ direction for rows in (without, with_it)]
@@ -47,7 +52,10 @@ def attack_release(
 def _least_noisy_direction(
     without: np.ndarray, with_it: np.ndarray, shift: np.ndarray | None
 ) -> np.ndarray:
-    """Σ⁻¹Δ: the best linear test for Gaussian noise of covariance Σ (Fisher). Where there is no noise it looks nowhere else."""
+    """Σ⁻¹Δ, the best linear test for Gaussian noise of covariance Σ (Fisher).
+
+    A direction without noise decides alone.
+    """
     if shift is None:
         shift = with_it.mean(axis=0) - without.mean(axis=0)
     noise = np.concatenate([without - without.mean(axis=0), with_it - with_it.mean(axis=0)])
@@ -60,7 +68,7 @@ def _least_noisy_direction(
 def _best_threshold(
     without: np.ndarray, with_it: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, int]:
-    """The threshold, and the side of it, whose counts refute most."""
+    """Return the threshold, and its side, whose counts refute most."""
     candidates = np.quantile(np.concatenate([without, with_it]), np.linspace(0.0005, 0.9995, 1000))
     candidates = np.append(candidates, (without.max() + with_it.min()) / 2)
     above = [(rows[None, :] > candidates[:, None]).sum(axis=1) for rows in (without, with_it)]

@@ -1,4 +1,4 @@
-"""What an audit of a recipe attacks: its run, set up as `training.run` sets it up, but not begun."""
+"""The run of a recipe that an audit attacks, set up as `training.run` does, but not begun."""
 
 from __future__ import annotations
 

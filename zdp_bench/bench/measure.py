@@ -1,22 +1,16 @@
-"""Timing by turns, and peak memory by a process of its own.
+"""Time the sides of a comparison by turns.
 
-A shared machine is never twice the same, so the sides of a comparison run one after the other, round after round, a few
-repetitions each. A side's time is its best round, a ratio that of two best rounds; the quartiles of the round-by-round ratio say
-how far to trust it. Timing is torch.utils.benchmark's.
+A shared machine is never twice the same, so the sides run one after the other, round after round, a
+few repetitions each. A side's time is its best round, a ratio that of two best rounds; the
+quartiles of the round-by-round ratio say how far to trust it. Timing is torch.utils.benchmark's.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +25,9 @@ class Step:
     """One side of a comparison, ready to run.
 
     Attributes:
-        run: what is timed.
-        answer: what it computes, before any noise: sides that claim to compute the same are held to it.
+        run: takes the step that is timed.
+        answer: returns what the step computes before noise; sides that compute the same must agree
+            in it.
     """
 
     run: Callable[[], object]
@@ -41,7 +36,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of the best round, and the quartiles of the round-by-round ratio to the baseline's time."""
+    """Milliseconds of the best round, and the quartiles of the round-by-round ratio to the
+    baseline's time.
+    """
 
     milliseconds: float
     low: float
@@ -51,11 +48,17 @@ class Timing:
 def require_agreement(
     steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2
 ) -> dict[str, float | None]:
-    """Largest deviation of every side from the first side that computes the same, relative to its norm; None of that first side.
+    """Return each side's deviation from the first side that computes the same, relative to its
+    norm.
+
+    The first side itself has None.
+
+    Args:
+        tolerance: float32 alone makes 7e-3 on VGG-11, where kernels of different layouts round
+            differently before a max-pooling; a wrong kernel is off by its whole size.
 
     Raises:
-        UserError: one deviates by more than `tolerance`: then their times cannot be compared. (float32 alone makes 7e-3 on
-            VGG-11, where kernels of different layouts round differently before a max-pooling; a wrong one is off by its size.)
+        UserError: a side deviates by more than `tolerance`, so that times cannot be compared.
     """
     firsts: dict[str, Tensor] = {}
     deviations: dict[str, float | None] = {}
@@ -65,7 +68,8 @@ def require_agreement(
         deviation = float((answer - first).norm() / first.norm())
         if not deviation <= tolerance:
             raise UserError(
-                f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing was timed."
+                f"bench: '{name}' is off by {deviation:.1e} from what it is compared with; nothing "
+                "was timed."
             )
         deviations[name] = None if answer is first else deviation
     return deviations
@@ -77,11 +81,10 @@ def by_turns(
     """Time every side by turns for about `seconds` in all, three rounds at least.
 
     Args:
-        baseline: which sides may be the baseline; it is the fastest of them.
+        baseline: tells which sides may be the baseline; it is the fastest of them.
     """
-    from torch.utils.benchmark import (
-        Timer,
-    )  # which looks for a CUDA toolkit, and tells the terminal where it finds none
+    # Imported here: it looks for a CUDA toolkit and prints where it finds none.
+    from torch.utils.benchmark import Timer
 
     timers = {
         name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
@@ -107,97 +110,3 @@ def by_turns(
         return Timing(best[name], quartiles[0], quartiles[2])
 
     return {name: timing(name) for name in runs}
-
-
-def hold_memory() -> bool:
-    """Let freed memory stay with this process, where the C library is glibc; says whether it is.
-
-    glibc hands blocks above 32 MiB back to the system at once, so that every step of every side would pay for fresh pages: seen,
-    a real convolution's 4 ms becoming 19.
-    """
-    no_mmap, no_trim = (
-        (-4, 0),
-        (-1, -1),
-    )  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h; of which -1 is that there is none
-    return _of_glibc("mallopt", *no_mmap) and _of_glibc("mallopt", *no_trim)
-
-
-def _hand_memory_back() -> bool:
-    """Let every freed block of 64 KiB or more go back to the system at once, where the C library is glibc; says whether it does.
-
-    What glibc would keep for later is no need of the step, and differs from run to run: seen, 1.04 to 1.13 times the memory of
-    the non-private step where what both hold at once is the same to 0.2 %.
-    """
-    return _of_glibc("mallopt", -3, 2**16)  # M_MMAP_THRESHOLD
-
-
-def _let_go() -> None:
-    """Hand back what was held and is not used, once, where the C library is glibc."""
-    _of_glibc("malloc_trim", 0)
-
-
-def _of_glibc(function: str, *numbers: int) -> bool:
-    """Whether a function of glibc did as it was told; False where the C library is another."""
-    try:
-        return bool(getattr(ctypes.CDLL("libc.so.6"), function)(*numbers))
-    except (OSError, AttributeError):
-        return False
-
-
-# ---------------------------------------------------------------------------------------------------------- memory
-
-
-def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
-    """Peak memory of a side's step in MiB, weights, batch and noise included, without the interpreter and its libraries.
-
-    A fresh process runs two steps, so that no other side's leavings count, nor what its own allocator keeps in hand. None where
-    the system does not say (Linux does).
-    """
-    if torch.cuda.is_available():
-        return _peak_of(workload, side)
-    if not Path("/proc/self/clear_refs").exists():
-        return None
-    _let_go()  # both processes must fit
-    asked = json.dumps({"workload": workload, "side": side, "threads": threads})
-    child = subprocess.run(
-        [sys.executable, "-m", "zdp_bench.bench.measure", asked],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if child.returncode:
-        said = child.stderr.strip().splitlines() or [
-            f"it was ended with {child.returncode}, as where memory runs out"
-        ]
-        raise UserError(f"bench: '{side}' failed while its memory was measured: {said[-1]}")
-    return float(child.stdout.strip().splitlines()[-1])
-
-
-def _peak_of(workload: dict[str, Any], side: str) -> float:
-    from zdp_bench.bench.steps import SIDES, Workload
-
-    cuda = torch.cuda.is_available()
-    _resident("VmRSS")
-    SIDES["warm"](Workload(**workload))  # libraries that load when first used
-    before = 0.0 if cuda else _resident("VmRSS")
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
-    step = SIDES[side](Workload(**workload))
-    for _ in range(2):
-        step.run()
-    return torch.cuda.max_memory_allocated() / 2**20 if cuda else _resident("VmHWM") - before
-
-
-def _resident(field: str) -> float:
-    """A memory field of this process, MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
-if __name__ == "__main__":
-    question = json.loads(sys.argv[1])
-    torch.set_num_threads(question["threads"])
-    _hand_memory_back()
-    print(_peak_of(question["workload"], question["side"]))

@@ -1,4 +1,4 @@
-"""What `zdp-bench bench` measured, as a page to read and as a CSV that later measurements of single cases join."""
+"""Write what `zdp-bench bench` measured: a page to read, and a CSV that later measurements join."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from zdp_bench.errors import UserError
 class Row:
     """One side of one comparison; ratios are to the fastest side that may be the baseline.
 
-    `deviation`: from the first side that computes the same; None for that side itself, which was compared with nothing.
+    Attributes:
+        deviation: from the first side that computes the same; None for that side itself.
     """
 
     case: str
@@ -37,16 +38,16 @@ class Row:
     note: str = ""
 
 
-Measured = tuple[Row, dict[str, str]]  # and what it was measured on and with
+Measured = tuple[Row, dict[str, str]]  # a row, and what it was measured on and with
 
 
 def machine(facts: dict[str, str]) -> tuple[str, str]:
-    """What ratios are of: device and threads. A table holds what each of several measured, beside each other."""
+    """Return device and threads: only rows that share them are compared."""
     return facts["device"], facts["threads"]
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What the measurement was made on and with."""
+    """Describe what a measurement is made on and with."""
     named = ("torch", "numpy", "opacus")
     on = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({_processor()})"
     return {
@@ -70,7 +71,7 @@ def _processor() -> str:
 
 
 def installed(name: str) -> str | None:
-    """A distribution's version; None where it is not installed."""
+    """Return a distribution's version; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -90,7 +91,7 @@ COLUMNS = (
 
 
 def cells(row: Row) -> dict[str, str]:
-    """A row as it is shown."""
+    """Format a row, by column."""
 
     def shown(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
@@ -116,10 +117,14 @@ def cells(row: Row) -> dict[str, str]:
     )
 
 
-def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, float]]:
-    """Cost against batch: (model, side, ms at batch 0, ms a record, the largest time over the line) of every series.
+def fit_lines(rows: list[Row]) -> list[tuple[str, str, float, float, float]]:
+    """Fit a line a + b·B to the times of every series against its batch B.
 
-    The line a + b·B is fitted by least squares of RELATIVE deviations, so that small batches count as much as large ones.
+    Least squares of RELATIVE deviations, so that small batches count as much as large ones.
+
+    Returns:
+        (model, side, a in ms, b in ms per example, largest time / line) of every series of 3 or
+        more.
     """
     series: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
@@ -144,34 +149,36 @@ def lines_in_the_batch(rows: list[Row]) -> list[tuple[str, str, float, float, fl
 
 
 def as_markdown(table: str, measured: list[Measured]) -> str:
-    """One table for each case and machine."""
+    """Write one table for each case and machine."""
     lines = [
         f"# Measured: {table}",
         "",
-        f"`zdp-bench bench {table}` made this. Times are the best of rounds taken by turns; the baseline of a case is its",
-        "fastest non-private side or, where operations are compared, 'real': torch's default layout. Only the ratios travel to",
-        "another machine. 'Agrees to': the deviation from the first side that computes the same; empty where there is none.",
-        "Peak memory: the most that a step holds at once, in a process of its own, without what an allocator keeps for later.",
+        f"`zdp-bench bench {table}` made this. Times are the best of rounds taken by turns; the "
+        "baseline of a case is its",
+        "fastest non-private side or, where operations are compared, 'real': torch's default "
+        "layout. Only the ratios travel to",
+        "another machine. 'Agrees to': the deviation from the first side that computes the same; "
+        "empty where there is none.",
+        "Peak memory: the most that a step holds at once, in a process of its own, without what an "
+        "allocator keeps for later.",
         "",
     ]
     machines = dict.fromkeys(machine(facts) for _, facts in measured)
     for case in dict.fromkeys(row.case for row, _ in measured):
         lines += [f"## {case}", ""]
+        of_case = [(row, facts) for row, facts in measured if row.case == case]
         for on in machines:
-            if own := [
-                (row, facts) for row, facts in measured if row.case == case and machine(facts) == on
-            ]:
+            if own := [(row, facts) for row, facts in of_case if machine(facts) == on]:
+                known = own[0][1].items()
                 others = ", ".join(
-                    f"{key} {value}"
-                    for key, value in own[0][1].items()
-                    if key not in ("device", "threads")
+                    f"{key} {value}" for key, value in known if key not in ("device", "threads")
                 )
                 lines += [f"On {on[0]}, {on[1]} threads ({others}).", ""]
                 lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
                 lines += ["| " + " | ".join(cells(row).values()) + " |" for row, _ in own]
                 lines.append("")
     fitted = {
-        on: lines_in_the_batch([row for row, facts in measured if machine(facts) == on])
+        on: fit_lines([row for row, facts in measured if machine(facts) == on])
         for on in machines
         if table == "scaling"
     }
@@ -193,34 +200,34 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
 
 
 def as_csv(measured: list[Measured]) -> str:
-    """The numbers, and on every line what they were measured on."""
+    """Write the numbers, and on every line what they were measured on."""
     out = io.StringIO()
-    facts_told = dict.fromkeys(
-        key for _, facts in measured for key in facts
-    )  # another version may have told more, or less
-    writer = csv.DictWriter(out, [*asdict(measured[0][0]), *facts_told], lineterminator="\n")
+    # Another version may have written more facts, or fewer.
+    facts = dict.fromkeys(key for _, known in measured for key in known)
+    writer = csv.DictWriter(out, [*asdict(measured[0][0]), *facts], lineterminator="\n")
     writer.writeheader()
-    for row, facts in measured:
+    for row, known in measured:
         plain = {
             key: float(f"{value:.6g}") if isinstance(value, float) else value
             for key, value in asdict(row).items()
         }
-        writer.writerow({**plain, **facts})
+        writer.writerow({**plain, **known})
     return out.getvalue()
 
 
 def read_csv(path: Path) -> list[Measured]:
-    """What `as_csv` wrote.
+    """Read what `as_csv` wrote.
 
     Raises:
-        UserError: it did not.
+        UserError: the file is something else.
     """
     kinds = {field.name: str(field.type) for field in fields(Row)}
     measured = []
     reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     if lacking := {*kinds, "device", "threads"} - {*(reader.fieldnames or ())}:
         raise UserError(
-            f"{path}: has no column '{min(lacking)}', as a table of `zdp-bench bench` has; move it away, and measure again."
+            f"{path}: has no column '{min(lacking)}', as a table of `zdp-bench bench` has; move it "
+            "away, and measure again."
         )
     for line in reader:
         values: dict[str, Any] = {}

@@ -1,7 +1,8 @@
-"""The sides of a comparison: one training step of one model, done in different ways. Every side builds its own model from the
-same seed, and takes a whole step: forward, backward, clipping, noise, update.
+"""The sides of a comparison: one training step of one model, taken in different ways.
 
-The private sides of ours are `engine.private_step` itself; only the ledger is left out, which other frameworks do not keep.
+Every side builds its own model from the same seed and takes a whole step: forward, backward,
+clipping, noise, update. Our private sides run `training.step.private_step` itself, without the
+ledger, which other frameworks do not keep.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
+from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
@@ -35,9 +36,10 @@ BOUND, RATE = 1.0, 1e-3
 
 @dataclass(frozen=True)
 class Workload:
-    """One model on one batch of random records, and the optimizer of every side.
+    """One model on one batch of random examples, and the optimizer of every side.
 
-    `loss`: squares (of [B, 1] outputs), classes, or map (mean square of a map).
+    Attributes:
+        loss: squares (of [B, 1] outputs), classes, or map (mean square of a map).
     """
 
     model: str
@@ -59,8 +61,10 @@ class Workload:
         )
         return model.to(device())
 
-    def records(self, last: bool) -> Batch:
-        """Inputs and targets; `last`: maps channels-last in memory, the layout that suits convolutions best."""
+    def examples(self, last: bool) -> Batch:
+        """Inputs and targets; `last`: maps channels-last in memory, the layout that suits
+        convolutions best.
+        """
         torch.manual_seed(1)
         dtype = torch.complex64 if self.is_complex else torch.float32
         inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
@@ -70,7 +74,7 @@ class Workload:
         return inputs, torch.randn(self.batch, self.outputs, device=device())
 
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[B]."""
+        """One loss per example, [B]."""
         if self.loss == "classes":
             return F.cross_entropy(outputs, targets, reduction="none")
         if self.loss == "map":
@@ -85,12 +89,12 @@ class Workload:
 
 
 def device() -> torch.device:
-    """CUDA where there is one."""
+    """CUDA if there is a GPU, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:
-    """All tensors in one real vector."""
+    """Join all tensors in one real vector."""
     return torch.cat(
         [
             torch.view_as_real(t.resolve_conj()).flatten() if t.is_complex() else t.flatten()
@@ -99,7 +103,7 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- non-private
+# -------------------------------------------------------------------------------------- non-private
 
 
 def non_private(
@@ -109,11 +113,16 @@ def non_private(
     native: bool = False,
     compiled: bool = False,
 ) -> Step:
-    """Forward, backward, update. native: with torch's own complex convolutions; compiled: by `torch.compile`."""
+    """Forward, backward, update.
+
+    Args:
+        native: with torch's own complex convolutions.
+        compiled: by `torch.compile`.
+    """
     model = workload.build()
     if native:
         as_native(model)
-    inputs, targets = workload.records(last)
+    inputs, targets = workload.examples(last)
     size = micro_batch or workload.batch
     optimizer = workload.optimizer_of(model.parameters())
     forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
@@ -127,7 +136,7 @@ def non_private(
         optimizer.step()
         optimizer.zero_grad(
             set_to_none=True
-        )  # as the others: a side that waits for its turn holds its weights and no more
+        )  # a side that waits for its turn holds its weights only
 
     def answer() -> Tensor:
         backward()
@@ -145,7 +154,7 @@ def non_private(
 
 
 def as_native(module: nn.Module) -> None:
-    """Put torch's own complex convolutions in the place of ours, weights and all."""
+    """Replace our complex convolutions by torch's own, with the same weights."""
     twins: dict[type[nn.Module], type[nn.Module]] = {
         ComplexConv2d: nn.Conv2d,
         ComplexConvTranspose2d: nn.ConvTranspose2d,
@@ -162,7 +171,7 @@ def as_native(module: nn.Module) -> None:
         as_native(child)
 
 
-# ------------------------------------------------------------------------------------------------------------ private
+# ------------------------------------------------------------------------------------------ private
 
 
 class _NoLedger(Ledger):
@@ -182,19 +191,15 @@ class _NoLedger(Ledger):
 def private(
     workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None
 ) -> Step:
-    """Our engine, noise and all, with DP-SGD."""
+    """Our private step with DP-SGD, noise included."""
     options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
     return _engine_step(workload, lambda problem: ZetaDPSGD(problem, **options), last, micro_batch)
 
 
 def of_algorithm(name: str, workload: Workload) -> Step:
-    """Our engine with any of the algorithms, as its defaults have it."""
-    return _engine_step(
-        workload,
-        lambda problem: lookup("algorithm", name)(
-            problem, noise_multiplier=1.0, max_grad_norm=BOUND
-        ),
-    )
+    """Our private step with another algorithm at its defaults."""
+    options = {"noise_multiplier": 1.0, "max_grad_norm": BOUND}
+    return _engine_step(workload, lambda problem: lookup("algorithm", name)(problem, **options))
 
 
 def _engine_step(
@@ -204,7 +209,7 @@ def _engine_step(
     micro_batch: int | None = None,
 ) -> Step:
     model = workload.build()
-    inputs, targets = workload.records(last)
+    inputs, targets = workload.examples(last)
     size = micro_batch or workload.batch
     sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
     algorithm = build(Problem(model, workload.loss_of, sampling, like=inputs[:0]))
@@ -217,15 +222,12 @@ def _engine_step(
     steps = count()
 
     def run() -> None:
-        private_step(
-            training, next(steps), batches(), workload.batch
-        )  # fresh noise: the same again would march the weights off
+        # A new number, so fresh noise: the same again would march the weights off.
+        private_step(training, next(steps), batches(), workload.batch)
 
     def answer() -> Tensor:
         total = Total(algorithm.mechanism(), inputs.device)
-        for batch in (
-            batches()
-        ):  # as `run` takes them: a side of one record at a time adds up one record at a time
+        for batch in batches():  # in the same pieces as `run`
             algorithm.accumulate(total, batch)
         return flat(total)
 
@@ -233,9 +235,11 @@ def _engine_step(
 
 
 def loop(workload: Workload) -> Step:
-    """One record after the other, forward, backward, clip: what can be done without any per-sample machinery."""
+    """Forward, backward and clipping, one example after the other: what needs no per-sample
+    machinery.
+    """
     model = workload.build()
-    inputs, targets = workload.records(last=False)
+    inputs, targets = workload.examples(last=False)
     parameters = dict(model.named_parameters())
     optimizer = workload.optimizer_of(model.parameters())
 
@@ -262,16 +266,19 @@ def loop(workload: Workload) -> Step:
 
 
 def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> Step:
-    """Opacus's own step. Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too small)."""
-    warnings.filterwarnings(
-        "ignore", message="Full backward hook is firing"
-    )  # Opacus's own hooks, on a first layer
+    """Opacus's own step.
+
+    Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too
+    small).
+    """
+    # from Opacus's own hooks on a first layer
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     model = workload.build()
-    inputs, targets = workload.records(last=False)
+    inputs, targets = workload.examples(last=False)
     plain = workload.optimizer_of(model.parameters())
     common: dict[str, Any] = {
         "noise_multiplier": 1.0,
@@ -319,7 +326,9 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
 
 
 class _Criterion(nn.Module):
-    """A loss as Opacus's ghost mode wants it: one number a record, [B], whatever `reduction` says."""
+    """A loss as Opacus's ghost mode wants it: one number per example, [B], whatever `reduction`
+    says.
+    """
 
     reduction = "sum"
 
@@ -332,7 +341,9 @@ class _Criterion(nn.Module):
 
 
 def _warm(workload: Workload) -> Step:
-    """Every kernel once, on the smallest batch, so that a library's own memory is not taken for a step's."""
+    """Run every kernel once on a tiny batch, so that a library's own memory does not count as the
+    step's.
+    """
     tiny = Workload(
         "complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]}
     )
@@ -341,7 +352,7 @@ def _warm(workload: Workload) -> Step:
     return step
 
 
-# What a side is called in the tables -> how it is built. The first word says what it computes.
+# name of a side in the tables -> how to build it; the first word says what it computes
 SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
     "non-private": non_private,
@@ -358,18 +369,21 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, Opacus functorch": lambda w: opacus(w, "functorch"),
     "private, Opacus ghost": lambda w: opacus(w, "ghost"),
 }
-# The other algorithms: each computes something of its own, so none has to agree with another.
+# The other algorithms compute different things, so none has to agree with another.
 ALGORITHMS = {"DP-DFA": "dp_dfa", "Spectral-DP": "spectral_dp", "GReDP": "gredp"}
 SIDES |= {side: partial(of_algorithm, name) for side, name in ALGORITHMS.items()}
 
 
 def computes(side: str) -> str:
-    """'gradient', 'clipped sum' or an algorithm of its own: sides that compute the same must agree."""
+    """Name what a side computes: 'gradient', 'clipped sum' or its algorithm.
+
+    Sides of one name must agree.
+    """
     if side in ALGORITHMS:
         return side
     return "gradient" if side.startswith("non-private") else "clipped sum"
 
 
 def may_be_baseline(side: str) -> bool:
-    """Our own non-private step, in any layout and micro-batch; never torch's slow one."""
+    """True for our own non-private step, in any layout and micro-batch; never torch's slow one."""
     return side.startswith("non-private") and "torch's" not in side

@@ -18,7 +18,7 @@ from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.cli.streams import lasting_output
 from zdp_bench.errors import UserError
-from zdp_bench.training.interrupts import Stopped, between_runs, refused
+from zdp_bench.training.interrupts import Stopped, explain_os_error, stop_on_sigterm
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
@@ -43,7 +43,7 @@ def _carry_out(words: list[str]) -> int:
     options = parse_arguments(words)
     try:
         refuse_launcher(options)
-        with between_runs():
+        with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
         _say(str(error))
@@ -55,7 +55,7 @@ def _carry_out(words: list[str]) -> int:
         _say("interrupted; the same command goes on from the last checkpoint.")
         return 130
     except OSError as error:
-        if (explained := refused(error)) is None:
+        if (explained := explain_os_error(error)) is None:
             raise
         _say(str(explained))
         return 2

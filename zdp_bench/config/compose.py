@@ -1,11 +1,10 @@
-"""Hydra, set up on our YAML: what groups, names and keys there are."""
+"""Hydra, set up on our YAML: the groups, names and keys there are."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,18 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from zdp_bench import assets
 from zdp_bench.config.schema import GROUPS, PLUGIN_KINDS
-from zdp_bench.registry import lookup, names
+from zdp_bench.registry import installed, lookup, names
 
-# Hydra copies its sources at every composition, and with them all that is stored. There is one store, and it gives out copies.
+# Hydra copies the store at every composition, although the store gives out copies itself.
 ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 
 @contextmanager
 def hydra_session() -> Iterator[Any]:
-    """Hydra, set up on our config folder; yields hydra's own driver object (`compose_config`, `run`, `multirun`)."""
+    """Set Hydra up on our folder; yields its driver (`compose_config`, `run`, `multirun`)."""
     from hydra import initialize_config_dir
 
-    register_yaml()
+    _register_yaml()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(assets.CONF), job_name="zdp-bench", version_base="1.3"):
         driver = GlobalHydra.instance().hydra
@@ -34,46 +33,43 @@ def hydra_session() -> Iterator[Any]:
         yield driver
 
 
-def register_yaml() -> None:
-    """Enter `recipes/*.yaml` and `datasets/*.yaml` (without their cards) into Hydra's ConfigStore as config groups."""
-    for name, path in assets.group(assets.RECIPES).items():
+def _register_yaml() -> None:
+    """Enter recipes, data sets (without their cards) and other packages' plug-ins into Hydra."""
+    for name, path in files("recipe").items():
         _store("recipe", name, path, {**assets.read_yaml(path), "recipe": name}, "_global_")
-    for name, path in assets.group(assets.DATASETS).items():
+    for name, path in files("dataset").items():
         options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
         _store("dataset", name, path, options, "dataset")
-    if entry_points(group="zdp_bench.plugins"):
-        for kind in PLUGIN_KINDS:
-            for name in set(names(kind)) - set(files(kind)):
-                builder = lookup(kind, name)
-                _store(kind, name, builder, {"name": name} | defaults(builder), kind)
+    for kind in PLUGIN_KINDS:
+        for name in set(group_options(kind)) - set(files(kind)):
+            builder = lookup(kind, name)
+            _store(kind, name, builder, {"name": name} | defaults(builder), kind)
 
 
-_STORED: dict[
-    tuple[str, str], Any
-] = {}  # (group, name) -> what it was made of: Hydra takes 10 ms to store what it has already
+_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made from
 
 
 def _store(group: str, name: str, source: Any, node: dict[str, Any], package: str) -> None:
+    """Enter one config, unless the same is there: Hydra takes 10 ms for each."""
     if _STORED.get((group, name)) != source:
         ConfigStore.instance().store(group=group, name=name, node=node, package=package)
         _STORED[group, name] = source
 
 
 def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
-    """The YAML that a plug-in of another package would have: its options, with their defaults."""
-    options = (
-        p
-        for p in inspect.signature(builder).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    )
+    """Return a builder's options with their defaults; MISSING where there is none."""
+    parameters = inspect.signature(builder).parameters.values()
+    options = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     return {p.name: MISSING if p.default is inspect.Parameter.empty else p.default for p in options}
 
 
 def choose(key: Any, options: dict[Any, Any]) -> Any:
-    """What stands for `key` among `options`: one key of a recipe follows another, `${choose:${model.name},{lenet5: 1, ...}}`.
+    """Return the entry of `key`, so that one key of a recipe may follow another.
+
+    In YAML: `${choose:${model.name},{lenet5: 1, ...}}`.
 
     Raises:
-        KeyError: nothing does; the sentence says what does.
+        KeyError: there is none; the sentence lists what there is.
     """
     found = {str(name): value for name, value in options.items()}
     if str(key) not in found:
@@ -85,60 +81,51 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 
 def group_options(group: str) -> list[str]:
-    """The names of a config group: its files', and those of other packages' plug-ins."""
-    others = (
-        names(group) if group in PLUGIN_KINDS and entry_points(group="zdp_bench.plugins") else []
-    )
+    """Return the names of a config group: its files, and other packages' plug-ins."""
+    others = names(group) if group in PLUGIN_KINDS and installed() else []
     return sorted({*files(group), *others})
 
 
 def files(group: str) -> dict[str, Path]:
-    """The YAML files of a config group, by name."""
+    """Return the YAML files of a config group by name."""
     folders = {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
     return assets.group(folders.get(group, assets.CONF / group))
 
 
 def chosen(overrides: list[str], group: str) -> list[str]:
-    """The name that a group has with these overrides; all of them, where they sweep over several."""
-    said = next(
-        (o.partition("=")[2].split(",") for o in reversed(overrides) if o.startswith(f"{group}=")),
-        [],
+    """Return the names that the overrides give a group: one, or several in a sweep."""
+    values = [o.partition("=")[2] for o in overrides if o.startswith(f"{group}=")]
+    names = (
+        [name for name in values[-1].split(",") if name in group_options(group)] if values else []
     )
-    return [name for name in said if name in group_options(group)] or [
-        str(_with_groups(overrides)[group].name)
-    ]
+    return names or [str(_compose_choices(overrides)[group].name)]
 
 
-def _with_groups(overrides: list[str]) -> DictConfig:
-    """The configuration with the recipe and the names that the overrides choose, and none of their keys."""
+def known_keys(overrides: list[str]) -> list[str]:
+    """Return every group and dotted key of the recipe and plug-ins that the overrides name."""
+    config = _compose_choices(overrides)
+    return [*GROUPS, *_dotted(OmegaConf.to_container(config, resolve=False))]
+
+
+def _compose_choices(overrides: list[str]) -> DictConfig:
+    """Compose the recipe and the plug-ins that the overrides choose, without their other words."""
     from hydra import compose as hydra_compose
 
     words = dict(override.split("=", 1) for override in overrides if "=" in override)
-    choices = {
+    choices = {"recipe": "quickstart"} | {
         group: words[group]
         for group in ("recipe", *GROUPS)
         if words.get(group) in group_options(group)
     }
     with hydra_session():
-        return hydra_compose(
-            "config",
-            overrides=[
-                f"{key}={name}" for key, name in ({"recipe": "quickstart"} | choices).items()
-            ],
-        )
+        return hydra_compose("config", [f"{key}={name}" for key, name in choices.items()])
 
 
-def known_keys(overrides: list[str]) -> list[str]:
-    """Every dotted key and group there is, in the recipe and with the plug-ins that the overrides name."""
-    config = _with_groups(overrides)
-    return [*GROUPS, *dotted(OmegaConf.to_container(config, resolve=False))]
-
-
-def dotted(node: Any, prefix: str = "") -> list[str]:
-    """The dotted names of a nested mapping's leaves and branches."""
+def _dotted(node: Any, prefix: str = "") -> list[str]:
+    """Return the dotted names of a nested mapping's leaves and branches."""
     if not isinstance(node, dict):
         return []
     names = []
     for key, value in node.items():
-        names += [f"{prefix}{key}", *dotted(value, f"{prefix}{key}.")]
+        names += [f"{prefix}{key}", *_dotted(value, f"{prefix}{key}.")]
     return names

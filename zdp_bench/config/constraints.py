@@ -1,16 +1,39 @@
-"""Values that are of the right type and still wrong: out of range, or in contradiction to one another."""
+"""Values of the right type that are still wrong: out of range, or contradicting one another."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from operator import attrgetter
 
-from zdp_bench.config.ranges import MOST_PREFETCHED, require_count, require_threads
-from zdp_bench.config.schema import REPLACEMENTS, Run
+from zdp_bench.config.ranges import require_count, require_threads
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accounting import MOST
 from zdp_bench.registry import lookup
+
+# The least value of every count; `MOST` is the largest.
+COUNTS = {
+    "trainer.batch_size": 1,
+    "trainer.epochs": 1,
+    "trainer.checkpoint_epochs": 1,
+    "privacy.range_test_steps": 0,
+    "execution.checkpoint_steps": 1,
+}
+MOST_PREFETCHED = 1024
+MANY = f"must be at most {MOST_PREFETCHED}: that many micro-batches are held in memory"
+POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: value > 0, "must be positive")
+RANGES: list[tuple[str, Callable[[float], bool], str]] = [
+    ("trainer.sample_rate", lambda value: 0 < value <= 1, "must lie in (0, 1]"),
+    ("privacy.delta", lambda value: 0 < value < 1, "must lie in (0, 1)"),
+    ("privacy.max_epsilon", *POSITIVE),
+    ("privacy.target_epsilon", *POSITIVE),
+    ("privacy.claimed_epsilon", *POSITIVE),
+    ("execution.prefetch", lambda value: value >= 0, "must be 0 or more"),
+    ("execution.prefetch", lambda value: value <= MOST_PREFETCHED, MANY),
+    ("seed", lambda value: value >= 0, "must be 0 or more"),
+]
 
 
 def check_values(run: Run) -> None:
@@ -19,112 +42,64 @@ def check_values(run: Run) -> None:
     Raises:
         UserError: names the first that cannot.
     """
+    _check_sampling(run)
+    for key, least in COUNTS.items():
+        require_count(key, attrgetter(key)(run), least)
+    for key, holds, rule in RANGES:
+        value = attrgetter(key)(run)
+        require(value is None or holds(value), key, value, rule)
+    require_threads("threads", run.threads)
+    _check_steps(run)
+    _check_calibration(run)
+    _check_federated(run)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
+        raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+
+
+def _check_sampling(run: Run) -> None:
     trainer = run.trainer
-    schemes = ("poisson", "uniform", "shuffled")
-    if trainer.sampling not in schemes:
-        raise unknown("trainer.sampling", trainer.sampling, schemes)
+    rate, size = trainer.sample_rate, trainer.batch_size
     if trainer.sampling == "poisson":
-        one = trainer.sample_rate is not None or trainer.batch_size is not None
-        require(
-            one,
-            "trainer.sample_rate",
-            None,
-            "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size",
-        )
-    one = (trainer.batch_size is None) != (trainer.sample_rate is None)
+        rule = "Poisson sampling needs a rate, such as 0.01, or trainer.batch_size"
+        require(rate is not None or size is not None, "trainer.sample_rate", None, rule)
     rule = f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both"
-    require(one, "trainer.batch_size", trainer.batch_size, rule)
-    rate = trainer.sample_rate
-    require(rate is None or 0 < rate <= 1, "trainer.sample_rate", rate, "must lie in (0, 1]")
-    require_count("trainer.batch_size", trainer.batch_size)
-    require_count("trainer.epochs", trainer.epochs)
-    most = f"with trainer.epochs={trainer.epochs} makes more than {MOST:,} steps; take a larger rate or fewer epochs"
-    require(rate is None or trainer.epochs / rate <= MOST, "trainer.sample_rate", rate, most)
-    micro_batch = trainer.micro_batch
+    require((size is None) != (rate is None), "trainer.batch_size", size, rule)
+    private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
+    if private and trainer.sampling == "shuffled":
+        raise UserError(
+            f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: "
+            "shuffled batches carry no ε here. Use trainer=poisson or trainer=uniform."
+        )
+
+
+def _check_steps(run: Run) -> None:
+    """Check what a step takes and how many there are."""
+    rate, epochs, micro_batch = run.trainer.sample_rate, run.trainer.epochs, run.trainer.micro_batch
+    rule = (
+        f"with trainer.epochs={epochs} makes more than {MOST:,} steps; "
+        "take a larger rate or fewer epochs"
+    )
+    require(rate is None or epochs / rate <= MOST, "trainer.sample_rate", rate, rule)
     if isinstance(micro_batch, str) and micro_batch != "auto":
         raise UserError(
             f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null."
         )
     require_count("trainer.micro_batch", micro_batch if isinstance(micro_batch, int) else None)
-    require_count("trainer.checkpoint_epochs", trainer.checkpoint_epochs)
-    require_count("privacy.range_test_steps", run.privacy.range_test_steps, least=0)
-    require(0 < run.privacy.delta < 1, "privacy.delta", run.privacy.delta, "must lie in (0, 1)")
-    for key in ("max_epsilon", "target_epsilon", "claimed_epsilon"):
-        value = getattr(run.privacy, key)
-        require(value is None or value > 0, f"privacy.{key}", value, "must be positive")
-    _check_calibration(run)
-    _check_federated(run)
-    replacement = run.replace_batchnorm
-    if replacement not in (None, *REPLACEMENTS):
-        raise unknown("model.replace_batchnorm", str(replacement), [*REPLACEMENTS, "null"])
-    require(run.seed >= 0, "seed", run.seed, "must be 0 or more")
-    require_threads("threads", run.threads)
-    private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
-    if private and trainer.sampling == "shuffled":
-        raise UserError(
-            f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches carry no ε here. "
-            "Use trainer=poisson or trainer=uniform."
-        )
-    every, prefetch = run.execution.checkpoint_steps, run.execution.prefetch
-    require_count("execution.checkpoint_steps", every)
-    require(prefetch is None or prefetch >= 0, "execution.prefetch", prefetch, "must be 0 or more")
-    few = f"must be at most {MOST_PREFETCHED}: that many micro-batches are held in memory"
-    require(prefetch is None or prefetch <= MOST_PREFETCHED, "execution.prefetch", prefetch, few)
-    if run.precision not in (None, "tf32", "bf16"):
-        raise unknown("precision", str(run.precision), ("tf32", "bf16", "null"))
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
-        raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
-
-
-def check_typed(run: Run, said: Collection[str]) -> None:
-    """Refuse what a user typed and nothing would read. A recipe may say it: there, other words overrule it.
-
-    Args:
-        said: the keys that were typed.
-
-    Raises:
-        UserError: names the first such key.
-    """
-    for key in sorted(said):
-        if (
-            run.federated.nodes is None
-            and key.startswith("federated.")
-            and key != "federated.nodes"
-        ):
-            raise UserError(
-                f"{key}: a central run does not read it; add federated.nodes=N, or leave it out."
-            )
-        if (
-            run.claims.table is None
-            and key in ("claims.row", "claims.variant")
-            and getattr(run.claims, key[7:]) is not None
-        ):
-            raise UserError(
-                f"{key}={getattr(run.claims, key[7:])}: of no table; add claims.table=PAPER/N, or leave it out."
-            )
-    for key in ("target_epsilon", "claimed_epsilon"):
-        target = getattr(run.privacy, key)
-        if target is not None and "algorithm.noise_multiplier" in said:
-            raise UserError(
-                f"algorithm.noise_multiplier={run.algorithm.options['noise_multiplier']:g}: privacy.{key}={target:g} would "
-                f"replace it; leave one of them out, or say privacy.{key}=null."
-            )
 
 
 def _check_calibration(run: Run) -> None:
-    """A noise multiplier is calibrated to one ε at most, and only where there is one."""
-    asked = [
-        key
-        for key in ("target_epsilon", "claimed_epsilon")
-        if getattr(run.privacy, key) is not None
-    ]
+    """Check that one ε at most sets the noise, and that the budget is not spent at once."""
+    keys = ("target_epsilon", "claimed_epsilon")
+    asked = [key for key in keys if getattr(run.privacy, key) is not None]
     if len(asked) > 1:
         raise UserError(
-            "privacy.target_epsilon and privacy.claimed_epsilon each set algorithm.noise_multiplier: give one of them."
+            "privacy.target_epsilon and privacy.claimed_epsilon each set "
+            "algorithm.noise_multiplier: give one of them."
         )
     if asked and "noise_multiplier" not in run.algorithm.options:
         raise UserError(
-            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier that could reach an ε. "
+            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: "
+            "it has no noise_multiplier that could reach an ε. "
             "Choose a private algorithm, or leave the key out."
         )
     budget, target = run.privacy.max_epsilon, run.privacy.target_epsilon
@@ -132,61 +107,62 @@ def _check_calibration(run: Run) -> None:
         return
     if target is not None and target > budget:
         raise UserError(
-            f"privacy.max_epsilon={budget:g} with privacy.target_epsilon={target:g}: the budget would end the run before it has "
-            "the ε that its noise is for. Raise the budget, lower the target, or leave one of them out."
+            f"privacy.max_epsilon={budget:g} with privacy.target_epsilon={target:g}: the budget "
+            "would end the run before it has the ε that its noise is for. "
+            "Raise the budget, lower the target, or leave one of them out."
         )
-    without = run.privacy.claimed_epsilon == math.inf or (
-        not asked and not run.algorithm.options.get("noise_multiplier")
-    )
-    if without:
+    noiseless = not asked and not run.algorithm.options.get("noise_multiplier")
+    if noiseless or run.privacy.claimed_epsilon == math.inf:
         raise UserError(
-            f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name} and no noise: ε is ∞ at the first step, so "
-            "there would be none. Add noise, or leave the budget out."
+            f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name} and no noise: "
+            "ε is ∞ at the first step, so there would be none. "
+            "Add noise, or leave the budget out."
         )
 
 
 def _check_federated(run: Run) -> None:
-    federated = run.federated
-    if federated.nodes is None:
+    federated, nodes = run.federated, run.federated.nodes
+    if nodes is None:
         return
-    nodes, least = federated.nodes, federated.min_nodes
     require_count("federated.nodes", nodes)
-    require(
-        least is None or 1 <= least <= nodes,
-        "federated.min_nodes",
-        least,
-        f"must lie between 1 and the {nodes} nodes",
-    )
+    least, node = federated.min_nodes, federated.node
+    rule = f"must lie between 1 and the {nodes} nodes"
+    require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)
     require_count("federated.local_steps", federated.local_steps)
-    require(
-        0 < federated.local_lr < math.inf,
-        "federated.local_lr",
-        federated.local_lr,
-        "must be positive and finite",
-    )
-    require(
-        federated.patience > 0,
-        "federated.patience",
-        federated.patience,
-        "must be positive: it is in seconds",
-    )
-    for key, value, allowed in (
-        ("patients", federated.patients, ("split", "own")),
-        ("backend", federated.backend, ("serial", "ray")),
-    ):
-        if value not in allowed:
-            raise unknown(f"federated.{key}", value, allowed)
-    which = f"must lie between 0 and {nodes - 1}"
-    require(
-        federated.node is None or 0 <= federated.node < nodes,
-        "federated.node",
-        federated.node,
-        which,
-    )
-    shuffled = (
-        "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
-    )
-    require(run.trainer.sampling != "shuffled", "trainer.sampling", run.trainer.sampling, shuffled)
+    lr, patience = federated.local_lr, federated.patience
+    require(0 < lr < math.inf, "federated.local_lr", lr, "must be positive and finite")
+    require(patience > 0, "federated.patience", patience, "must be positive: it is in seconds")
+    rule = f"must lie between 0 and {nodes - 1}"
+    require(node is None or 0 <= node < nodes, "federated.node", node, rule)
+    sampling = run.trainer.sampling
+    rule = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
+    require(sampling != "shuffled", "trainer.sampling", sampling, rule)
+
+
+def check_typed(run: Run, typed: Collection[str]) -> None:
+    """Refuse keys that a user typed and the run would not read; a recipe may set them.
+
+    Raises:
+        UserError: names the first such key.
+    """
+    for key in sorted(typed):
+        section, _, name = key.partition(".")
+        if section == "federated" and name not in ("", "nodes") and run.federated.nodes is None:
+            raise UserError(
+                f"{key}: a central run does not read it; add federated.nodes=N, or leave it out."
+            )
+        if key in ("claims.row", "claims.variant") and run.claims.table is None:
+            value = getattr(run.claims, name)
+            rule = "of no table; add claims.table=PAPER/N, or leave it out"
+            require(value is None, key, value, rule)
+    for key in ("target_epsilon", "claimed_epsilon"):
+        epsilon = getattr(run.privacy, key)
+        if epsilon is not None and "algorithm.noise_multiplier" in typed:
+            noise = run.algorithm.options["noise_multiplier"]
+            raise UserError(
+                f"algorithm.noise_multiplier={noise:g}: privacy.{key}={epsilon:g} would replace "
+                f"it; leave one of them out, or say privacy.{key}=null."
+            )
 
 
 def require_central(run: Run, verb: str) -> None:
@@ -197,6 +173,6 @@ def require_central(run: Run, verb: str) -> None:
     """
     if run.federated.nodes is not None:
         raise UserError(
-            f"zdp-bench {verb} takes one training set: add federated.nodes=null. A node of a federation takes the same steps, "
-            "with the same mechanism, on its own."
+            f"zdp-bench {verb} takes one training set: add federated.nodes=null. A node of a "
+            "federation takes the same steps, with the same mechanism, on its own."
         )

@@ -1,4 +1,4 @@
-"""What names an experiment and a run: SHA-256 of what is computed, and of nothing else."""
+"""Digests that name an experiment and a run: SHA-256 of what is computed, and of nothing else."""
 
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
 
 def experiment_digest(run: Run) -> str:
-    """SHA-256 of what is computed, but for the seed: runs with one digest are repetitions of one another.
+    """Return the SHA-256 of what is computed but the seed: equal for repetitions of one another.
 
-    What is null or false says nothing and is left out, so that a new option which is off by default keeps old records valid.
+    Null and false values are left out, so that a new option that is off by default keeps old
+    records valid.
     """
-
-    def said(node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        inside = {
-            key: said(value)
-            for key, value in node.items()
-            if value is not None and value is not False
-        }
-        return {key: value for key, value in inside.items() if value != {}}
-
     content = {
         key: value
         for key, value in run.resolved.items()
         if key not in (*OPERATIONAL, "seed", "recipe")
     }
-    content["trainer"] = {
-        key: value for key, value in content["trainer"].items() if key != "micro_batch"
-    }
-    content = said(content)
-    if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # what is calibrated is no choice
+    trainer = content["trainer"].items()
+    content["trainer"] = {key: value for key, value in trainer if key != "micro_batch"}
+    content = _without_empty(content)
+    if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def _without_empty(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    kept = {k: _without_empty(v) for k, v in node.items() if v is not None and v is not False}
+    return {key: value for key, value in kept.items() if value != {}}
+
+
 def enters_digest(key: str) -> bool:
-    """Whether a dotted key is part of what is computed; but for `seed`, which names a repetition."""
+    """Return True if a dotted key is part of what is computed; True also for `seed`."""
     section, _, name = key.partition(".")
     if section == "federated":
         return name in FEDERATED_RESULT
@@ -48,5 +44,5 @@ def enters_digest(key: str) -> bool:
 
 
 def run_digest(run: Run, data_digest: str) -> str:
-    """SHA-256 of the resolved configuration and the data: names the run's folder."""
+    """Return the SHA-256 of experiment, seed and data, which names the run's folder."""
     return hashlib.sha256(f"{experiment_digest(run)}:{run.seed}:{data_digest}".encode()).hexdigest()

@@ -20,7 +20,7 @@ from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.environment import peak_memory
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
-from zdp_bench.training.step import descend, summed
+from zdp_bench.training.step import descend, sum_contributions
 
 SECONDS = 3.0  # no trial step is begun that would pass this
 FORWARDS = 3  # forward passes that one record's step is worth before any step was timed: its own, and a backward pass of two
@@ -42,7 +42,7 @@ class Cost:
     measured_on: str
 
 
-def measured(config: Run, timed: int = 3) -> Cost:
+def measure(config: Run, timed: int = 3) -> Cost:
     """From a few whole steps on the run's own records and device, which are thrown away: nothing is written.
 
     Raises:
@@ -53,7 +53,7 @@ def measured(config: Run, timed: int = 3) -> Cost:
     clocks = [time.perf_counter()]
     for step in range(timed):
         batches, divisor = setup.draw(config.seed, step)
-        total = summed(setup.algorithm, mechanism, batches, setup.device)
+        total = sum_contributions(setup.algorithm, mechanism, batches, setup.device)
         release = setup.algorithm.postprocess(add_noise(total, mechanism, noise, step), divisor)
         descend(dict(setup.model.named_parameters()), setup.optimizer, release)
         clocks.append(time.perf_counter())
@@ -61,7 +61,7 @@ def measured(config: Run, timed: int = 3) -> Cost:
     return Cost(a_step * setup.plan.steps, peak_memory(setup.device), str(setup.device))
 
 
-def predicted(
+def predict(
     config: Run,
     model: nn.Module,
     algorithm: Algorithm,
@@ -88,7 +88,9 @@ def predicted(
         if spent + per_batch + per_record * size > SECONDS:
             break
         began = time.perf_counter()
-        summed(algorithm, algorithm.mechanism(), [_random_batch(data, size)], torch.device("cpu"))
+        sum_contributions(
+            algorithm, algorithm.mechanism(), [_random_batch(data, size)], torch.device("cpu")
+        )
         took = time.perf_counter() - began
         longer = (
             (took - before[1]) / (size - before[0]) if before and size > before[0] else per_record

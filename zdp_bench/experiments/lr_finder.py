@@ -138,7 +138,7 @@ def range_test(
     return RangeTest(
         rates=rates,
         losses=losses,
-        suggested=steepest(rates, losses),
+        suggested=find_steepest(rates, losses),
         steps=made,
         to_count=to_count,
         epsilon=tight_epsilon(mechanism, made, delta),
@@ -164,7 +164,7 @@ def _affordable(setup: Setup, steps: int) -> int | None:
     return limit
 
 
-def steepest(rates: list[float], losses: list[float]) -> float | None:
+def find_steepest(rates: list[float], losses: list[float]) -> float | None:
     """The rate at which the smoothed loss falls fastest in log rate; None where it never falls."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if len(finite) < 3:

@@ -12,10 +12,10 @@ from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
-from zdp_bench.training.interrupts import covered_stop, refused
+from zdp_bench.training.interrupts import explain_os_error, find_stop
 
 if TYPE_CHECKING:
-    from zdp_bench.training.run import Carrying
+    from zdp_bench.training.run import Runner
 
 # What joblib and submitit raise when they lose a process; by name, for neither need be installed.
 LOST = (
@@ -48,11 +48,11 @@ class Job:
             overrides = list(HydraConfig.get().overrides.task)
             _carry_out(config, overrides, hydra_files=True, wait=self.wait)
         except Exception as error:
-            if stop := covered_stop(error):
+            if stop := find_stop(error):
                 raise stop from None
             if isinstance(error, UserError):
                 return error
-            if isinstance(error, OSError) and (sentence := refused(error)):
+            if isinstance(error, OSError) and (sentence := explain_os_error(error)):
                 return sentence
             if not self.sweep:
                 raise
@@ -107,13 +107,13 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}"
 
 
-def run_one(overrides: list[str], carrying: Carrying | None = None) -> None:
-    """Compose and carry out one run, here or as `carrying` does it.
+def run_one(overrides: list[str], runner: Runner | None = None) -> None:
+    """Compose and carry out one run, here or by `runner`.
 
     Raises:
         UserError: an override is wrong or the run cannot be made.
     """
-    _carry_out(compose(overrides), overrides, hydra_files=False, carrying=carrying)
+    _carry_out(compose(overrides), overrides, hydra_files=False, runner=runner)
 
 
 def _carry_out(
@@ -121,29 +121,29 @@ def _carry_out(
     overrides: list[str],
     hydra_files: bool,
     wait: bool = True,
-    carrying: Carrying | None = None,
+    runner: Runner | None = None,
 ) -> None:
     """Check a composed configuration, run it and print its summary."""
-    from zdp_bench.report.summary import as_rich
+    from zdp_bench.report.summary import sheet
     from zdp_bench.training.progress import Live, Silent, console
     from zdp_bench.training.run import run
     from zdp_bench.training.tensorboard import Board
 
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
-    if checked.federated.nodes and carrying is None:
-        from zdp_bench.federated.simulation import simulated
+    if checked.federated.nodes and runner is None:
+        from zdp_bench.federated.simulation import run_simulated
 
-        carrying = simulated
+        runner = run_simulated
     if distributed.rank():  # of several ranks, only the first prints
-        run(checked, Silent(), carrying=carrying)
+        run(checked, Silent(), runner=runner)
         return
     with Live(console()) as live:
         progress = Board(live, checked) if checked.execution.tensorboard else live
-        outcome = run(checked, progress, wait, carrying)
+        outcome = run(checked, progress, wait, runner)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
-    console().print(as_rich(outcome.record, outcome.path, outcome.found))
+    console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
 
 
 def _write_hydra_files(folder: Path, config: DictConfig) -> None:

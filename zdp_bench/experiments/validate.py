@@ -14,13 +14,12 @@ from torch import nn
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
-from zdp_bench.experiments.cost import Cost, predicted
+from zdp_bench.experiments.cost import Cost, predict
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.build import build_scheduler
@@ -88,7 +87,7 @@ def validate(config: Run, trial: bool = True) -> Report:
             "records_per_patient": data.examples_per_patient,
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
-        layers=layers_of(model, config, mechanism),
+        layers=list_layers(model, config, mechanism),
         surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
         | {
@@ -97,8 +96,8 @@ def validate(config: Run, trial: bool = True) -> Report:
             "steps": plan.steps,
             "adjacency": plan.sampling.adjacency,
         },
-        privacy=privacy_of(config, mechanism, plan, data),
-        cost=predicted(
+        privacy=predict_privacy(setup, data),
+        cost=predict(
             config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters
         )
         if trial
@@ -106,7 +105,7 @@ def validate(config: Run, trial: bool = True) -> Report:
     )
 
 
-def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
+def list_layers(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
     """Every layer with parameters of its own that train."""
     private, engine = (
         mechanism.z > 0 or config.algorithm.name != "sgd",
@@ -137,20 +136,17 @@ def layers_of(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer
     return found
 
 
-def privacy_of(config: Run, mechanism: Mechanism, plan: Plan, data: DatasetInfo) -> dict[str, Any]:
-    """Every ε the run will have when it ends, of a record and of a patient; a budget may end it earlier."""
+def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
+    """Return every ε of the whole run, for an example and for a patient; a budget may end it earlier."""
+    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
-    sigma = float(config.algorithm.options.get("noise_multiplier", 0.0))
-    claim = Claim(
-        sigma, plan.sampling.sample_rate, steps, delta, plan.sampling.records, plan.epochs
-    )
     return {
-        "noise_multiplier": sigma,
+        "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
         "delta": delta,
-        "epsilon_claimed": claimed_epsilon(config.accountant, claim),
+        "epsilon_claimed": setup.claimed_epsilon(plan.steps),
         "claimed_by": config.accountant,
-        "epsilon_tight": tight_epsilon(mechanism, steps, delta),
+        "epsilon_tight": setup.epsilon(plan.steps),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(
             mechanism, min(data.examples_per_patient, data.train), steps, delta

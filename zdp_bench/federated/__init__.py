@@ -1,15 +1,19 @@
-"""A federation on Flower: nodes keep their patients and train one model together (Riess et al. 2024, section 5).
+"""A federation on Flower: nodes keep their patients and train one model together.
 
-    server:  weights θ  ──>  every node:  sample, clip, sum, noise, ledger  ──>  server:  mean, step, θ'
+Riess et al. 2024, section 5:
+
+    server:  weights θ  ──>  every node:  sample, clip, sum, noise, ledger  ──>  server:  mean,
+        step, θ'
 
 A node takes the same private steps as a central run (`training.step.private_step`: same Algorithm,
-Mechanism, noise and ledger) on its own patients. What leaves it is noisy already, so the server need only
-be honest about the training, and may be curious. The server in turn trusts no node: it counts releases
-itself and drops malformed messages. It averages the releases, weighted by the nodes' expected batches,
-and hands the mean to the recipe's own optimiser as a gradient: adaptive federated averaging (Reddi et al.
-2021, Algorithm 2, with SGD on the nodes; NAdam in the paper's recipe).
+Mechanism, noise and ledger) on its own patients. What leaves it is noisy already, so the server
+need only be honest about the training, and may be curious. The server in turn trusts no node: it
+counts releases itself and drops malformed messages. It averages the releases, weighted by the
+nodes' expected batches, and hands the mean to the recipe's own optimiser as a gradient: adaptive
+federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAdam in the paper's
+recipe).
 
-    flower.py        Flower's public names: telemetry off, one sentence where Flower is not installed
+    flower.py        Flower's public names: telemetry off, one sentence without Flower
     partition.py     which patients each node has, and how many steps that makes
     messages.py      what travels
     node.py          one node: its patients, its noise, its ledger
@@ -19,5 +23,6 @@ and hands the mean to the recipe's own optimiser as a gradient: adaptive federat
     simulation.py    all nodes on one machine: one after the other, or on Ray
     network/         nodes over the network with TLS: the two ends, Flower's private modules, keys
 
-The same two apps run in all three ways: one node after the other in this process, on Ray, over the network.
+The same two apps run in all three ways: one node after the other in this process, on Ray, over the
+    network.
 """

@@ -1,4 +1,4 @@
-"""The ClientApp: a node behind five kinds of message. The same in a simulation and over the network."""
+"""Wrap a node as a ClientApp that answers five kinds of message."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _sites: dict[
 
 
 @contextmanager
-def site_open(key: str, site: Site) -> Iterator[Site]:
-    """Within, the ClientApps with this key work on this site."""
+def open_site(key: str, site: Site) -> Iterator[Site]:
+    """Let the ClientApps with this key work on this site until the block ends."""
     _sites[key] = site
     try:
         yield site
@@ -34,7 +34,7 @@ def site_open(key: str, site: Site) -> Iterator[Site]:
 
 
 def client_app(config: Run, key: str) -> ClientApp:
-    """The app of any node: `partition-id` of Flower's node configuration says which one it is.
+    """Return the app of any node; `partition-id` of Flower's node configuration says which one.
 
     Messages:
         query.join      {} -> `Node.join`
@@ -56,7 +56,7 @@ def client_app(config: Run, key: str) -> ClientApp:
 
     @app.query("join")
     def join(message: Message, context: Context) -> Message:
-        return answered(
+        return answer_or_refuse(
             message, lambda: Message(content(node_of(context).join()), reply_to=message)
         )
 
@@ -67,7 +67,7 @@ def client_app(config: Run, key: str) -> ClientApp:
             context.state["prepared"] = ConfigRecord(values)
             return Message(content(_prepare(node, values)), reply_to=message)
 
-        return answered(message, work)
+        return answer_or_refuse(message, work)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -77,7 +77,7 @@ def client_app(config: Run, key: str) -> ClientApp:
             standing, gradients = node.release(int(values_of(message)["round"]), weights)
             return Message(content(standing, gradients), reply_to=message)
 
-        return answered(message, release)
+        return answer_or_refuse(message, release)
 
     @app.query("report")
     def report(message: Message, context: Context) -> Message:
@@ -87,7 +87,7 @@ def client_app(config: Run, key: str) -> ClientApp:
                 raise UserError("it was started anew, and joins again")
             return Message(content(node.standing()), reply_to=message)
 
-        return answered(message, work)
+        return answer_or_refuse(message, work)
 
     @app.query("dismiss")
     def dismiss(message: Message, context: Context) -> Message:
@@ -103,8 +103,8 @@ def _prepare(node: Node, values: dict) -> dict:
     return node.prepare(str(values["run"]), int(values["rounds"]), at_least)
 
 
-def answered(message: Message, work: Callable[[], Message]) -> Message:
-    """The answer; what a person can act on becomes an Error with that sentence."""
+def answer_or_refuse(message: Message, work: Callable[[], Message]) -> Message:
+    """Return the answer; a refusal that a person can act on becomes an Error with its sentence."""
     try:
         return work()
     except BudgetExceeded:
@@ -115,10 +115,10 @@ def answered(message: Message, work: Callable[[], Message]) -> Message:
         return Message(Error(REFUSED, str(error)), reply_to=message)
 
 
-def reply_of(
+def reply_to(
     app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """The app's answer; one that raises is answered for by an Error, as Flower's own runtimes do."""
+    """Return the app's answer, or an Error if it raises, as Flower's own runtimes do."""
     try:
         return app(message, context)
     except Exception as error:

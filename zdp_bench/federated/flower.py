@@ -1,5 +1,7 @@
-"""The one door to Flower's public names: the telemetry of Flower and Ray is off before either is imported; without them, one
-sentence. What is private to Flower comes from `fleet`."""
+"""Import Flower's public names, with the telemetry of Flower and Ray off.
+
+Flower's private modules are imported by `network.fleet_api` and `network.link` alone.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What travels between server and nodes: numbers and words by name, and tensors without loss.
+"""Pack numbers, words and tensors into messages between server and nodes, without loss.
 
-Tensors go as one array for each precision there is, complex ones as their real views, with a layout that says which is where.
-So a message is a handful of pieces whatever the model (over the network, each piece is a request), and Flower's own parts, which
-know no complex numbers, can handle it.
+Tensors go as one array per precision, complex ones as their real views, with a layout that says
+which is where. So a message has a handful of pieces whatever the model (over the network, each
+piece is a request), and Flower, which knows no complex numbers, can handle it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HEADER = 4096  # bytes that an array may be longer than its numbers
 
 
 class Malformed(ValueError):  # noqa: N818 - what a node sends, not a fault of ours
-    """A message is not what it should be; the words say how, in half a sentence that follows 'node 1: its answer'."""
+    """A malformed message; the text completes the sentence 'node 1: its answer ...'."""
 
 
 def content(
     values: Mapping[str, int | float | str | bool], tensors: Mapping[str, Tensor] | None = None
 ) -> RecordDict:
-    """A message's content."""
+    """Return a message's content."""
     if tensors is None:
         return RecordDict({VALUES: ConfigRecord(dict(values))})
     parts: dict[str, list[np.ndarray]] = {}
@@ -45,7 +45,7 @@ def content(
 
 
 def values_of(message: Message) -> dict[str, Any]:
-    """The numbers and words of a message."""
+    """Return the numbers and words of a message."""
     return {
         name: value
         for name, value in message.content.config_records[VALUES].items()
@@ -58,7 +58,7 @@ def _values(message: Message) -> dict[str, Any]:
 
 
 def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return the values that `kinds` names, checked: counts are whole numbers from 0 to `MOST`, words are short.
+    """Return the values named in `kinds`: counts from 0 to `MOST`, short printable words.
 
     Raises:
         Malformed: one is missing, of another type or beyond reason.
@@ -79,7 +79,7 @@ def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str
 
 
 def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a message, each in the shape, dtype and place of the one of that name in `like`.
+    """Return a message's tensors, each with shape, dtype and device of its namesake in `like`.
 
     Raises:
         Malformed: they are not those of `like`, not all there, or more than those.
@@ -112,7 +112,7 @@ def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
-    """Read so many numbers, and never more: what a node sends is not trusted to say how much memory it needs."""
+    """Read exactly `count` numbers: a node's word on how much memory it needs is not trusted."""
     size = count * np.dtype(dtype).itemsize
     if size <= len(array.data) <= size + HEADER:
         try:
@@ -128,7 +128,7 @@ def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
 
 
 def layout(tensors: Mapping[str, Tensor]) -> str:
-    """Names, dtypes and shapes, in order."""
+    """Return names, dtypes and shapes, in order, as one line."""
     return "; ".join(
         f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
         for name, t in tensors.items()
@@ -136,7 +136,7 @@ def layout(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors, bit for bit, in their order."""
+    """Return the SHA-256 of tensors, bit for bit, in their order."""
     chain = hashlib.sha256(layout(tensors).encode())
     for value in tensors.values():
         chain.update(np.ascontiguousarray(_real(value)).data)
@@ -155,7 +155,7 @@ def _real(value: Tensor) -> np.ndarray:
 def _cut(
     whole: Mapping[str, np.ndarray], like: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, out of the arrays that they were laid into one after the other."""
+    """Yield (name, tensor), cut from the arrays they were concatenated into."""
     start = dict.fromkeys(whole, 0)
     for name, model in like.items():
         dtype, parts = _precision(model), (2,) if model.is_complex() else ()

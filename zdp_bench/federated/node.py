@@ -21,8 +21,8 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.training.devices import pick_device
-from zdp_bench.training.environment import foreign_code, made_with
-from zdp_bench.training.run import open_ledger
+from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
@@ -172,8 +172,8 @@ class Node:
             self.ledger.close()
         config, plan = self.setup.config, self.setup.plan
         repeatable = not config.privacy.secure
-        made = made_with(
-            config.plugins, self.site.device, self.size.records, 1, config.execution.deterministic
+        made = execution_digest(
+            config.plugins, self.site.device, self.size.examples, 1, config.execution.deterministic
         )
         start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
         self.ledger = open_ledger(

@@ -1,4 +1,4 @@
-"""Whose patients are where, and how many steps that makes."""
+"""Split the patients over the nodes, and plan how many steps that makes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     """
     if data.train.groups is None and data.examples_per_patient > 1:
         raise UserError(
-            f"federated.patients=split: a patient owns up to {data.examples_per_patient} records of this data set, and it does "
-            "not say which, so that they cannot be kept together."
+            f"federated.patients=split: a patient owns up to {data.examples_per_patient} records "
+            "of this data set, and it does not say which, so that they cannot be kept together."
         )
     owners = np.arange(len(data.train)) if data.train.groups is None else data.train.groups.numpy()
     patients, patient_of = np.unique(owners, return_inverse=True)
@@ -71,7 +71,7 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
 
 
 def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
-    """The federation's plan: its `steps` are rounds.
+    """Return the federation's plan, whose `steps` are rounds.
 
     An epoch is as many rounds as draw, in expectation, every record of all nodes once.
 
@@ -98,5 +98,5 @@ def evenly(config: Run, records: int) -> Plan:
 
 
 def steps_of(config: Run, size: int, rounds: int) -> Plan:
-    """The plan of a node with `size` records: its own sampling, and as many steps as the rounds ask of it."""
+    """Return the plan of a node with `size` examples: its own sampling, the steps of all rounds."""
     return replace(Plan.of(config, size), steps=rounds * config.federated.local_steps)

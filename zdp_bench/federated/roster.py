@@ -1,7 +1,7 @@
-"""What the server knows of the nodes: where they are, what they were asked for, and what they have spent at most.
+"""Keep what the server knows of the nodes: addresses, what was asked, what was spent at most.
 
-A node is not trusted. What it says is checked before it is used, and only ever raises the count of what it has spent. A message
-that is not what it should be is dropped with one line in the log; nothing that a node sends ends a run.
+A node is not trusted. Its messages are checked before use and only ever raise the count of what it
+has spent. A malformed message is dropped with one line in the log; nothing a node sends ends a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zdp_bench.federated.flower import Grid, Message, RecordDict
 from zdp_bench.federated.messages import Malformed, checked_values, content, values_of
 
 PAUSE = 0.1  # seconds between two looks for nodes
-AGAIN = 30.0  # seconds after which a node that was refused is asked once more, for it may have been started anew
+AGAIN = 30.0  # seconds until a refused node is asked again: it may have been started anew
 MOST_RUNS = 100  # a node that claims to have spent this many times the run's steps is not believed
 
 JOINED = {"node": int, "records": int, "records_per_patient": int}
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Standing:
-    """One node, as the server knows it.
+    """What the server knows of one node.
 
     Attributes:
-        records, records_per_patient: of its training set, as it said when it first joined.
+        records, records_per_patient: sizes of its training set, as it said when it first joined.
         entries, digest: how far its ledger had come, as it said last.
-        excess: the most steps that it has ever claimed beyond those that had been asked for by then.
+        excess: the most steps it ever claimed beyond those asked for by then.
         answers: rounds in which its release was used.
     """
 
@@ -45,7 +45,7 @@ class Standing:
     answers: int = 0
 
     def heard(self, entries: int, digest: str, asked: int) -> Standing:
-        """Return it after the node's word that its ledger holds `entries`, when `asked` steps had been asked for."""
+        """Return it updated: the node says its ledger holds `entries`, after `asked` steps."""
         excess = max(self.excess, entries - asked)
         if entries < self.entries:
             return replace(self, excess=excess)
@@ -54,14 +54,14 @@ class Standing:
     def spent(self, asked: int) -> int:
         """Return the most steps there can be once `asked` were asked for.
 
-        Formal guarantees: at least `asked`, whatever the node says; its words only raise it; it never falls.
+        Formal guarantees: at least `asked`; what the node says only raises it; it never falls.
         """
         return asked + self.excess
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one of Flower's nodes is not taken in, which node it is where that is known, and when it is asked again."""
+    """Why one of Flower's nodes is refused, its number if known, and until when."""
 
     why: str
     number: int | None
@@ -72,12 +72,13 @@ class Refusal:
 class Roster:
     """The nodes of a run, by number.
 
-    A node is asked to join as soon as Flower lists it, then to prepare, and is present once it has answered both as it should. It
-    is asked again after it left a round without an answer, and some time after it was refused. A node has one live client: while
-    the first that joined is on Flower's list, another that says it is the same node is refused.
+    A node is asked to join as soon as Flower lists it, then to prepare, and is present once it has
+    answered both well. It is asked again after a round it did not answer, and some time after it
+    was refused. A node has one live client: while the first is on Flower's list, a second is
+    refused.
 
     Attributes:
-        asked: rounds asked for so far, over all attempts at the run; the server counts them in a ledger of its own.
+        asked: rounds asked for so far, over all attempts; the server keeps them in its own ledger.
         present: number -> Flower's id.
     """
 
@@ -90,12 +91,12 @@ class Roster:
         owners: Mapping[int, int],
         known: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        """Know the nodes of a run.
+        """Start with the nodes known from a checkpoint.
 
         Args:
             expected: what every node must say when it joins, such as its experiment's digest.
             sizes: how many records each node must have; None: as many as it says.
-            owners: Flower's id -> the number of the node whose key it was registered with; empty where there are no keys.
+            owners: Flower's id -> number of the node with that key; empty where there are no keys.
             known: from a checkpoint, what `saved` gave.
         """
         self.grid, self.nodes = grid, config.federated.nodes or 1
@@ -114,7 +115,7 @@ class Roster:
         self._most = 0
 
     def meet(self) -> None:
-        """Let nodes that have come join, and drop those that have gone."""
+        """Let new nodes join, and drop those that have left."""
         there, now = set(self.grid.get_node_ids()), time.monotonic()
         self.present = {
             number: address for number, address in self.present.items() if address in there
@@ -143,7 +144,10 @@ class Roster:
                 self._admit(kind, address, answer)
 
     def wait_for(self, count: int, patience: float, asked_to_stop: Callable[[], int]) -> bool:
-        """Wait until so many nodes are present; False when `patience` seconds did not suffice, or all others are refused."""
+        """Wait until `count` nodes are present.
+
+        Returns False after `patience` seconds, or once all other nodes are refused.
+        """
         until = time.monotonic() + patience
         while True:
             self.meet()
@@ -155,7 +159,9 @@ class Roster:
             time.sleep(PAUSE)
 
     def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
-        """Ask every node, also those to come, to make its mechanism and to open its ledger; until then none is present.
+        """Ask every node, also later ones, to make its mechanism and open its ledger.
+
+        No node is present until it has answered.
 
         Args:
             mechanisms: the digest of the mechanism that each node must come to.
@@ -182,7 +188,7 @@ class Roster:
         )
 
     def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
-        """Ask every node that is present for a round: the first answer of each that came in time, by number."""
+        """Ask every present node for a round; return the first timely answer of each, by number."""
         asked = {address: number for number, address in self.present.items()}
         messages = [Message(contents, address, "train", group_id=str(round_)) for address in asked]
         answers: dict[int, Message] = {}
@@ -199,7 +205,7 @@ class Roster:
         return answers
 
     def dropped(self, number: int, why: str) -> None:
-        """Say in the log that what a node sent is not used."""
+        """Log that a node's message is not used."""
         log.warning("node %d: %s; it is dropped", number, why)
 
     def used(self, number: int) -> None:
@@ -209,7 +215,7 @@ class Roster:
         )
 
     def spent(self, number: int, rounds: int | None = None) -> int:
-        """The most releases this node can have made once so many rounds were asked for; None: as many as were."""
+        """Return the most releases this node can have made after `rounds` (None: asked) rounds."""
         return self.standings[number].spent(
             (self.asked if rounds is None else rounds) * self.steps_a_round
         )
@@ -238,11 +244,11 @@ class Roster:
         )
 
     def saved(self) -> dict[int, dict[str, Any]]:
-        """For a checkpoint."""
+        """Return the nodes as plain values, for a checkpoint."""
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
     def refusals(self) -> dict[int, str]:
-        """Why nodes are refused, by number."""
+        """Return why nodes are refused, by number."""
         return {
             one.number: one.why
             for one in self._refused.values()
@@ -261,7 +267,7 @@ class Roster:
         )
 
     def _admit(self, kind: str, address: int, answer: Message) -> None:
-        """Take a step with a node that comes: from joining to preparing, from preparing to being present."""
+        """Advance a node by its answer: from joining to preparing, then to being present."""
         number = self._owners.get(address, self._met.get(address))
         second = False
         try:
@@ -284,7 +290,8 @@ class Roster:
                 values = checked_values(answer, SPENT | {"mechanism": str})
                 if values["mechanism"] != self._mechanisms[number]:
                     raise Malformed(
-                        "comes to another mechanism than the server: both need the same version of zdp-bench"
+                        "comes to another mechanism than the server: "
+                        "both need the same version of zdp-bench"
                     )
                 self.heard(number, values)
             self.present[number] = address
@@ -310,7 +317,8 @@ class Roster:
             if values.get(key) != value:
                 hint = ", and the same data set, or federated.patients=own" if key == "data" else ""
                 raise Malformed(
-                    f"has another {key} than the server: start both with the same recipe, seed and keys{hint}"
+                    f"has another {key} than the server: "
+                    f"start both with the same recipe, seed and keys{hint}"
                 )
         if self._sizes and values["records"] != self._sizes[number]:
             raise Malformed(

@@ -13,12 +13,9 @@ that number where its ledger holds more, and never lowers it.
 from __future__ import annotations
 
 import hashlib
-import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,22 +32,15 @@ from zdp_bench.federated.messages import Malformed, checked_values, content, dig
 from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
 from zdp_bench.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.ledger import Copy, Position
+from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import build_scheduler
-from zdp_bench.training.environment import environment, peak_memory
-from zdp_bench.training.evaluation import (
-    WATCHED,
-    advance,
-    evaluate,
-    final_metrics,
-    refuse_divergence,
-    still_answers,
-)
+from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run import Watcher, account, described, open_ledger
+from zdp_bench.training.loop import Loop, Watcher
+from zdp_bench.training.record import Stopwatch, privacy_report, run_record
+from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup
 from zdp_bench.training.step import descend
 
@@ -115,20 +105,15 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         UserError: too few nodes take part or answer, or the data, ledger or checkpoint is not usable.
         Stopped: a signal asked for it; the run is saved.
     """
-    started, clock = datetime.now(UTC), time.perf_counter()
+    watch = Stopwatch()
     config, data, home, device = given.config, given.data, given.home, given.device
     federated = config.federated
     nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
     least = federated.min_nodes or nodes
 
     setup = ModelSetup.of(config, data, device)
-    model, task, optimizer = setup.model, setup.task, setup.optimizer
-    scheduler = build_scheduler(config, optimizer, data)
+    scheduler = build_scheduler(config, setup.optimizer, data)
     saved = checkpoint.load(home / "checkpoint.pt", given.run)
-    round_, epochs = 0, []
-    if saved:
-        saved.restore(model, optimizer, scheduler)
-        round_, epochs = saved.step, saved.epochs
 
     split = federated.patients == "split"
     expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
@@ -166,27 +151,33 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     asked = open_ledger(
         home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server"
     )
-    size = made[0].micro_batch_size()
-    parameters = trainable(model)
+    size, parameters = made[0].micro_batch_size(), trainable(setup.model)
+    # After every round: one that is made again may be another release.
+    save_every = config.execution.checkpoint_steps or 1
+    loop = Loop(
+        setup,
+        plan,
+        scheduler,
+        given.run,
+        home,
+        given.watcher,
+        size,
+        save_every,
+        round_steps=a_round,
+    )
+    loop.restore(saved)
 
     def save() -> None:
-        rates = scheduler.state_dict() if scheduler else {}
-        weights, moments = model.state_dict(), optimizer.state_dict()
-        state = checkpoint.Checkpoint(
-            given.run, round_, weights, moments, asked.position, epochs, rates, roster.saved()
-        )
-        checkpoint.save(home / "checkpoint.pt", state)
+        loop.save(asked.position, roster.saved())
 
-    def spent() -> float:
-        """The worst node's tight ε as it stands, without the rounds that a killed run asked for ahead."""
-        rounds = asked.releases_before(round_)
-        so_far = {
-            (mechanisms[n], plan.range_test_steps + roster.spent(n, rounds))
-            for n in roster.standings
-        }
-        return max(
-            tight_epsilon(mechanism, steps, config.privacy.delta) for mechanism, steps in so_far
-        )
+    @cache
+    def epsilon_of(records: int, steps: int) -> float:
+        return of_size(records).epsilon(steps)
+
+    def epsilon(rounds: int) -> float:
+        """Return the worst node's tight ε, without rounds that a killed run asked for ahead."""
+        known = asked.releases_before(rounds)
+        return max(epsilon_of(sizes[n], roster.spent(n, known)) for n in roster.standings)
 
     @cache
     def limit(records: int, most: int) -> int | None:
@@ -201,10 +192,31 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
                 return False
         return True
 
-    stopped_by, every = (
-        "epochs",
-        config.execution.checkpoint_steps or 1,
-    )  # a round made again may be another release
+    def take_round(round_: int) -> bool:
+        """Ask the nodes for a round and take its step; return False if a signal came instead."""
+        weights = {name: parameter.detach() for name, parameter in parameters.items()}
+        of = digest(weights)
+        if not affordable(asked.releases + (not asked.holds(round_, of))):
+            raise BudgetExceeded  # no node has to spend on a round that would not count
+        if not roster.wait_for(least, patience, given.asked_to_stop):
+            save()
+            raise UserError(missing_message(roster, nodes, least, {}))
+        if given.asked_to_stop():
+            return False
+        asked.append(round_, of)  # before any node is asked
+        roster.asked = asked.releases
+        answers = roster.round(content({"round": round_}, weights), round_, patience)
+        releases, reasons = valid_releases(roster, answers, round_, weights)
+        if len(releases) < least:
+            save()
+            raise UserError(missing_message(roster, nodes, least, reasons))
+        for number in releases:
+            roster.used(number)
+        shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
+        mean = weighed_mean(releases, shares)
+        descend(dict(setup.model.named_parameters()), setup.optimizer, mean)
+        return True
+
     with closing(asked), made[0].arithmetic():
         roster.asked = first = asked.releases
         come_again = len(roster.present)
@@ -212,72 +224,16 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
             given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()}
         )
         roster.wait_for(come_again, patience, given.asked_to_stop)
-        given.watcher.started(config.recipe, config.seed, plan.steps * a_round, round_ * a_round)
-        while round_ < plan.steps and stopped_by == "epochs":
-            weights = {name: parameter.detach() for name, parameter in parameters.items()}
-            of = digest(weights)
-            if not affordable(asked.releases + (not asked.holds(round_, of))):
-                stopped_by = "budget"  # before the round: no node has to spend on a round that would not count
-            elif not roster.wait_for(least, patience, given.asked_to_stop):
-                save()
-                raise UserError(missing_message(roster, nodes, least, {}))
-            elif not given.asked_to_stop():
-                asked.append(round_, of)  # before any node is asked
-                roster.asked = asked.releases
-                answers = roster.round(content({"round": round_}, weights), round_, patience)
-                releases, reasons = valid_releases(roster, answers, round_, weights)
-                if len(releases) < least:
-                    save()
-                    raise UserError(missing_message(roster, nodes, least, reasons))
-                for number in releases:
-                    roster.used(number)
-                shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
-                descend(dict(model.named_parameters()), optimizer, weighed_mean(releases, shares))
-                round_ += 1
-                if scheduler and plan.epoch_ending_at(round_) is not None:
-                    advance(scheduler, model, task, data.validation, device)
-                given.watcher.stepped(round_ * a_round)
-            epoch, step = plan.epoch_ending_at(round_), round_ * a_round
-            if (epoch is not None or stopped_by == "budget") and not (
-                epochs and epochs[-1]["step"] == step
-            ):
-                metrics, epsilon = evaluate(model, task, data.test, device, size.records), spent()
-                refuse_divergence(metrics, epoch, step, config.optimizer.options.get("lr"))
-                epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
-                given.watcher.evaluated(plan.epoch_of(round_), step, metrics, epsilon)
-            elif round_ % WATCHED == 0 and not still_answers(model, data.test, device):
-                refuse_divergence(
-                    {"loss": math.nan},
-                    plan.epoch_of(round_),
-                    step,
-                    config.optimizer.options.get("lr"),
-                )
-            signal = given.asked_to_stop()
-            if round_ % every == 0 or round_ == plan.steps or stopped_by == "budget" or signal:
-                save()
-            if signal and round_ < plan.steps and stopped_by == "epochs":
-                raise Stopped(signal)
-        final = final_metrics(home, model, task, data.test, device, size.records)
+        stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
+        final = evaluate_trained(home, setup.model, setup.task, data.test, device, size.examples)
         roster.report(patience)
     roster.dismiss()
 
-    return described(config, data, given.run, model, fixed) | {
-        "privacy": accounted(roster, made, repeatable, data.unit),
-        "stopped_by": stopped_by,
-        "headline": {"name": task.headline, "value": final[task.headline]},
-        "metrics": final,
-        "epochs": epochs,
-        "federation": {"rounds": round_, "asked": roster.asked},
-        "environment": environment(device)
-        | {"ranks": 1, "execution": vars(config.execution), "backend": federated.backend},
-        "measured": {
-            "started_utc": started.isoformat(timespec="seconds"),
-            "train_seconds": round(time.perf_counter() - clock, 2),
-            "peak_memory_bytes": peak_memory(device),
-            "micro_batch": size.records,
-            "resumed_at_step": saved.step * a_round if saved else None,
-        },
-    }
+    privacy = accounted(roster, made, repeatable, data.unit)
+    record = run_record(loop, watch, fixed, privacy, stopped_by, final)
+    record["federation"] = {"rounds": loop.step, "asked": roster.asked}
+    record["environment"]["backend"] = federated.backend
+    return record
 
 
 def valid_releases(
@@ -343,14 +299,8 @@ def accounted(
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
         own = made[like]
-        return account(
-            own.config,
-            own.mechanism,
-            own.plan,
-            Copy((), Position(releases, ""), repeatable),
-            patient,
-            unit,
-        )
+        ledger = Copy((), Position(releases, ""), repeatable)
+        return privacy_report(own, ledger, patient, unit)
 
     first = {
         made[number].mechanism: number for number in sorted(made, reverse=True)

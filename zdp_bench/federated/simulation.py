@@ -1,4 +1,4 @@
-"""All nodes of a federation on one machine: `zdp-bench run` of a recipe with `federated.nodes`."""
+"""Run all nodes on one machine: `zdp-bench run` of a recipe with `federated.nodes`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated.client import client_app, reply_of, site_open
+from zdp_bench.federated.client import client_app, open_site, reply_to
 from zdp_bench.federated.flower import (
     FIRST,
     ClientApp,
@@ -27,23 +27,26 @@ from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.run import Outcome, Watcher, once
+from zdp_bench.training.loop import Watcher
+from zdp_bench.training.run_folder import Outcome, find_or_run
 from zdp_bench.training.setup import load_data
 
 
-def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
-    """How `experiment.run` carries out a federation on this machine.
+def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+    """Run a federation on this machine; `training.run` calls it for a recipe with nodes.
 
     Raises:
         UserError: it was started by torchrun, or asks for what only `zdp-bench federate` can do.
     """
-    if distributed.launched():
+    if distributed.is_distributed():
         raise UserError(
-            "federated.nodes: torchrun carries out central runs; a federation is `zdp-bench federate`."
+            "federated.nodes: torchrun carries out central runs; "
+            "a federation is `zdp-bench federate`."
         )
     if config.federated.patients == "own":
         raise UserError(
-            "federated.patients=own: each node reads its own data root, so it is for `zdp-bench federate`."
+            "federated.patients=own: each node reads its own data root, "
+            "so it is for `zdp-bench federate`."
         )
     data = load_data(config)
     digest = run_digest(config, data.digest)
@@ -56,16 +59,16 @@ def simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -
             )
             nodes = config.federated.nodes or 1
             if config.federated.backend == "ray":
-                on_ray(serving, client_app(config, digest), nodes, config.threads)
+                run_on_ray(serving, client_app(config, digest), nodes, config.threads)
             else:
-                with site_open(digest, Site(config, data, device)):
-                    one_after_another(serving, client_app(config, digest), nodes)
+                with open_site(digest, Site(config, data, device)):
+                    run_serially(serving, client_app(config, digest), nodes)
         return result.get()
 
-    return once(config, digest, ALONE, wait, train)
+    return find_or_run(config, digest, ALONE, wait, train)
 
 
-def one_after_another(serving: ServerApp, answering: ClientApp, nodes: int) -> None:
+def run_serially(serving: ServerApp, answering: ClientApp, nodes: int) -> None:
     """Run both apps in this process: a message is answered when it is sent."""
     identify()
     context = Context(1, 0, {}, RecordDict(), {})
@@ -112,7 +115,7 @@ class SerialGrid(Grid):
         for message in messages:
             self._sent += 1
             message.metadata.__dict__["_message_id"] = str(self._sent)
-            self._answers[str(self._sent)] = reply_of(
+            self._answers[str(self._sent)] = reply_to(
                 self._app, message, self._contexts[message.metadata.dst_node_id]
             )
             pushed.append(str(self._sent))
@@ -127,7 +130,7 @@ class SerialGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: int | None) -> None:
+def run_on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: int | None) -> None:
     """Run both apps by Flower's own simulation, each node's work in a process of Ray's.
 
     Raises:

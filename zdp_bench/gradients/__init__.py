@@ -1,7 +1,23 @@
-"""Sums of clipped per-sample gradients: Σᵢ min(1, C/‖gᵢ‖)·gᵢ, with gᵢ PyTorch's own `.grad` convention.
+"""Sums of clipped per-sample gradients: Σᵢ min(1, C/‖gᵢ‖)·gᵢ, gᵢ in PyTorch's `.grad` convention.
 
-`reference` (torch.func, any model) defines what is right; `fast` (book-keeping) gives the same numbers near the price of an
-ordinary backward pass. `clipped_sum` takes fast wherever it can serve the model, else the reference, and says so once.
+How a clipped sum is made, in the order of the code:
+
+    __init__             `clipped_sum` picks the engine: fast, once it agrees with plain autograd on
+                         two examples (`cross_check`), else the reference. It says so in the log.
+    fast                 the fast engine, made of the next five:
+    tape                 one forward and backward pass: every layer's input and output gradient
+    rules/               for each type of layer, a `LayerGradient` from these two
+    layer_gradient       what that is, and the arithmetic that rules share
+    parameter_gradient   how norms are taken: ghost, kept or formed
+    clipping             the factor that clips an example, from its norm (`clip_factors`); with it
+                         `fast` takes one weighted sum per parameter: CLIPPING HAPPENS THERE
+    reference            the same by torch.func, for any model; it defines what is right
+    spectra, correlation gradients in the Fourier domain, for algorithms that clip there
+
+To add a rule for a new layer: write it in `rules/`, in a new file or the one it is akin to; start
+from `rules/linear.py`. Add a `Case` to `tests/gradients/harness.py`, which sends the layer
+through every check. Nothing else: rules are found by themselves, and a layer without one works too,
+only slower.
 """
 
 from __future__ import annotations
@@ -25,15 +41,15 @@ Engine = Literal["auto", "fast", "reference"]
 
 __all__ = ["Batch", "ClippedSum", "Engine", "Loss", "add_up", "clipped_sum", "trust"]
 
-_for_the_reference: WeakSet[nn.Module] = WeakSet()  # models that `auto` found to be beyond fast
-_met: WeakSet[nn.Module] = (
-    WeakSet()
-)  # models that have been checked, and whose layers without a rule have been named in the log
+# Models that `auto` found to be beyond the fast engine.
+_for_the_reference: WeakSet[nn.Module] = WeakSet()
+# Models that are checked, and whose layers without a rule are named in the log.
+_checked: WeakSet[nn.Module] = WeakSet()
 
 
 def trust(model: nn.Module) -> None:
-    """Spare a model the check on its first two records: for trials whose sums go nowhere."""
-    _met.add(model)
+    """Spare a model the check on its first two examples: for trials whose sums go nowhere."""
+    _checked.add(model)
 
 
 def clipped_sum(
@@ -46,53 +62,50 @@ def clipped_sum(
     complex_scale: float = 1.0,
     engine: Engine = "auto",
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
-    resolved: bool = True,
     into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
-    """Σᵢ clip(gᵢ) over the records of a batch, and the norms before clipping.
+    """Return Σᵢ clip(gᵢ) over the examples of a batch, and the norms before clipping.
 
     Args:
-        model: any mix of real and complex parameters; those with `requires_grad=False` are left out.
-        loss: (outputs, targets) -> one loss per record, shape [B]; never a mean.
+        model: any mix of real and complex parameters; those with `requires_grad=False` are left
+            out.
+        loss: (outputs, targets) -> one loss per example, shape [B]; never a mean.
         batch: (inputs [B, ...], targets [B, ...]); B may be 0.
-        bound: C. Flat: ‖clip(gᵢ)‖ ≤ C over all parameters. Per layer: each of the L layers is clipped at C/√L, weight and bias
-            jointly, so the whole is again ≤ C.
-        complex_scale: factor on the gradients of complex parameters, before norms are taken: ½ turns `.grad` = 2∂L/∂θ̄ into the
-            Wirtinger derivative ∂L/∂θ̄.
-        engine: auto takes fast, checked on two records against plain autograd when it meets a model; for a model that fast
-            cannot serve it takes the reference, and the log says so once.
-        resolved: False lets complex sums be lazy conjugates of their memory (torch's `is_conj`), which `privacy.noise.add_noise`
-            resolves in passing.
-        into: sums of other records, by name, which this batch's are added to in place (`add_up`), and which come back. One record
-            takes half the passes over a large model's memory so.
-        rules: layers whose share is another one than their gradient (`spectra.padded_domain`): only fast can serve them.
+        bound: C. Flat: ‖clip(gᵢ)‖ ≤ C over all parameters. Per layer: each of the L layers is
+            clipped at C/√L, weight and bias jointly, so the whole is again ≤ C.
+        complex_scale: factor on the gradients of complex parameters before norms are taken: ½
+            turns `.grad` = 2∂L/∂θ̄ into the Wirtinger derivative ∂L/∂θ̄.
+        engine: auto takes fast, checked on two examples against plain autograd when it meets a
+            model; for a model that fast cannot serve it takes the reference, and the log says so
+            once.
+        rules: for layers of which another quantity than the gradient is clipped and summed
+            (`spectra.padded_domain`); only fast can serve them.
+        into: sums of other examples by name, to which this batch's are added in place (`add_up`),
+            and which are returned. A single example then takes half the passes over a large
+            model's memory.
 
     Formal guarantees:
-        - ‖contribution of one record‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and ∞ included (such a record
-          contributes zero);
+        - ‖contribution of one example‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and
+          ∞ included (such an example contributes zero);
         - the sum is linear in the batch: cut it anyhow and the parts add up to the whole.
 
     Raises:
         UserError: engine is fast, or there are rules, and fast cannot serve the model.
     """
-    if rules:
-        engine = "auto" if engine == "reference" else engine
-    elif engine == "reference" or (engine == "auto" and model in _for_the_reference):
+
+    def from_reference() -> ClippedSum:
         return reference.clipped_sum(
             model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into
         )
+
+    if rules:
+        engine = "auto" if engine == "reference" else engine
+    elif engine == "reference" or (engine == "auto" and model in _for_the_reference):
+        return from_reference()
     try:
-        if model not in _met and len(batch[0]) > 1:
-            if lacking := fast.without_rule(model):
-                log.info(
-                    "no book-keeping rule for %s: their gradients come from torch.func",
-                    ", ".join(f"'{n}'" for n in lacking),
-                )
-            if engine == "auto" and not cross_check.agrees(model, loss, batch):
-                raise NoRule(
-                    "a model in which a record's gradient depends on the records beside it, or on where it stands"
-                )
-            _met.add(model)  # after the check: one that memory cut short is made again
+        if model not in _checked and len(batch[0]) > 1:
+            _check(model, loss, batch, engine)
+            _checked.add(model)  # not before: a check that memory cut short is made again
         return fast.clipped_sum(
             model,
             loss,
@@ -101,13 +114,13 @@ def clipped_sum(
             per_layer=per_layer,
             complex_scale=complex_scale,
             rules=rules,
-            resolved=resolved,
             into=into,
         )
     except NoRule as error:
         if engine == "fast":
             raise UserError(
-                f"algorithm.gradients=fast: book-keeping cannot serve {error}. Use auto or reference."
+                f"algorithm.gradients=fast: book-keeping cannot serve {error}. "
+                "Use auto or reference."
             ) from None
         if rules:
             raise UserError(
@@ -115,6 +128,17 @@ def clipped_sum(
             ) from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
         _for_the_reference.add(model)
-    return reference.clipped_sum(
-        model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into
-    )
+    return from_reference()
+
+
+def _check(model: nn.Module, loss: Loss, batch: Batch, engine: Engine) -> None:
+    if names := fast.without_rule(model):
+        log.info(
+            "no book-keeping rule for %s: their gradients come from torch.func",
+            ", ".join(f"'{name}'" for name in names),
+        )
+    if engine == "auto" and not cross_check.agrees(model, loss, batch):
+        raise NoRule(
+            "a model in which a record's gradient depends on the records beside it, "
+            "or on where it stands"
+        )

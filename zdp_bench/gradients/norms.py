@@ -1,4 +1,4 @@
-"""Norms of per-sample gradients, in float64: one that comes out too small lets its gradient exceed the bound.
+"""Norms of per-sample gradients, in float64: a norm too small lets its gradient exceed the bound.
 
 torch's `vector_norm` in float32 measures rows of 10⁸ entries 1 % too small. In float64 nothing is
 lost, overflows or underflows.
@@ -11,11 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-from zdp_bench.kernels.memory_format import memory_order
+from zdp_bench.nn.memory_format import memory_order
 
 
-def flat(rows: Tensor) -> Tensor:
-    """[B, ...] -> real [B, n], the entries of each row in the order they lie in memory: a view wherever there is one."""
+def squared_norms(gradients: Tensor) -> Tensor:
+    """Return ‖gᵢ‖₂² of [B, ...], [B] in float64."""
+    return torch.linalg.vector_norm(_flat(gradients), dim=1, dtype=torch.float64).square_()
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return [B, ...] as real [B, n], in the order of memory: a view where possible."""
     if rows.is_complex():
         rows = torch.view_as_real(rows.resolve_conj())
     elif rows.dim() == 2:
@@ -25,19 +30,6 @@ def flat(rows: Tensor) -> Tensor:
     return rows.permute(0, *memory_order(rows)).reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
 
-def squared_norms(rows: Tensor) -> Tensor:
-    """‖row‖₂² of each row, [B, ...] -> [B] in float64."""
-    return squared_norms_of([rows])[0]
-
-
-def squared_norms_of(several: list[Tensor]) -> list[Tensor]:
-    """‖row‖₂² of several [B, ...], [B] each, in float64."""
-    return [
-        torch.linalg.vector_norm(flat(each), dim=1, dtype=torch.float64).square_()
-        for each in several
-    ]
-
-
 def all_finite(norms: Tensor) -> bool:
-    """Whether none is ∞ or NaN: of one NaN the largest is NaN."""
+    """True if none is ∞ or NaN; the maximum of numbers with a NaN is NaN."""
     return norms.numel() == 0 or math.isfinite(norms.max())

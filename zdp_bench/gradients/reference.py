@@ -1,4 +1,4 @@
-"""The reference engine: per-sample gradients by torch.func's vmap(grad), for any model. It defines what is right."""
+"""The reference engine: per-sample gradients by torch.func's vmap(grad), for any model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ CHUNK_BYTES = 512 * 2**20
 def per_sample_gradients(
     model: nn.Module, loss: Loss, batch: Batch, *, complex_scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """gᵢ for every record: parameter name -> [B, *shape], in PyTorch's `.grad` convention (2∂L/∂θ̄ for complex θ)."""
+    """Return gᵢ of every example: parameter name -> [B, *shape].
+
+    In PyTorch's `.grad` convention: 2∂L/∂θ̄ for complex θ, times `complex_scale`.
+    """
     inputs, targets = batch
     trained = trainable(model)
     parameters = {name: parameter.detach() for name, parameter in trained.items()}
@@ -55,10 +58,10 @@ def per_sample_gradients(
 
 
 def places_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, by each place that holds it, and each place once: what `functional_call` may be given.
+    """Return every parameter and buffer, one name per place, as `functional_call` needs them.
 
-    Given one place under two names (a module that is registered twice, which torch's own tying names twice), it saves under
-    the second what it put there under the first, and restores the first before the second: a tensor that nobody trains stays.
+    Given a place under two names (a module registered twice), `functional_call` would save under
+    the second name what it put there itself, and restore that: the model would lose its tensor.
     """
     return {
         f"{module_name}.{own}" if module_name else own: held
@@ -70,8 +73,10 @@ def places_of(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def first_states_given(model: nn.Module) -> Iterator[None]:
-    """Give recurrent layers that start from zeros their zeros: torch adds to its own in place, which under vmap are no
-    example's and cannot take what differs from one to the next."""
+    """Pass recurrent layers their first state of zeros.
+
+    torch adds to its own in place; under vmap those belong to no example, and it fails.
+    """
 
     def with_state(
         layer: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -79,9 +84,7 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
         x, state, *_ = (*args, None, None)
         if not isinstance(x, Tensor) or state is not None or options:
             return None
-        if isinstance(
-            layer, nn.RNNBase
-        ):  # x is [B, T, features], [T, B, features] or [T, features]
+        if isinstance(layer, nn.RNNBase):  # x: [B, T, features], [T, B, features] or [T, features]
             many = [x.shape[0 if layer.batch_first else 1]] if x.dim() == 3 else []
             many = [layer.num_layers * (1 + layer.bidirectional), *many]
         else:
@@ -104,7 +107,7 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
 def clip(
     gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], float]]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """clip(gᵢ) for every record, and the norms before: parameter -> [B, *shape]; [B, groups]."""
+    """Return clip(gᵢ) of every example, name -> [B, *shape], and the norms before, [B, groups]."""
     clipped: dict[str, Tensor] = {}
     norms = []
     for names, bound in clipped_together:
@@ -112,11 +115,9 @@ def clip(
         factors = clip_factors(norm, bound)
         for name in names:
             g = gradients[name]
-            scaled = g * factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
-            # 0 · NaN is NaN: a record whose gradient is not finite is taken out entry by entry.
-            clipped[name] = torch.where(
-                (factors > 0).view(-1, *[1] * (g.dim() - 1)), scaled, torch.zeros_like(scaled)
-            )
+            of_each = factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
+            # 0 · NaN is NaN: a gradient that is not finite is replaced entry by entry.
+            clipped[name] = torch.where(of_each > 0, g * of_each, torch.zeros_like(g))
         norms.append(norm)
     return clipped, torch.stack(norms, dim=1)
 
@@ -131,12 +132,12 @@ def clipped_sum(
     complex_scale: float = 1.0,
     into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
-    """Σᵢ clip(gᵢ); see `gradients.clipped_sum`. Runs in chunks so that memory stays bounded."""
+    """Return Σᵢ clip(gᵢ) as `gradients.clipped_sum`, in chunks so that memory stays bounded."""
     inputs, targets = batch
     together = groups(model, bound, per_layer)
     parameters = trainable(model)
-    bytes_a_record = sum(p.numel() * p.element_size() for p in parameters.values())
-    chunk = max(1, CHUNK_BYTES // max(1, bytes_a_record))
+    bytes_per_example = sum(parameter.nbytes for parameter in parameters.values())
+    chunk = max(1, CHUNK_BYTES // max(1, bytes_per_example))
     sums = {
         name: torch.zeros_like(parameter, requires_grad=False)
         for name, parameter in parameters.items()

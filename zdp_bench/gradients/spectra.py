@@ -1,12 +1,16 @@
-"""Gradients as unitary spectra, for the algorithms that bound and noise them there: which parameters have one, and the way back.
+"""Gradients as unitary spectra, for algorithms that clip and noise them in the Fourier domain.
 
-    kernel domain   the unitary FFT of the gradient itself, over a convolution's kernel or a circulant block. Its norm is the
-                    gradient's, so clipping there is clipping here (GReDP, Theorem 1: F(V) of the gradient V).
-    padded domain   the spectrum of the WHOLE correlation of output gradient and input, at the linear length input + output − 1,
-                    of which the gradient is a few lags (Spectral-DP, and GReDP's eq. 15 at its word). The other lags are clipped
-                    and noised with it and then cropped away: norms come out larger, about input / kernel times.
+    kernel domain   the unitary FFT of the gradient itself, over a convolution's kernel or a
+                    circulant block. Its norm is the gradient's, so clipping there is clipping here
+                    (GReDP, Theorem 1: F(V) of the gradient V).
+    padded domain   the spectrum of the WHOLE correlation of output gradient and input, at the
+                    linear length input + output − 1, of which the gradient is a few lags
+                    (Spectral-DP, and GReDP's eq. 15 at its word). The other lags are clipped and
+                    noised with it and then cropped away: norms are larger, about input / kernel
+                    times.
 
-Bias, norm and dense weights have no spectrum and stay as they are; a layer's weight and bias are clipped jointly at C/√L.
+Bias, norm and dense weights have no spectrum and stay as they are. The weight and bias of a layer
+are clipped together at C/√L.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
@@ -25,19 +28,21 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
 from zdp_bench.gradients.correlation import Correlation
-from zdp_bench.gradients.rules import Rule, Share, kept
-from zdp_bench.gradients.rules.circulant import correlation as circulant_correlation
+from zdp_bench.gradients.layer_gradient import LayerGradient
+from zdp_bench.gradients.rules import Rule
+from zdp_bench.gradients.rules.circulant import correlate
+from zdp_bench.gradients.rules.convolution import pad_input
 from zdp_bench.nn.circulant import CirculantLinear
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """One weight's gradient in the Fourier domain: unitary over the last `len(sizes)` dimensions.
+    """The domain of one weight's gradient: unitary FFTs over the last `len(sizes)` dimensions.
 
     Attributes:
-        channels: the dimensions that are not transformed.
+        channels: sizes of the dimensions that are not transformed.
         sizes: lengths of the transforms.
-        lags: which entries of the signal are the weight's, by dimension.
+        lags: for each dimension, which entries of the signal are the weight's.
     """
 
     channels: tuple[int, ...]
@@ -54,23 +59,22 @@ class Spectrum:
         return tuple(range(len(self.channels), len(self.shape)))
 
     def forward(self, signal: Tensor) -> Tensor:
-        """The unitary FFT, over the last dimensions of [..., *shape]."""
+        """Transform [..., *shape] -> the same shape, complex."""
         return torch.fft.fftn(signal, dim=tuple(range(-len(self.sizes), 0)), norm="ortho")
 
     def gradient(self, spectrum: Tensor) -> Tensor:
-        """Inverse FFT, real part, crop: the weight's gradient, of [..., *shape]."""
-        return torch.fft.ifftn(spectrum, dim=tuple(range(-len(self.sizes), 0)), norm="ortho").real[
-            (..., *self.lags)
-        ]
+        """Return the weight's gradient of [..., *shape]: inverse FFT, real part, crop."""
+        signal = torch.fft.ifftn(spectrum, dim=tuple(range(-len(self.sizes), 0)), norm="ortho")
+        return signal.real[(..., *self.lags)]
 
 
 @dataclass(frozen=True)
 class FourierDomain:
-    """A model's gradients as spectra where there are any.
+    """A model's gradients, as spectra where they have one.
 
     Attributes:
-        spectra: parameter name -> where its gradient lives.
-        rules: layers whose spectrum is not that of their gradient; empty in the kernel domain.
+        spectra: parameter name -> the domain of its gradient.
+        rules: for layers whose spectrum is not that of their gradient; empty in the kernel domain.
     """
 
     model: nn.Module
@@ -79,55 +83,52 @@ class FourierDomain:
     rules: Mapping[nn.Module, Rule] = field(default_factory=lambda: MappingProxyType({}))
 
     def clipped_sum(self, batch: Batch, bound: float, engine: Engine = "auto") -> dict[str, Tensor]:
-        """Σᵢ of the shares, each layer's clipped at bound/√L: spectra by name, and real sums for the rest.
+        """Return Σᵢ clip(gᵢ), each layer clipped at bound/√L, as spectra where there are any.
 
-        No record's spectrum is formed: norms are Parseval's, and the sum is one weighted contraction.
+        No example's spectrum is formed: norms follow by Parseval, the sum is one contraction.
         """
         if len(batch[0]) == 0:
             return {}
         sums = clipped_sum(
             self.model, self.loss, batch, bound, per_layer=True, engine=engine, rules=self.rules
         ).sums
-        if self.rules:
-            return sums
+        return sums if self.rules else self._transform(sums)
+
+    def _transform(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: self.spectra[name].forward(value) if name in self.spectra else value
-            for name, value in sums.items()
+            for name, value in gradients.items()
         }
 
     def contributions(self, batch: Batch, bound: float) -> dict[str, Tensor]:
-        """The shares themselves, [B, ...], every spectrum formed and measured: for tests and audits only."""
+        """Return clip(gᵢ), [B, ...], every spectrum formed and measured: for tests and audits."""
         together = groups(self.model, bound, per_layer=True)
         if not self.rules:
-            clipped, _ = reference.clip(
-                reference.per_sample_gradients(self.model, self.loss, batch), together
-            )
-            return {
-                name: self.spectra[name].forward(v) if name in self.spectra else v
-                for name, v in clipped.items()
-            }
-        shapes = {
-            name: self.spectra[name].shape if name in self.spectra else p.shape
-            for name, p in trainable(self.model).items()
+            gradients = reference.per_sample_gradients(self.model, self.loss, batch)
+            return self._transform(reference.clip(gradients, together)[0])
+        device = batch[0].device
+        zeros = {
+            name: torch.zeros(self.spectra[name].shape, dtype=torch.complex64, device=device)
+            if name in self.spectra
+            else torch.zeros(parameter.shape, device=device)
+            for name, parameter in trainable(self.model).items()
         }
-        rows: dict[str, list[Tensor]] = {name: [] for name in shapes}
-        for i in range(len(batch[0])):
-            one = batch[0][i : i + 1], batch[1][i : i + 1]
-            found = clipped_sum(
+        each: list[dict[str, Tensor]] = []
+        for one in zip(batch[0].split(1), batch[1].split(1), strict=True):
+            unclipped = clipped_sum(
                 self.model, self.loss, one, float("inf"), per_layer=True, rules=self.rules
-            ).sums
-            for name, shape in shapes.items():
-                rows[name].append(
-                    found[name] if name in found else torch.zeros(shape, device=batch[0].device)
-                )
+            )
+            each.append(zeros | unclipped.sums)
         stacked = {
-            name: torch.stack(of) if of else torch.zeros((0, *shapes[name]))
-            for name, of in rows.items()
+            name: torch.stack([sums[name] for sums in each])
+            if each
+            else zero.new_zeros(0, *zero.shape)
+            for name, zero in zeros.items()
         }
         return reference.clip(stacked, together)[0]
 
     def gradients(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
-        """From released spectra to gradients, by parameter name."""
+        """Return the gradients of released spectra, by parameter name."""
         return {
             name: self.spectra[name].gradient(value) if name in self.spectra else value
             for name, value in noisy.items()
@@ -138,7 +139,7 @@ Convolution = nn.modules.conv._ConvNd
 
 
 def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
-    """Spectra over the kernels of convolutions and the blocks of circulant layers.
+    """Return spectra over the kernels of convolutions and the blocks of circulant layers.
 
     Raises:
         UserError: a parameter is complex.
@@ -149,28 +150,32 @@ def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
 
 
 def padded_domain(model: nn.Module, loss: Loss, like: Tensor | None) -> FourierDomain:
-    """Spectra at the linear length, which depends on what each convolution is given: the model runs once, on one record of zeros.
+    """Return spectra at the linear length.
+
+    It depends on the input of each convolution: the model runs once, on one example of zeros.
 
     Args:
         like: inputs [n, ...] of the shape and dtype to come; no value is read.
 
     Raises:
-        UserError: a parameter is complex, or a convolution is grouped, transposed, or given maps of different sizes.
+        UserError: a parameter is complex, or a convolution is grouped, transposed, or given maps of
+            different sizes.
     """
     if like is None:
         raise ValueError("a padded spectrum's size depends on the inputs' shape: say Problem.like")
     layers = _layers(model)
-    given = _given(model, like, [layer for _, _, layer in layers if isinstance(layer, Convolution)])
+    sizes = _input_sizes(model, like, [of for _, _, of in layers if isinstance(of, Convolution)])
     spectra: dict[str, Spectrum] = {}
     rules: dict[nn.Module, Rule] = {}
     for name, weight, layer in layers:
         if isinstance(layer, Convolution):
             if layer.transposed or layer.groups != 1:
                 raise UserError(
-                    f"layer '{name.rpartition('.')[0]}' is a grouped or transposed convolution, whose gradient has no padded "
-                    "spectrum here: use algorithm=gredp or algorithm=dp_sgd."
+                    f"layer '{name.rpartition('.')[0]}' is a grouped or transposed convolution, "
+                    "whose gradient has no padded spectrum here: "
+                    "use algorithm=gredp or algorithm=dp_sgd."
                 )
-            spectra[name] = _linear(weight, layer, given[layer])
+            spectra[name] = _linear(weight, layer, sizes[layer])
             rules[layer] = _convolution_rule(spectra[name])
         else:
             spectra[name] = _kernel(weight, layer)
@@ -179,12 +184,13 @@ def padded_domain(model: nn.Module, loss: Loss, like: Tensor | None) -> FourierD
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
-    """(name, weight, layer) of every convolution and circulant layer that trains."""
+    """Return (name, weight, layer) of every convolution and circulant layer that trains."""
     moving = trainable(model)
     for name, parameter in moving.items():
         if parameter.is_complex():
             raise UserError(
-                f"spectra are those of real gradients, and parameter '{name}' is complex: use algorithm=zeta_dp_sgd."
+                f"spectra are those of real gradients, and parameter '{name}' is complex: "
+                "use algorithm=zeta_dp_sgd."
             )
     owned = {f"{at}.weight" if at else "weight": module for at, module in model.named_modules()}
     return [
@@ -201,7 +207,7 @@ def _kernel(weight: nn.Parameter, layer: nn.Module) -> Spectrum:
 
 
 def _linear(weight: nn.Parameter, layer: Convolution, given: tuple[int, ...]) -> Spectrum:
-    """At M = Hp + Ho − 1: the map as padded, and the output as its stride spreads it."""
+    """Return the spectrum at M = Hp + Ho − 1: padded input, and output spread by its stride."""
     kernel, dilation, stride = weight.shape[2:], layer.dilation, layer.stride
     spread = [
         ((h - d * (k - 1) - 1) // s) * s + 1
@@ -212,18 +218,19 @@ def _linear(weight: nn.Parameter, layer: Convolution, given: tuple[int, ...]) ->
     return Spectrum(tuple(weight.shape[:2]), sizes, lags)
 
 
-def _given(
+def _input_sizes(
     model: nn.Module, like: Tensor, layers: list[Convolution]
 ) -> dict[nn.Module, tuple[int, ...]]:
-    """The size of the padded map that each convolution is given."""
-    seen: dict[nn.Module, tuple[int, ...]] = {}
+    """Return the size of each convolution's padded input."""
+    found: dict[nn.Module, tuple[int, ...]] = {}
 
     def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, Convolution)
-        size = tuple(_padded(layer, arguments[0][:1]).shape[2:])
-        if seen.setdefault(layer, size) != size:
+        size = tuple(pad_input(layer, arguments[0][:1]).shape[2:])
+        if found.setdefault(layer, size) != size:
             raise UserError(
-                "a convolution that is given maps of different sizes has no padded spectrum: use algorithm=dp_sgd."
+                "a convolution that is given maps of different sizes has no padded spectrum: "
+                "use algorithm=dp_sgd."
             )
 
     handles = [layer.register_forward_pre_hook(note) for layer in layers]
@@ -236,72 +243,70 @@ def _given(
         model.train(mode)
         for handle in handles:
             handle.remove()
-    return seen
-
-
-def _padded(layer: Convolution, x: Tensor) -> Tensor:
-    """[B, C, *] with the layer's own padding."""
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    return F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    return found
 
 
 def _convolution_rule(spectrum: Spectrum) -> Rule:
-    def rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+    def rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
         assert isinstance(layer, Convolution)
-        x, spread = _padded(layer, x), g
-        if any(step > 1 for step in layer.stride):
-            every = tuple(
-                (size - 1) * step + 1 for size, step in zip(g.shape[2:], layer.stride, strict=True)
-            )
-            spread = g.new_zeros((*g.shape[:2], *every))
-            at: list[Any] = [..., *(slice(None, None, step) for step in layer.stride)]
-            spread[tuple(at)] = g
-        if (
-            tuple(a + b - 1 for a, b in zip(x.shape[2:], spread.shape[2:], strict=True))
-            != spectrum.sizes
-        ):
+        x, spread = pad_input(layer, x), _spread(g, layer.stride)
+        both = zip(x.shape[2:], spread.shape[2:], strict=True)
+        if tuple(of_x + of_g - 1 for of_x, of_g in both) != spectrum.sizes:
             raise UserError(
-                f"a record's map of {list(x.shape[2:])} is not of the size that this run was set up for."
+                f"a record's map of {list(x.shape[2:])} is not of the size that "
+                "this run was set up for."
             )
         fast = tuple(next_fast_len(size, real=True) for size in spectrum.sizes)
-        weight = _share(Correlation(x, spread, fast), spectrum, tuple(spread.shape[2:]))
-        return {"weight": weight, "bias": kept(g.flatten(2).sum(dim=2))}
+        weight = _transformed(Correlation(x, spread, fast), spectrum, tuple(spread.shape[2:]))
+        return {"weight": weight, "bias": LayerGradient.of(g.flatten(2).sum(dim=2))}
 
     return rule
 
 
-def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+def _spread(g: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Return g [B, O, *] with zeros at the positions that the stride leaves out."""
+    if all(step == 1 for step in stride):
+        return g
+    sizes = [(size - 1) * step + 1 for size, step in zip(g.shape[2:], stride, strict=True)]
+    spread = g.new_zeros((*g.shape[:2], *sizes))
+    at: list[Any] = [..., *(slice(None, None, step) for step in stride)]
+    spread[tuple(at)] = g
+    return spread
+
+
+def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     assert isinstance(layer, CirculantLinear)
     if x.dim() != 2:
         raise UserError(
-            "a circulant layer over several positions has no spectral share here: use algorithm=dp_sgd."
+            "a circulant layer over several positions has no spectral share here: "
+            "use algorithm=dp_sgd."
         )
-    return {
-        "weight": _share(circulant_correlation(layer, x, g), _kernel(layer.weight, layer)),
-        "bias": kept(g),
-    }
+    weight = _transformed(correlate(layer, x, g), _kernel(layer.weight, layer))
+    return {"weight": weight, "bias": LayerGradient.of(g)}
 
 
-def _share(of: Correlation, spectrum: Spectrum, outputs: tuple[int, ...] = ()) -> Share:
-    """The unitary spectra of what `of` correlates, at the spectrum's own length whatever length `of` found faster."""
+def _transformed(
+    of: Correlation, spectrum: Spectrum, outputs: tuple[int, ...] = ()
+) -> LayerGradient:
+    """Return the unitary spectra of a correlation, at the spectrum's own length.
 
-    def whole(signal: Tensor) -> Tensor:
-        for dim, (size, negative) in enumerate(
-            zip(spectrum.sizes, outputs, strict=False), -len(outputs)
-        ):
-            if (
-                signal.shape[dim] != size
-            ):  # between the lags 0 … Hp − 1 and −(Ho − 1) … −1 there is nothing
-                ahead, behind = size - negative + 1, negative - 1
-                ends = (
-                    signal.narrow(dim, 0, ahead),
-                    signal.narrow(dim, signal.shape[dim] - behind, behind),
-                )
-                signal = torch.cat(ends, dim=dim)
+    Args:
+        outputs: sizes of the spread output, if `of` is computed at a longer, faster length.
+    """
+
+    def transform(signal: Tensor) -> Tensor:
+        lengths = zip(spectrum.sizes, outputs, strict=False)
+        for dim, (size, output) in enumerate(lengths, -len(outputs)):
+            if signal.shape[dim] != size:
+                # Between the lags 0 … Hp − 1 and −(Ho − 1) … −1 all entries are zero.
+                ahead, behind = size - output + 1, output - 1
+                last = signal.narrow(dim, signal.shape[dim] - behind, behind)
+                signal = torch.cat([signal.narrow(dim, 0, ahead), last], dim=dim)
         return spectrum.forward(signal)
 
-    return Share(
-        lambda start, stop: whole(of.rows(start, stop)),
-        lambda c: whole(of.weighted_sum(c)),
-        of.squared_norms,
+    return LayerGradient(
+        lambda start, stop: transform(of.per_sample(start, stop)),
+        lambda factors: transform(of.weighted_sum(factors)),
+        squared_norms=of.squared_norms,
+        summands=of.summands,
     )

@@ -1,13 +1,15 @@
-"""One forward and one backward pass that compute no parameter's gradient, only what each layer saw: its input, and the gradient
-of its output. `fast.py` makes per-sample gradients of the two.
+"""One forward and backward pass that catches each layer's input and output gradient.
 
-While a layer runs its parameters do not require gradients, so autograd records nothing of them; outside of it they do. A
-parameter that is used anywhere but in its own layer's call therefore gets an ordinary gradient, and is found out: book-keeping
-would have missed that use.
+No parameter's gradient is computed; `fast.py` makes per-sample gradients of the two.
 
-Gradients are caught at the node of the graph that made the layer's output, not at the tensor: an in-place activation behind a
-layer changes the tensor, and never the node. They are handed on as backward meets them, so that a layer's input can be let go
-as early as in an ordinary backward pass; a small network's all at once behind it, for which torch needs not call us.
+While a layer runs its parameters do not require gradients, so autograd records nothing of them;
+outside of it they do. A parameter that is used outside of its layer's own call therefore gets an
+ordinary gradient, and the model is refused: book-keeping would have missed that use.
+
+Gradients are caught at the graph's node that made the layer's output, not at the tensor, which an
+in-place activation behind the layer would change. They are handed on as backward meets them, so
+that a layer's input is freed as early as in an ordinary backward pass; those of a small network all
+at once at its end, which saves torch's calls into Python.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.rules import NoRule
-from zdp_bench.kernels.memory_format import memory_order
+from zdp_bench.nn.memory_format import memory_order
 
-# Output gradients of so many bytes may wait for the end of backward.
+# Output gradients of at most so many bytes wait for the end of backward.
 TOGETHER = 4 * 2**20
 
 
 class Layer(NamedTuple):
-    """A module that holds trainable parameters itself: its first name in the model, and theirs in it."""
+    """A module with trainable parameters of its own, under its first name in the model."""
 
     name: str
     module: nn.Module
@@ -37,7 +39,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """In the model's order, as `named_modules` goes. Asked in every step, so without its generators."""
+    """Return the layers in the order of `named_modules`; fast, as every step asks."""
     found: list[Layer] = []
     seen: set[nn.Module] = set()
 
@@ -63,9 +65,9 @@ class Call:
 
     layer: Layer
     input: Tensor
-    version: int  # of the input's memory: in-place changes behind our back raise it
-    made: GradientEdge | None  # where its output's gradient comes in
-    order: list[int] | None  # see `_order`
+    version: int  # of the input's memory; a change in place raises it
+    edge: GradientEdge | None  # where the output's gradient arrives
+    order: list[int] | None  # see `_memory_order`
     nbytes: int  # of its output
 
 
@@ -77,16 +79,15 @@ class Tape:
     """The calls of one forward pass, and the loss they led to."""
 
     calls: list[Call] = field(default_factory=list)
-    starts: list[Tensor] = field(
-        default_factory=list
-    )  # behind layers that nothing which needs a gradient goes into
+    starts: list[Tensor] = field(default_factory=list)  # behind layers whose input needs none
     losses: Tensor | None = None
     consume: Consumer | None = None
 
     def play_back(self, parameters: list[nn.Parameter], consume: Consumer) -> None:
-        """One backward pass from Σ losses; `consume(call, output gradient)` for every call on its way.
+        """Run backward from Σ losses; `consume(call, output gradient)` is called for every call.
 
-        Afterwards the tape is empty: it and the graph, whose hooks hold it, would keep each other alive for ever.
+        Afterwards the tape is empty: the graph, whose hooks hold it, and the tape would keep each
+        other alive for ever.
 
         Raises:
             NoRule: a parameter is used outside of its layer.
@@ -98,13 +99,12 @@ class Tape:
         if not losses.requires_grad:
             return  # the loss does not depend on any layer: every gradient is zero
         if sum(call.nbytes for call in calls) <= TOGETHER:
-            wanted: list[Any] = [*parameters, *(call.made for call in calls)]
+            wanted: list[Any] = [*parameters, *(call.edge for call in calls)]
             found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             _require_unused(found[: len(parameters)])
+            arrived = found[len(parameters) :]
             with torch.no_grad():  # as inside backward
-                for call, g in zip(
-                    reversed(calls), reversed(found[len(parameters) :]), strict=True
-                ):
+                for call, g in zip(reversed(calls), reversed(arrived), strict=True):
                     if g is not None:
                         _require_untouched(call)
                         consume(call, g)
@@ -113,31 +113,30 @@ class Tape:
         try:
             for call in calls:
                 _catch(self, call)
-            del calls, call  # an input goes when it was consumed
+            del calls, call  # so that an input is freed once it is consumed
             found = torch.autograd.grad(losses.sum(), [*parameters, *starts], allow_unused=True)
         finally:
             self.consume = None
         _require_unused(found[: len(parameters)])
 
 
-def record(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
-    """Run model and loss on the batch, and keep what goes into each of `layers`.
+def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
+    """Run model and loss on the batch; return the calls of `layers` on a tape.
 
     Raises:
-        NoRule: a layer is called with anything but one tensor [B, ...] that leads to one tensor [B, ...].
+        NoRule: a layer is called with anything but one tensor [B, ...], or returns anything else.
     """
     inputs, targets = batch
     tape = Tape()
-    theirs = [vars(layer.module).get("forward") for layer in layers]
+    replaced = [vars(layer.module).get("forward") for layer in layers]
     try:
-        for layer in layers:  # in the place of hooks, which take twice the time of a small layer
-            vars(layer.module)["forward"] = _recorded(
-                tape, layer, layer.module.forward, len(inputs)
-            )
+        for layer in layers:  # not by hooks, which take twice the time of a small layer
+            wrapped = _wrap(tape, layer, layer.module.forward, len(inputs))
+            vars(layer.module)["forward"] = wrapped
         with torch.enable_grad():
             tape.losses = loss(model(inputs.detach()), targets)  # [B]
     finally:
-        for layer, own in zip(layers, theirs, strict=True):
+        for layer, own in zip(layers, replaced, strict=True):
             vars(layer.module).pop("forward", None)
             if own is not None:
                 vars(layer.module)["forward"] = own
@@ -149,13 +148,15 @@ def _require_gradients(layer: Layer, required: bool) -> None:
         parameter.requires_grad_(required)
 
 
-_not_a_view = torch.ops.aten._unsafe_view.default  # the very memory, but a node of its own
+_not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
 
 
-def _recorded(
-    tape: Tape, layer: Layer, forward: Callable[..., Any], records: int
+def _wrap(
+    tape: Tape, layer: Layer, forward: Callable[..., Any], examples: int
 ) -> Callable[..., Any]:
-    def recorded(*args: Any, **kwargs: Any) -> Any:
+    """Return the layer's forward function, which also enters its call on the tape."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         _require_gradients(layer, False)
         try:
             output = forward(*args, **kwargs)
@@ -163,36 +164,28 @@ def _recorded(
             _require_gradients(layer, True)
         if not torch.is_grad_enabled():
             return output  # it is cut off from the loss
-        one_tensor = (
-            len(args) == 1
-            and not kwargs
-            and isinstance(args[0], Tensor)
-            and isinstance(output, Tensor)
-        )
-        if not one_tensor or args[0].dim() == 0 or output.dim() == 0:
+        both = (*args, output)
+        if kwargs or len(both) != 2 or any(not isinstance(t, Tensor) or not t.dim() for t in both):
             raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
-        if args[0].shape[0] != records or output.shape[0] != records:
+        if args[0].shape[0] != examples or output.shape[0] != examples:
             raise NoRule(f"layer '{layer.name}', whose input does not have one row a record")
         if not output.requires_grad:
             start = output.detach().requires_grad_()
             tape.starts.append(start)
-            output = _not_a_view(
-                start, output.shape
-            )  # so that a layer behind may work in place, as on any output
-            start.data = start.new_empty(
-                0
-            )  # a place for gradients to go to: what it held is the output's, and goes with that
-        made = GradientEdge(output.grad_fn, output.output_nr)
-        tape.calls.append(
-            Call(layer, args[0].detach(), args[0]._version, made, _order(output), output.nbytes)
-        )
+            # The next layer may work in place on the output; `start` only receives a gradient, so
+            # it lets go of the memory.
+            output = _not_a_view(start, output.shape)
+            start.data = start.new_empty(0)
+        x, edge = args[0], GradientEdge(output.grad_fn, output.output_nr)
+        order = _memory_order(output)
+        tape.calls.append(Call(layer, x.detach(), x._version, edge, order, output.nbytes))
         return output
 
-    return recorded
+    return wrapped
 
 
-def _order(output: Tensor) -> list[int] | None:
-    """The dimensions of maps [B, C, *] as they follow each other in memory; None of no maps, and of such with gaps."""
+def _memory_order(output: Tensor) -> list[int] | None:
+    """Return the dimensions of maps [B, C, *] in memory's order; None for other outputs or gaps."""
     if output.dim() < 3:
         return None
     if output.dim() == 4 and output.is_contiguous(memory_format=torch.channels_last):
@@ -202,13 +195,11 @@ def _order(output: Tensor) -> list[int] | None:
 
 
 def _catch(tape: Tape, call: Call) -> None:
-    """Have the call's output gradient consumed as backward meets it."""
-    assert call.made is not None
-    node, which, _ = call.made
-    order, call.made = (
-        call.order,
-        None,
-    )  # else the node, whose hook holds the call, would be held by it
+    """Consume the call's output gradient when backward meets it."""
+    assert call.edge is not None
+    node, which, _ = call.edge
+    order = call.order
+    call.edge = None  # the node's hook holds the call, which may not hold the node
 
     def prehook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         g = gradients[which]
@@ -216,7 +207,7 @@ def _catch(tape: Tape, call: Call) -> None:
             return None
         arrived = g
         if order is not None and not (ordered := g.permute(order)).is_contiguous():
-            # Part of another map, or turned: brought into the output's order once, and not by rule and backward pass both.
+            # Part of another map, or transposed: copied once, for the rule and backward alike.
             back = [order.index(dim) for dim in range(g.dim())]
             g = ordered.contiguous().permute(back)
         _require_untouched(call)

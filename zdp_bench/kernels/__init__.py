@@ -1,1 +1,78 @@
-"""CPU kernels compiled by numba. `nn`, `gradients` and `privacy` call them; nothing depends on them for its result."""
+"""CPU kernels compiled by numba, behind one door: nothing else imports numba or llvmlite.
+
+No result depends on a kernel. Each has a twin of torch or numpy, which GPUs, other CPUs and
+`execution.kernels=off` use, and which tests hold it equal to:
+
+    winograd         complex 3×3 convolutions of many channels; twin: `nn.convolution`
+    channels_first   per-sample gradients of real convolutions; twin: `gradients.rules.convolution`
+    chacha_normal    seeded noise; twin: `privacy.normal_stream`
+
+What each saves is measured in docs/performance.md.
+
+To delete the package, remove this folder and tests/kernels; the branches on `kernels` in
+nn/convolution.py, gradients/rules/convolution.py, gradients/cross_check.py and privacy/noise.py;
+and the key `execution.kernels` in config/schema.py, conf/config.yaml and training/environment.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+_enabled = True
+
+
+def enable(on: bool) -> None:
+    """Let kernels run, or leave everything to their twins."""
+    global _enabled
+    _enabled = on
+
+
+def enabled() -> bool:
+    """True if kernels may run."""
+    return _enabled
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Leave everything to the twins inside, so that compared gradients are rounded alike.
+
+    torch's transforms cannot call kernels, and a badly conditioned network turns a map's last bits
+    into 3 % of a gradient (measured with instance norms of 4 pixels).
+    """
+    before = _enabled
+    enable(False)
+    try:
+        yield
+    finally:
+        enable(before)
+
+
+def may_run(dtype: torch.dtype, *tensors: Tensor) -> bool:
+    """True if a kernel of wide vectors may read these tensors.
+
+    They must be plain, non-empty CPU tensors of this dtype on a processor with AVX-512, outside of
+    torch's transforms, autocast, `torch.compile` and double backward.
+    """
+    if not _enabled or torch.compiler.is_compiling() or not _has_avx512():
+        return False
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    return all(
+        type(x) in (Tensor, nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and x.dtype == dtype
+        and x.is_cpu
+        and x.numel() > 0
+        for x in tensors
+    )
+
+
+@cache
+def _has_avx512() -> bool:
+    """True if the processor has 32 registers of 16 float32 numbers, which the kernels fill."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"

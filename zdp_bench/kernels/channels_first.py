@@ -1,89 +1,75 @@
-"""Per-sample gradients of real convolutions whose maps lie channels first, by a loop of our own (`nn/tiles.py`).
+"""Per-sample gradients of real convolutions of few inputs, whose maps are channels first.
 
-Columns of what each position meets, as a matrix product wants them, are as many copies of the input as a kernel has taps. Here
-the input is read where it lies (seen: a quarter to four fifths of the time for up to 160 entries; a product is faster beyond).
+A matrix product needs columns: as many copies of the input as a kernel has taps. This loop
+(`channels_first_loops.py`) reads the input where it is, which takes a quarter to four fifths of the
+time if an output position meets up to 160 inputs; a product is faster beyond.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.kernels import conv_tiles
-from zdp_bench.kernels.jit import Loop, compiled, task_of
+from zdp_bench.kernels import may_run
 
-ENTRIES = 160  # that an output position meets, at most
-POSITIONS = 2**13  # of a map at most: a sum of so many numbers, in 16 parts, keeps its digits
-
-
-def serve(x: Tensor, g: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the loop is for input [B, C, *] and output gradient [B, O, *] of a convolution in one group: float32 maps of one or
-    two dimensions, channels first, on a processor with AVX-512."""
-    if (
-        len(kernel) > 2
-        or any(step != 1 for step in stride)
-        or g.shape[1] < conv_tiles.MET[0]
-        or g.numel() == 0
-    ):
-        return False
-    if (
-        not conv_tiles.MET[1] <= x.shape[1] * math.prod(kernel) <= ENTRIES
-        or math.prod(x.shape[2:]) > POSITIONS
-    ):
-        return False
-    if not conv_tiles.have_their_registers():
-        return False
-    return all(
-        each.dtype == torch.float32 and each.is_cpu and each.is_contiguous() for each in (x, g)
-    )
+OUTPUTS, INPUTS = 4, 5  # of a tile: 20 sums are held in registers
+MAX_INPUTS = 160  # that an output position meets
+MAX_POSITIONS = 2**13  # of a map: float32 sums of so many numbers, in 16 parts, keep their digits
 
 
-def gradient_rows(
+def serves(x: Tensor, g: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """True if the kernel may run, and pays, for a convolution in one group.
+
+    Args:
+        x: input [B, C, *] of one or two dimensions.
+        g: output gradient [B, O, *].
+    """
+    met, positions = x.shape[1] * math.prod(kernel), math.prod(x.shape[2:])
+    plain = len(kernel) <= 2 and all(step == 1 for step in stride)
+    sizes = g.shape[1] >= OUTPUTS and INPUTS <= met <= MAX_INPUTS and positions <= MAX_POSITIONS
+    in_order = x.is_contiguous() and g.is_contiguous()
+    return plain and sizes and in_order and may_run(torch.float32, x, g)
+
+
+def per_sample_gradients(
     x: Tensor,
     g: Tensor,
     kernel: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """Each record's gradients of weight, [B, O, C, *k], and bias, [B, O]; of a convolution with a stride of 1."""
-    return _gradient_rows(x, g, kernel, padding, dilation, _loop())
-
-
-def _gradient_rows(
-    x: Tensor,
-    g: Tensor,
-    kernel: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    loop: Loop,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
+    """Each example's gradient of the weight, [B, O, C, *k]; the stride is 1."""
     if any(padding):
         x = F.pad(x, [p for size in reversed(padding) for p in (size, size)])
-    records, outputs, *rows, width = g.shape
+    examples, outputs, *rows, width = g.shape
     channel, *steps = x.stride()[1:]
-    places = conv_tiles.places(
-        (x.shape[1], *kernel),
-        (channel, *(by * step for by, step in zip(dilation, steps, strict=True))),
-    )
-    m, total = x.new_empty(records, outputs, *x.shape[1:2], *kernel), x.new_empty(records, outputs)
-    words = [
-        x.data_ptr(),
-        g.data_ptr(),
-        m.data_ptr(),
-        total.data_ptr(),
-        places.data_ptr(),
-        len(places),
-        outputs,
-    ]
-    words += [math.prod(rows), width, math.prod(x.shape[1:]), x.shape[-1]]
-    loop.run(task_of([(records, words)]))
-    return m, total
+    apart = (channel, *(by * step for by, step in zip(dilation, steps, strict=True)))
+    met = _offsets((x.shape[1], *kernel), apart)
+    gradients = x.new_empty(examples, outputs, *x.shape[1:2], *kernel)
+    words = [x.data_ptr(), g.data_ptr(), gradients.data_ptr(), met.data_ptr()]
+    words += [len(met), outputs, math.prod(rows), width, math.prod(x.shape[1:]), x.shape[-1]]
+    _loop().run(examples, words)
+    return gradients
+
+
+@lru_cache(maxsize=256)
+def _offsets(sizes: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
+    """How far each number that a position meets is from the first one."""
+    indices = itertools.product(*(range(size) for size in sizes))
+    every = [sum(i * step for i, step in zip(index, steps, strict=True)) for index in indices]
+    return torch.tensor(every, device="cpu")
 
 
 @cache
-def _loop() -> Loop:
-    return compiled(conv_tiles.correlate_planes)
+def _loop() -> Any:
+    """The compiled loop; numba is imported here, at the kernel's first call."""
+    from zdp_bench.kernels.channels_first_loops import correlate
+    from zdp_bench.kernels.jit import compile_loop
+
+    return compile_loop(correlate)

@@ -1,7 +1,7 @@
-"""Vectors of 16 float32 numbers in compiled loops: what a loop of many sums is written in where numba finds no vectors by itself.
+"""Vectors of 16 float32 numbers in compiled loops, for sums that numba does not vectorise by itself.
 
-Each piece writes LLVM's code for one step; `builder` is the place it writes to. A product and its sum are one operation,
-rounded once, on every processor. `tile` makes of a piece what a compiled loop can call.
+Each function writes LLVM's code for one step; `builder` is the place it writes to. A product and its
+sum are one operation, rounded once. `as_function` makes a function that a compiled loop can call.
 """
 
 from __future__ import annotations
@@ -13,209 +13,162 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from zdp_bench.kernels.jit import as_intrinsic
 
 LANES = 16
-FLOATS, WORDS = (
-    types.CPointer(types.float32),
-    types.CPointer(types.int64),
-)  # places of numbers, and of words of 64 bits
+FLOATS, WORDS = types.CPointer(types.float32), types.CPointer(types.int64)
+_INT32 = ir.IntType(32)
 _VECTOR, _WORD = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64)
+_MASK, _BYTES = ir.VectorType(ir.IntType(1), LANES), ir.IntType(8).as_pointer()
 ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
-def tile(arguments: Sequence[Any], code: Callable[..., None]) -> Callable[..., None]:
-    """A function for compiled loops, of arguments of these types, whose code `code(builder, *arguments)` writes."""
+def as_function(arguments: Sequence[Any], code: Callable[..., None]) -> Callable[..., None]:
+    """A function of arguments of these types, whose body `code(builder, *arguments)` writes."""
 
     def typing(context: Any, *kinds: Any) -> Any:
-        def written(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def body(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             code(builder, *values)
             return context.get_dummy_value()
 
-        return types.none(*arguments), written
+        return types.none(*arguments), body
 
-    names = [
-        "context",
-        *(f"argument{i}" for i in range(len(arguments))),
-    ]  # numba asks the function how many it takes
-    typing.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])  # type: ignore[attr-defined]
-    return intrinsic(typing)
-
-
-def at(builder: Any, place: Any, *further: Any) -> Any:
-    """The place so many numbers further."""
-    for step in further:
-        place = builder.gep(place, [step if isinstance(step, ir.Value) else _WORD(step)])
-    return place
+    # numba asks the function how many arguments it takes.
+    names = ["context", *(f"argument{i}" for i in range(len(arguments)))]
+    parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
+    typing.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return as_intrinsic(typing)
 
 
-def steps(builder: Any, place: Any, step: Any, count: int) -> list[Any]:
-    """Places a step apart."""
-    places = [place]
-    while len(places) < count:
-        places.append(at(builder, places[-1], step))
-    return places
+def offset(builder: Any, pointer: Any, *steps: Any) -> Any:
+    """The pointer moved by so many numbers."""
+    for step in steps:
+        pointer = builder.gep(pointer, [step if isinstance(step, ir.Value) else _WORD(step)])
+    return pointer
 
 
-def load(builder: Any, place: Any) -> Any:
-    return builder.load(builder.bitcast(place, _VECTOR.as_pointer()), align=4)
+def strided(builder: Any, pointer: Any, step: Any, count: int) -> list[Any]:
+    """`count` pointers that are `step` numbers apart."""
+    pointers = [pointer]
+    while len(pointers) < count:
+        pointers.append(offset(builder, pointers[-1], step))
+    return pointers
 
 
-def load_first(builder: Any, place: Any, count: Any) -> Any:
-    """So many numbers, or 16 where there are more, and zeros behind them: nothing there is read."""
-    lanes = ir.VectorType(ir.IntType(32), LANES)
-    wanted = builder.insert_element(
-        ir.Constant(lanes, ir.Undefined), builder.trunc(count, ir.IntType(32)), ir.IntType(32)(0)
+def load(builder: Any, pointer: Any) -> Any:
+    """A vector from memory of any alignment."""
+    return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
+
+
+def load_first(builder: Any, pointer: Any, count: Any) -> Any:
+    """The first `count` numbers, at most 16, and zeros behind; nothing behind them is read."""
+    lanes = ir.VectorType(_INT32, LANES)
+    empty = ir.Constant(lanes, ir.Undefined)
+    wanted = builder.insert_element(empty, builder.trunc(count, _INT32), _INT32(0))
+    wanted = _shuffle(builder, wanted, wanted, [0] * LANES)
+    mask = builder.icmp_signed("<", ir.Constant(lanes, list(range(LANES))), wanted)
+    arguments = [_VECTOR.as_pointer(), _INT32, _MASK, _VECTOR]
+    place = builder.bitcast(pointer, _VECTOR.as_pointer())
+    return _call(
+        builder, "llvm.masked.load.v16f32.p0", _VECTOR, arguments, (place, _INT32(4), mask, ZEROS)
     )
-    mask = builder.icmp_signed(
-        "<", ir.Constant(lanes, list(range(LANES))), _picked(builder, wanted, wanted, [0] * LANES)
-    )
-    masked = cgutils.get_or_insert_function(builder.module, _MASKED, "llvm.masked.load.v16f32.p0")
-    return builder.call(
-        masked, (builder.bitcast(place, _VECTOR.as_pointer()), ir.IntType(32)(4), mask, ZEROS)
-    )
 
 
-_MASKED = ir.FunctionType(
-    _VECTOR, [_VECTOR.as_pointer(), ir.IntType(32), ir.VectorType(ir.IntType(1), LANES), _VECTOR]
-)
+def store(builder: Any, vector: Any, pointer: Any) -> None:
+    """Write a vector to memory of any alignment."""
+    builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=4)
 
 
-def store(builder: Any, vector: Any, place: Any) -> None:
-    builder.store(vector, builder.bitcast(place, vector.type.as_pointer()), align=4)
+def prefetch(builder: Any, pointer: Any) -> None:
+    """Bring the cache line at `pointer` to the core's second cache. Any address is safe."""
+    arguments = [_BYTES, _INT32, _INT32, _INT32]
+    values = (builder.bitcast(pointer, _BYTES), _INT32(0), _INT32(2), _INT32(1))
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), arguments, values)
 
 
-def store_past(builder: Any, vector: Any, place: Any) -> None:
-    """A whole line of memory, which begins there, past the caches: it is not read before, as one that is kept would be."""
-    stored = builder.store(
-        vector, builder.bitcast(place, vector.type.as_pointer()), align=4 * LANES
-    )
-    stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-
-
-def foreseen(builder: Any, place: Any, to_write: bool = False) -> None:
-    """The line of memory around a place comes to the core's larger cache, or to write it to the smaller one, while other work
-    goes on. Any place is allowed."""
-    fetch = cgutils.get_or_insert_function(builder.module, _FETCH, "llvm.prefetch.p0")
-    write, locality, data = (
-        ir.IntType(32)(number) for number in ((1, 3, 1) if to_write else (0, 2, 1))
-    )
-    builder.call(fetch, (builder.bitcast(place, _BYTES), write, locality, data))
-
-
-_BYTES = ir.IntType(8).as_pointer()
-_FETCH = ir.FunctionType(ir.VoidType(), [_BYTES, ir.IntType(32), ir.IntType(32), ir.IntType(32)])
-
-
-def everywhere(builder: Any, number: Any) -> Any:
+def broadcast(builder: Any, number: Any) -> Any:
     """The number in every lane."""
-    first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, ir.IntType(32)(0))
-    return _picked(builder, first, first, [0] * LANES)
+    first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), number, _INT32(0))
+    return _shuffle(builder, first, first, [0] * LANES)
 
 
-def exchanged(builder: Any, vector: Any) -> Any:
-    """The 8 complex numbers of a vector, real parts and imaginary ones in each other's place."""
-    return _picked(builder, vector, vector, [lane ^ 1 for lane in range(LANES)])
-
-
-def turned(builder: Any, vector: Any) -> Any:
+def times_i(builder: Any, vector: Any) -> Any:
     """i times the 8 complex numbers of a vector: (−imaginary, real) for (real, imaginary)."""
-    other = exchanged(builder, vector)
-    return _picked(
-        builder,
-        other,
-        builder.fneg(other),
-        [lane if lane % 2 else LANES + lane for lane in range(LANES)],
-    )
-
-
-def parted(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """The real parts of the 16 complex numbers of two vectors, and the imaginary ones."""
-    return _picked(builder, a, b, list(range(0, 2 * LANES, 2))), _picked(
-        builder, a, b, list(range(1, 2 * LANES, 2))
-    )
-
-
-def woven(builder: Any, real: Any, imaginary: Any) -> tuple[Any, Any]:
-    """Two vectors of 8 complex numbers each, of 16 parts of either kind."""
-    lanes = [lane for i in range(LANES) for lane in (i, LANES + i)]
-    return _picked(builder, real, imaginary, lanes[:LANES]), _picked(
-        builder, real, imaginary, lanes[LANES:]
-    )
+    swapped = _shuffle(builder, vector, vector, [lane ^ 1 for lane in range(LANES)])
+    lanes = [lane if lane % 2 else LANES + lane for lane in range(LANES)]
+    return _shuffle(builder, swapped, builder.fneg(swapped), lanes)
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, lane by lane, rounded once."""
-    return builder.call(
-        cgutils.get_or_insert_function(builder.module, _FUSED, "llvm.fma.v16f32"), (a, b, c)
-    )
+    return _call(builder, "llvm.fma.v16f32", _VECTOR, [_VECTOR] * 3, (a, b, c))
 
 
-_FUSED = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-
-
-def repeated(
+def repeat(
     builder: Any, count: Any, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """`carried = body(i, carried)` for i in 0..count, at least once; what is carried stays in registers."""
-    before, within = builder.block, builder.append_basic_block("within")
-    builder.branch(within)
-    builder.position_at_end(within)
+    """`carried = body(i, carried)` for i in 0..count, at least once; `carried` stays in registers."""
+    before, inside = builder.block, builder.append_basic_block("inside")
+    builder.branch(inside)
+    builder.position_at_end(inside)
     i = builder.phi(_WORD)
     values = [builder.phi(value.type) for value in carried]
     new = body(i, values)
     following = builder.add(i, _WORD(1))
-    for phi, first, next_ in zip(
-        [i, *values], [_WORD(0), *carried], [following, *new], strict=True
-    ):
-        phi.add_incoming(first, before)
-        phi.add_incoming(next_, builder.block)
-    behind = builder.append_basic_block("behind")
-    builder.cbranch(builder.icmp_signed("<", following, count), within, behind)
-    builder.position_at_end(behind)
+    starts, ends = [_WORD(0), *carried], [following, *new]
+    for phi, start, end in zip([i, *values], starts, ends, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(end, builder.block)
+    after = builder.append_basic_block("after")
+    builder.cbranch(builder.icmp_signed("<", following, count), inside, after)
+    builder.position_at_end(after)
     return new
 
 
-def sums(builder: Any, vectors: list[Any]) -> Any:
-    """The sums over lanes of up to 16 vectors, in one: lane i has vector i's. Of as many the vector is as there are.
+def sum_lanes(builder: Any, vectors: list[Any]) -> Any:
+    """The sums over lanes of up to 16 vectors: lane i has vector i's, of as many lanes as vectors.
 
     Two vectors are folded into one, half of whose lanes are of either, and so on: 15 sums in all.
     """
     many, width = [*vectors, *[ZEROS] * (LANES - len(vectors))], LANES
     while width > 1:
-        blocks = list(range(0, 2 * LANES, width))
-        low = [first + j for first in blocks for j in range(width // 2)]
-        high = [first + width // 2 + j for first in blocks for j in range(width // 2)]
-        pairs = zip(many[::2], many[1::2], strict=True)
+        blocks, half = range(0, 2 * LANES, width), width // 2
+        low = [first + j for first in blocks for j in range(half)]
+        high = [lane + half for lane in low]
         many = [
-            builder.fadd(_picked(builder, a, b, low), _picked(builder, a, b, high))
-            for a, b in pairs
+            builder.fadd(_shuffle(builder, a, b, low), _shuffle(builder, a, b, high))
+            for a, b in zip(many[::2], many[1::2], strict=True)
         ]
-        width //= 2
-    return (
-        many[0]
-        if len(vectors) == LANES
-        else _picked(builder, many[0], many[0], list(range(len(vectors))))
-    )
+        width = half
+    if len(vectors) == LANES:
+        return many[0]
+    return _shuffle(builder, many[0], many[0], list(range(len(vectors))))
 
 
-def _picked(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     """Lanes of two vectors, the second's counted from 16."""
-    return builder.shuffle_vector(
-        a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
-    )
+    kind = ir.VectorType(_INT32, len(lanes))
+    return builder.shuffle_vector(a, b, ir.Constant(kind, lanes))
 
 
-copied = tile(
-    [FLOATS, FLOATS, types.int64],
-    lambda builder, to, source, count: cgutils.raw_memcpy(builder, to, source, count, 4),
-)
+def _call(builder: Any, name: str, returns: Any, arguments: list[Any], values: Any) -> Any:
+    """Call one of LLVM's intrinsics."""
+    kind = ir.FunctionType(returns, arguments)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
 
-def _further(context: Any, place: Any, count: Any) -> Any:
-    return place(place, types.int64), lambda context, builder, signature, values: at(
+def _copying(builder: Any, to: Any, source: Any, count: Any) -> None:
+    cgutils.raw_memcpy(builder, to, source, count, 4)
+
+
+copy = as_function([FLOATS, FLOATS, types.int64], _copying)
+
+
+def _advancing(context: Any, pointer: Any, count: Any) -> Any:
+    return pointer(pointer, types.int64), lambda context, builder, signature, values: offset(
         builder, *values
     )
 
 
-further: Callable[..., Any] = intrinsic(_further)  # the place so many numbers, or words, further
+advance = as_intrinsic(_advancing)  # the pointer, moved by so many numbers or words

@@ -1,1 +1,1 @@
-"""The zoo: one architecture a file. A builder gets (input shape, number of outputs) and its options by keyword."""
+"""The networks, one file each, registered by name for `model=NAME`."""

@@ -1,4 +1,6 @@
-"""A small convolutional network, complex or real: stages of convolution, activation and average pooling, then a linear layer."""
+"""A small CNN, complex or real: convolution, activation, average pooling, repeated; then a linear
+layer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from zdp_bench.registry import register
 
 
 class CNN(nn.Module):
-    """3×3 convolutions with padding, each halving the map. [B, C, H, W] -> [B, outputs]; complex weights answer with |z|."""
+    """3×3 convolutions with padding, each followed by pooling to half the map.
+
+    Shapes: [B, C, H, W] -> [B, outputs]; complex weights return |z|.
+    """
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class CNN(nn.Module):
         self.stages = nn.Sequential(*stages)
         for _ in widths:
             height, width = height // 2, width // 2
-        linear = MapLinear if dtype.is_complex else nn.Linear  # the real one is as Opacus knows it
+        linear = MapLinear if dtype.is_complex else nn.Linear  # Opacus supports the real one
         self.head = linear(widths[-1] * height * width, outputs, dtype=dtype)
         self.dtype = dtype
 

@@ -1,4 +1,7 @@
-"""One convolution and one linear layer, complex or real: the network of Ziller et al. 2021, Table 7 (3 → 32, 3×3; 28800 → 1)."""
+"""One convolution and one linear layer, complex or real.
+
+The network of Ziller et al. 2021, Table 7 (3 → 32, 3×3; 28800 → 1).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from zdp_bench.registry import register
 
 
 class ConvLinear(nn.Module):
-    """conv (3×3, no padding) → flatten → linear. Shapes: [B, C, H, W] -> [B, outputs]; complex weights answer with |z|."""
+    """conv (3×3, no padding) → flatten → linear.
+
+    Shapes: [B, C, H, W] -> [B, outputs]; complex weights return |z|.
+    """
 
     def __init__(
         self, input_shape: tuple[int, ...], outputs: int, channels: int, dtype: torch.dtype
@@ -23,7 +29,7 @@ class ConvLinear(nn.Module):
         at_least_one("model.channels", channels)
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         self.conv = conv(images, channels, 3, dtype=dtype)
-        linear = MapLinear if dtype.is_complex else nn.Linear  # the real one is as Opacus knows it
+        linear = MapLinear if dtype.is_complex else nn.Linear  # Opacus supports the real one
         self.linear = linear(channels * (height - 2) * (width - 2), outputs, dtype=dtype)
         self.dtype = dtype
 

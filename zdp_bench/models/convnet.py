@@ -1,7 +1,8 @@
-"""Plain convolutional networks: stages of convolutions and a pooling, then fully connected layers (GReDP, Tables II, IV, V).
+"""Plain convolutional networks: stages of convolutions and a pooling, then fully connected layers.
 
-The paper prints no widths but LeNet-5's; the others are ours. `linear: circulant` makes the fully connected layers
-block-circulant, as Spectral-DP and GReDP have them: in blocks of 8, and at the end of as many rows as there are classes.
+The networks of GReDP, Tables II, IV and V. The paper prints LeNet-5's widths; the others are ours.
+`linear: circulant` makes the fully connected layers block-circulant, as in Spectral-DP and GReDP:
+in blocks of 8, the last layer in blocks of as many rows as there are classes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ BLOCK = 8
 
 
 class ConvNet(nn.Module):
-    """[B, C, H, W], or [B, H, W] of one channel -> [B, outputs].
+    """Stages of convolutions and max-pooling, then fully connected layers.
+
+    Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs].
 
     Args:
         stages: widths of each stage's convolutions; a 2×2 max-pooling ends a stage.
@@ -104,7 +107,10 @@ def lenet5(
     linear: Linear = "dense",
     activation: str = "relu",
 ) -> ConvNet:
-    """LeNet-5: 5×5 convolutions of 6 and 16, then 120-84. Table II prints 6 and 6; LeCun et al. 1998 have 16."""
+    """LeNet-5: 5×5 convolutions of 6 and 16, then 120-84.
+
+    Table II prints 6 and 6; LeCun et al. 1998 have 16.
+    """
     return ConvNet(input_shape, outputs, [[6], [16]], 5, 0, [120, 84], linear, activation)
 
 
@@ -116,7 +122,10 @@ def model3(
     linear: Linear = "dense",
     activation: str = "relu",
 ) -> ConvNet:
-    """Model-3 of Spectral-DP (Table IV): three stages of two 3×3 convolutions, then 120; widths 32, 64, 128 are ours."""
+    """Model-3 of Spectral-DP (Table IV): three stages of two 3×3 convolutions, then 120.
+
+    The widths 32, 64, 128 are ours.
+    """
     return ConvNet(
         input_shape, outputs, [[32, 32], [64, 64], [128, 128]], 3, 1, [120], linear, activation
     )
@@ -130,14 +139,9 @@ def alexnet(
     linear: Linear = "dense",
     activation: str = "relu",
 ) -> ConvNet:
-    """AlexNet for 32×32 images (Table V): five 3×3 convolutions, each pooled, then 120-84; widths are ours."""
-    return ConvNet(
-        input_shape,
-        outputs,
-        [[64], [128], [256], [256], [256]],
-        3,
-        1,
-        [120, 84],
-        linear,
-        activation,
-    )
+    """AlexNet for 32×32 images (Table V): five 3×3 convolutions, each pooled, then 120-84.
+
+    The widths are ours.
+    """
+    stages = [[64], [128], [256], [256], [256]]
+    return ConvNet(input_shape, outputs, stages, 3, 1, [120, 84], linear, activation)

@@ -1,8 +1,10 @@
-"""The convolutional network of Lee & Kifer 2020, section 5.1: (conv 5×5, max-pool 2) twice, then 384, 384 and the classes.
+"""The CNN of Lee & Kifer 2020, section 5.1: (conv 5×5, max-pool 2) twice, then 384, 384 and the
+classes.
 
-It is that of Abadi et al. 2016, trained from scratch. The paper gives BP ReLU throughout, DFA tanh in the convolutions and
-sigmoid in the fully connected layers. Its padding is not stated; here none. Max-pooling commutes with every rising activation, so
-it comes first: the same numbers for a quarter of the work.
+It is that of Abadi et al. 2016, trained from scratch. In the paper BP has ReLU throughout, DFA tanh
+in the convolutions and sigmoid in the fully connected layers. Padding is not stated; here there is
+none. Max-pooling commutes with every rising activation, so it comes first: the same numbers for a
+quarter of the work.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.kernels.memory_format import channels_last
 from zdp_bench.models.shape import at_least_one
 from zdp_bench.nn.activations import activation
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
 
@@ -24,7 +26,7 @@ KERNEL = 5
 
 
 class DFACNN(nn.Module):
-    """[B, C, H, W] or [B, H, W] -> [B, outputs]; complex weights answer with |z|."""
+    """Shapes: [B, C, H, W] or [B, H, W] -> [B, outputs]; complex weights return |z|."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class DFACNN(nn.Module):
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *channels]):
             height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
-            if dtype.is_complex:  # of complex numbers none is the largest: the twin averages
+            if dtype.is_complex:  # complex numbers have no maximum: average instead
                 stages += [
                     ComplexConv2d(wide, narrow, KERNEL),
                     activation(activations[0], narrow, dtype),
@@ -102,7 +104,7 @@ def complex_dfa_cnn(
     conv_activation: str = "crelu",
     fc_activation: str = "separable_sigmoid",
 ) -> DFACNN:
-    """The same with complex weights; ours, the paper knows real networks only."""
+    """The same with complex weights; ours, for the paper has real networks only."""
     return DFACNN(
         input_shape, outputs, channels, hidden, (conv_activation, fc_activation), torch.complex64
     )

@@ -1,6 +1,9 @@
-"""A harmonic block (Ulicny, Krylov & Dahyot 2018, arXiv:1812.03205) on complex images: fixed cosines in the place of a filter's
-pixels, and a trained weight for each. Each cosine's response is brought to the same power within its record: then no weight's
-gradient drowns the others', and clipping and noise fall on all alike."""
+"""A harmonic block (Ulicny, Krylov & Dahyot 2018, arXiv:1812.03205) on complex images.
+
+It has fixed cosines instead of a filter's pixels, and a trained weight for each. Each cosine's
+response is scaled to the same power within its example: then no weight's gradient dominates the
+others, and clipping and noise affect all alike.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.kernels.memory_format import as_complex_channels
 from zdp_bench.models.shape import image_shape
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.memory_format import as_complex_channels
 from zdp_bench.registry import register
 
-EPS = 1e-12  # added to a response's mean square: one that is zero everywhere stays zero
+EPS = 1e-12  # added to a response's mean square, so that a response of 0 stays 0
 
 
 class HarmonicFilter(nn.Module):
-    """|x + Σ wₖ·uₖ|, uₖ the response of x to the k-th cosine, over its root mean square. Shapes: [B, C, H, W] -> the same.
+    """|x + Σ wₖ·uₖ|, with uₖ the response of x to the k-th cosine over its root mean square.
 
-    The weights start at zero, so training starts from the input itself. Every cosine but the constant takes part, of every
-    channel: C·(size² − 1) weights a channel, and no bias. Beyond its edge the image is mirrored. A record of several slices,
-    [B, slices, C, H, W], is answered slice by slice.
+    Shapes: [B, C, H, W] -> the same. An example of several slices, [B, slices, C, H, W], is
+        computed slice
+    by slice.
+
+    The weights start at zero, so training starts from the input itself. Every cosine but the
+    constant is used, of every channel: C·(size² − 1) weights per channel, and no bias. The image is
+    mirrored at its edges.
     """
 
     cosines: Tensor
@@ -59,7 +66,9 @@ class HarmonicFilter(nn.Module):
 
 
 def cosines(size: int) -> Tensor:
-    """[size, size]: row k is the k-th vector of the orthonormal discrete cosine transform (DCT-II)."""
+    """Return [size, size], row k the k-th vector of the orthonormal discrete cosine transform (DCT-
+    II).
+    """
     k, position = torch.arange(size)[:, None], torch.arange(size)[None]
     vectors = torch.cos(math.pi / size * (position + 0.5) * k) * math.sqrt(2 / size)
     vectors[0] /= math.sqrt(2)
@@ -67,25 +76,21 @@ def cosines(size: int) -> Tensor:
 
 
 def responses(x: Tensor, vectors: Tensor) -> Tensor:
-    """x correlated with every product of two of the vectors [n, n] but the first with itself, each brought to mean square 1.
+    """Correlate x with every product of two of the vectors [n, n] but the first with itself.
 
-    Real vectors meet the real and the imaginary part alike, rows first and then columns.
+    Each response is scaled to mean square 1. Real and imaginary part are correlated alike, rows
+    first and then columns.
 
     Shapes: complex [B, C, H, W] -> complex [B, C·(n² − 1), H, W].
     """
-    size, (records, channels) = len(vectors), x.shape[:2]
-    edge = size // 2
+    size, edge = len(vectors), len(vectors) // 2
     parts = torch.view_as_real(x.resolve_conj()).movedim(-1, 2)  # [B, C, 2, H, W]
-    planes = F.pad(parts.flatten(0, 1), (edge, edge, edge, edge), mode="reflect").flatten(0, 1)[
-        :, None
-    ]
+    padded = F.pad(parts.flatten(0, 1), (edge, edge, edge, edge), mode="reflect")
+    planes = padded.flatten(0, 1)[:, None]
     down = F.conv2d(planes, vectors[:, None, :, None])  # [B·C·2, n, H, W + 2·edge]
-    both = F.conv2d(down.flatten(0, 1)[:, None], vectors[:, None, None, :]).to(
-        parts.dtype
-    )  # [B·C·2·n, n, H, W]
-    each = both.unflatten(0, (records, channels, 2, size)).flatten(3, 4)[
-        :, :, :, 1:
-    ]  # [B, C, 2, n² − 1, H, W]
+    both = F.conv2d(down.flatten(0, 1)[:, None], vectors[:, None, None, :])  # [B·C·2·n, n, H, W]
+    by_pair = both.to(parts.dtype).unflatten(0, (*x.shape[:2], 2, size)).flatten(3, 4)
+    each = by_pair[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
     power = each.square().sum(dim=2, keepdim=True).mean(dim=(-2, -1), keepdim=True)
     even = each / (power + EPS).sqrt()
     return as_complex_channels(even.movedim(2, 3).flatten(1, 3))
@@ -95,5 +100,5 @@ def responses(x: Tensor, vectors: Tensor) -> Tensor:
 def complex_harmonic(
     input_shape: tuple[int, ...], outputs: int, *, size: int = 9
 ) -> HarmonicFilter:
-    """One complex harmonic block around its input; of 9×9 it has 80 complex parameters."""
+    """One complex harmonic block with a skip connection; 9×9 makes 80 complex parameters."""
     return HarmonicFilter(input_shape, outputs, size)

@@ -17,7 +17,9 @@ from zdp_bench.registry import register
 class MLP(nn.Module):
     """Linear layers with an activation between them.
 
-    Shapes: [B, *input_shape] -> [B, outputs]. Complex weights take complex inputs and answer with |z|, the real logits.
+    Shapes: [B, *input_shape] -> [B, outputs]. Complex weights take complex inputs and return |z|,
+        the real
+    logits.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""ResNet-18 with ImageNet weights, of which the last convolutions and a new head are trained (GReDP, Table VI).
+"""ResNet-18 with ImageNet weights, of which the last convolutions and a new head are trained
+(GReDP, Table VI).
 
-BatchNorm keeps its ImageNet statistics and weights, as constants: then no record sees another. The weights are no secret, so what
-they were trained on is not covered by ε.
+BatchNorm keeps its ImageNet statistics and weights as constants, so examples do not influence each
+other. The weights are public: ε does not cover what they were trained on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from zdp_bench.models.shape import image_shape
 from zdp_bench.registry import register
 
 IMAGENET = "imagenet"
-UNTRAINED = "untrained"  # as torch draws them: to try a recipe where no weights are at hand
+UNTRAINED = "untrained"  # random weights, to try a recipe without a download
 
 
 class Transfer(nn.Module):
-    """[B, 3, H, W] -> [B, outputs]; images are enlarged by a whole factor first."""
+    """Shapes: [B, 3, H, W] -> [B, outputs]; images are enlarged by a whole factor first."""
 
     def __init__(self, network: nn.Module, enlarge: int) -> None:
         super().__init__()
@@ -42,15 +43,16 @@ def resnet18_transfer(
     weights: str = IMAGENET,
     enlarge: int = 1,
 ) -> Transfer:
-    """ResNet-18. convolutions: how many of the last two are trained. weights: imagenet, by torchvision's downloader, a file, or
-    untrained.
+    """ResNet-18 for transfer learning.
+
+    Args:
+        convolutions: how many of the last two are trained.
+        weights: imagenet (by torchvision's downloader), the path of a file, or untrained.
 
     Raises:
-        UserError: the weights cannot be had.
+        UserError: the weights cannot be loaded.
     """
-    from torchvision.models import (
-        resnet18,
-    )  # takes a second to load, which only this model should cost
+    from torchvision.models import resnet18  # here, because it takes a second to load
     from torchvision.ops import FrozenBatchNorm2d
 
     require(1 <= convolutions <= 2, "model.convolutions", convolutions, "must be 1 or 2")
@@ -65,7 +67,8 @@ def resnet18_transfer(
         network.load_state_dict(network.state_dict() if weights == UNTRAINED else _weights(weights))
     except RuntimeError as error:
         raise UserError(
-            f"model.weights={weights}: not the weights of a ResNet-18 ({str(error).splitlines()[0]})"
+            f"model.weights={weights}: not the weights of a ResNet-18 "
+            f"({str(error).splitlines()[0]})"
         ) from None
     network.requires_grad_(False)
     last = network.layer4[-1]
@@ -85,13 +88,15 @@ def _weights(source: str) -> dict[str, Tensor]:
             )
         except OSError as error:
             raise UserError(
-                f"model.weights=imagenet: torchvision could not download them ({error}). Set model.weights=FILE to a copy of "
+                f"model.weights=imagenet: torchvision could not download them ({error}). Set "
+                "model.weights=FILE to a copy of "
                 "resnet18-f37072fd.pth."
             ) from None
     path = Path(source).expanduser()
     if not path.is_file():
         raise UserError(
-            f"model.weights={source}: no such file. Set it to imagenet, untrained, or a copy of resnet18-f37072fd.pth."
+            f"model.weights={source}: no such file. Set it to imagenet, untrained, or a copy of "
+            "resnet18-f37072fd.pth."
         )
     try:
         return dict(torch.load(path, map_location="cpu", weights_only=True))

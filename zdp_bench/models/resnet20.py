@@ -1,7 +1,9 @@
-"""ResNet-20 for 32×32 images (He et al. 2016, section 4.2) with GroupNorm in the place of BatchNorm, which mixes records.
+"""ResNet-20 for 32×32 images (He et al. 2016, section 4.2) with GroupNorm instead of BatchNorm,
+which mixes examples.
 
-GReDP's Table III is this network layer by layer (7, 6 and 6 convolutions, then 64 units), but has 2×2 average pooling where He's
-strides, and names neither widths nor a normalisation; the widths here are He's, 16/32/64.
+GReDP's Table III is this network layer by layer (7, 6 and 6 convolutions, then 64 units), but with
+2×2 average pooling instead of He's strides, and without widths or a normalisation; the widths here
+are He's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ BLOCKS = 3
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions beside the identity; where the map shrinks, the identity is sampled and padded with zero channels."""
+    """Two 3×3 convolutions and a skip connection.
+
+    If the map shrinks, the skip is subsampled and padded with zero channels.
+    """
 
     def __init__(self, wide: int, narrow: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -34,7 +39,7 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """[B, C, H, W], or [B, H, W] of one channel -> [B, outputs]."""
+    """Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs]."""
 
     def __init__(self, images: int, outputs: int, groups: int) -> None:
         super().__init__()

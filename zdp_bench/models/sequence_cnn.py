@@ -1,4 +1,7 @@
-"""The network that tells MRI sequences apart in k-space (Riess et al. 2024, section 5), complex or real."""
+"""The network that classifies MRI sequences in k-space (Riess et al.
+
+2024, section 5), complex or real.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,16 @@ WIDTHS = (32, 64, 128)
 
 
 class SequenceCNN(nn.Module):
-    """Three blocks of 3×3 convolution, GroupNorm, activation and 2×2 average pooling; mean; linear 128 → classes.
+    """Three blocks of 3×3 convolution, GroupNorm, activation and 2×2 average pooling; mean; linear
+    128 → classes.
 
-    The paper says: three blocks of 32, 64 and 128 filters, GroupNorm of 16 groups, ConjMish, average pooling, one linear layer of
-    128 units. Kernel, the number of convolutions in a block, and that the last pooling leaves one number a channel are ours.
+    The paper states: three blocks of 32, 64 and 128 filters, GroupNorm of 16 groups, ConjMish,
+    average pooling, one linear layer of 128 units. The kernel, the number of convolutions in a
+    block, and the mean over the last map are ours.
 
-    Shapes: [B, C, H, W], H and W at least 8, -> [B, outputs]; complex weights answer with |z|. The real network takes a complex
-    input as two channels, (Re, Im).
+    Shapes: [B, C, H, W], H and W at least 8, -> [B, outputs]; complex weights return |z|. The real
+        network
+    takes a complex input as two channels, (Re, Im).
     """
 
     def __init__(
@@ -79,7 +85,9 @@ class SequenceCNN(nn.Module):
 
 
 def two_channels(x: Tensor) -> Tensor:
-    """[B, C, H, W] -> real [B, 2C, H, W]: all real parts, then all imaginary parts (0 of a real input)."""
+    """[B, C, H, W] -> real [B, 2C, H, W]: all real parts, then all imaginary parts (0 for a real
+    input).
+    """
     return torch.cat([x.real, x.imag if x.is_complex() else torch.zeros_like(x)], dim=1)
 
 

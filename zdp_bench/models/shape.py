@@ -1,4 +1,4 @@
-"""What a network asks of its data and options before it is built, told by key."""
+"""Check the shape of the data and the widths of a network before it is built."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from zdp_bench.errors import UserError, require
 
 
 def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(channels, height, width) of records that must have all three.
+    """Return (channels, height, width) of examples that must have all three.
 
     Raises:
-        UserError: they have not.
+        UserError: they do not.
     """
     if len(input_shape) != 3:
         raise UserError(
-            f"model={model}: takes records of shape [channels, height, width], and these are {list(input_shape)}. Take a model "
-            "that takes them (complex_mlp, real_mlp; lenet5 and resnet20 for [height, width]) or another dataset."
+            f"model={model}: takes records of shape [channels, height, width], and these are "
+            f"{list(input_shape)}. Take a model "
+            "that takes them (complex_mlp, real_mlp; lenet5 and resnet20 for [height, width]) or "
+            "another dataset."
         )
     channels, height, width = input_shape
     return channels, height, width
 
 
 def at_least_one(key: str, value: int | Iterable[int]) -> None:
-    """Refuse a width that leaves nothing.
+    """Refuse a width below 1, or one of several.
 
     Raises:
-        UserError: it, or one of several, is below 1.
+        UserError: names the key.
     """
     widths = [value] if isinstance(value, int) else list(value)
     require(all(width >= 1 for width in widths), key, value, "nothing may be below 1")

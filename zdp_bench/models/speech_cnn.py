@@ -1,12 +1,14 @@
-"""The convolutional network of the speech experiments (Ziller et al. 2021, 5.3, 5.4 and A.2.3), whatever its activation.
+"""The CNN of the speech experiments (Ziller et al. 2021, 5.3, 5.4 and A.2.3), with any activation.
 
-A.2.3: 3×3 filters without padding, stride 1, 8-16-32-64 of them; max-pooling between the second and the third layer, adaptive
-max-pooling after the last; a fully connected layer of 64 units and one of as many as there are words, both followed by the
-activation. What it leaves open is read so: windows of 2×2, an adaptive map of 1×1, the same activation after every convolution,
-maxima by modulus, moduli as logits.
+A.2.3: 3×3 filters without padding, stride 1, 8-16-32-64 of them; max-pooling between the second and
+the third layer, adaptive max-pooling after the last; a fully connected layer of 64 units and one
+with as many as there are words, both followed by the activation. We add what it leaves open:
+windows of 2×2, an adaptive map of 1×1, the same activation after every convolution, maxima by
+modulus, moduli as logits.
 
-For variants of ours: `gain` multiplies the weights' start. PyTorch's own loses a third of a signal's power a layer, and the
-inverted Gaussian squares a modulus below one, so that as published four layers leave next to nothing.
+For our own variants, `gain` multiplies the initial weights. With PyTorch's own a layer loses a
+third of a signal's power, and the inverted Gaussian squares a modulus below one, so that as
+published hardly anything is left after four layers.
 """
 
 from __future__ import annotations
@@ -83,5 +85,11 @@ def speech_cnn(
     pooled: int = 1,
     gain: float = 1.0,
 ) -> SpeechCNN:
-    """The network of Tables 3 and 4. last_activation: also after the output layer; pooled: the adaptive map's side."""
+    """The network of Tables 3 and 4.
+
+    Args:
+        last_activation: put the activation after the output layer too.
+        pooled: side of the adaptive map.
+        gain: factor on the initial weights.
+    """
     return SpeechCNN(input_shape, outputs, activation, last_activation, pooled, gain)

@@ -1,6 +1,9 @@
-"""U-Net (Ronneberger et al. 2015), complex or real: widths doubling from `width`, 2×2 pooling, 2×2 transposed convolutions, a
-skip connection at every level; behind each convolution a per-sample norm, or none. fastMRI's form averages where the original
-takes the maximum."""
+"""U-Net (Ronneberger et al. 2015), complex or real.
+
+Widths double from `width`, with 2×2 pooling, 2×2 transposed convolutions, a skip connection at
+every level, and after each convolution a per-sample norm or none. fastMRI's form takes the average
+where the original takes the maximum.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,14 @@ from zdp_bench.registry import register
 
 
 class UNet(nn.Module):
-    """Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights answer with |z|.
+    """Shapes: [B, C, H, W] -> [B, outputs, H, W]; complex weights return |z|.
 
-    Sizes that 2 does not divide are padded by reflection on the way up, as fastMRI's U-Net does. A record of several slices,
-    [B, slices, C, H, W], is answered slice by slice. `residual`: the input is added to the answer, whose last layer
-    starts at zero: training starts from the input itself.
+    Odd sizes are padded by reflection on the way up, as in fastMRI's U-Net. An example of several
+    slices, [B, slices, C, H, W], is computed slice by slice.
+
+    Args:
+        residual: add the input to the output, whose last layer starts at zero, so that training
+            starts from the input itself.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class UNet(nn.Module):
 
 
 def padded_to(x: Tensor, like: Tensor) -> Tensor:
-    """x [B, C, H, W] with a mirrored row or column at the end, where the other map has one more."""
+    """Mirror the last row or column of x [B, C, H, W] if `like` has one more."""
     below, right = like.shape[-2] - x.shape[-2], like.shape[-1] - x.shape[-1]
     return F.pad(x, (0, right, 0, below), mode="reflect") if below or right else x
 
@@ -143,5 +149,5 @@ def real_unet(
 def transposed_unet(
     input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4
 ) -> UNet:
-    """The original U-Net, convolutions padded: Ziller et al. 2021 (deepee) show transposed convolutions with it."""
+    """The original U-Net with padded convolutions, as Ziller et al. 2021 (deepee) use it."""
     return UNet(input_shape, outputs, width, depth, "relu", torch.float32, pool=nn.MaxPool2d)

@@ -1,8 +1,9 @@
 """VGG-11 (Simonyan & Zisserman 2015, configuration A), with BatchNorm, GroupNorm or no norm at all.
 
-The medical classifier of Ziller et al. 2021 (deepee) is VGG-11 with BatchNorm whose running statistics are switched off. Their
-framework runs one copy of the network per record, so each copy's BatchNorm sees ONE record and normalises it by its own maps:
-an instance norm. That is `norm: batch` here with `replace_batchnorm: instance`, and the record lists each replaced layer.
+The medical classifier of Ziller et al. 2021 (deepee) is VGG-11 with BatchNorm whose running
+statistics are switched off. Their framework runs one copy of the network per example, so each
+copy's BatchNorm sees ONE example and normalises it by its own maps: an instance norm. Here that is
+`norm: batch` with `replace_batchnorm: instance`, and the run's record lists each replaced layer.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ from zdp_bench.registry import register
 
 Norm = Literal["none", "batch", "group"]
 
-STAGES = (
-    (1,),
-    (2,),
-    (4, 4),
-    (8, 8),
-    (8, 8),
-)  # widths in units of the first; a 2×2 max-pooling after each stage
+# widths in units of the first; a 2×2 max-pooling after each stage
+STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
 SMALLEST = 2 ** len(STAGES)
 
 
 def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
-    """The norm over `channels` maps as a list of one layer, or of none. BatchNorm keeps no running statistics."""
+    """Return the norm over `channels` maps: a list of one layer, or of none.
+
+    BatchNorm has no running statistics.
+    """
     if norm == "group":
         require(
             groups > 0 and channels % groups == 0,
@@ -41,12 +40,12 @@ def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
 
 
 def convolution(inside: int, out: int, norm: Norm, groups: int) -> list[nn.Module]:
-    """3×3 convolution, norm, ReLU: the one building block, [B, inside, H, W] -> [B, out, H, W]."""
+    """Return 3×3 convolution, norm and ReLU: [B, inside, H, W] -> [B, out, H, W]."""
     return [nn.Conv2d(inside, out, 3, padding=1), *norm_layers(norm, groups, out), nn.ReLU()]
 
 
 def encoder_stages(images: int, width: int, norm: Norm, groups: int) -> list[list[nn.Module]]:
-    """The convolutions of each stage, without the pooling that follows it."""
+    """Return the convolutions of each stage, without the pooling that follows."""
     stages, channels = [], images
     for widths in STAGES:
         layers: list[nn.Module] = []
@@ -58,7 +57,10 @@ def encoder_stages(images: int, width: int, norm: Norm, groups: int) -> list[lis
 
 
 class VGG(nn.Module):
-    """[B, C, H, W] -> [B, outputs]; H, W at least 32. The map is pooled to `pool`×`pool` whatever the input's size."""
+    """Shapes: [B, C, H, W], H and W at least 32, -> [B, outputs].
+
+    The last map is pooled to `pool`×`pool` for any size of input.
+    """
 
     def __init__(
         self,
@@ -100,7 +102,13 @@ def vgg11(
     pool: int = 7,
     hidden: int = 4096,
 ) -> VGG:
-    """VGG-11. norm, groups: see `norm_layers`. width: maps of the first stage. hidden: width of the linear layers."""
+    """VGG-11.
+
+    Args:
+        norm, groups: see `norm_layers`.
+        width: maps of the first stage.
+        hidden: width of the linear layers.
+    """
     images, height, wide = image_shape("vgg11", input_shape)
     for key, value in {"width": width, "pool": pool, "hidden": hidden}.items():
         at_least_one(f"model.{key}", value)

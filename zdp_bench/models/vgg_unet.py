@@ -1,7 +1,9 @@
-"""U-Net with a VGG-11 encoder: the segmentation network of Ziller et al. 2021 (deepee; its backbone is Iglovikov & Shvets 2018).
+"""U-Net with a VGG-11 encoder: the segmentation network of Ziller et al. 2021 (deepee), after
+Iglovikov & Shvets 2018.
 
-The paper gives no decoder. Opacus ran this network and could run no transposed convolution, so it upsamples: nearest neighbour,
-then two convolutions, widths 4, 2, 1, ½, ¼ of the encoder's first, as in the segmentation-models library of that time.
+The paper does not describe the decoder. Opacus ran this network and did not support transposed
+convolutions, so it upsamples: nearest neighbour, then two convolutions, widths 4, 2, 1, ½, ¼ of the
+encoder's first, as in the segmentation-models library of that time.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from zdp_bench.registry import register
 
 
 class VGGUNet(nn.Module):
-    """[B, C, H, W] -> [B, outputs, H, W]; H and W divide by 32. A skip connection at each of five scales."""
+    """Shapes: [B, C, H, W] -> [B, outputs, H, W], H and W divisible by 32.
+
+    It has a skip connection at each of five scales.
+    """
 
     def __init__(
         self, input_shape: tuple[int, ...], outputs: int, norm: Norm, groups: int, width: int
@@ -80,5 +85,9 @@ def vgg11_unet(
     groups: int = 4,
     width: int = 64,
 ) -> VGGUNet:
-    """U-Net with a VGG-11 encoder. norm, groups, width: as of `vgg11`; groups must divide a quarter of the width."""
+    """U-Net with a VGG-11 encoder.
+
+    Args:
+        norm, groups, width: as for `vgg11`; groups must divide a quarter of the width.
+    """
     return VGGUNet(input_shape, outputs, norm, groups, width)

@@ -1,9 +1,10 @@
 """Complex convolutions that cost about as much as real ones.
 
-Outside: modules with complex `weight` and `bias`, in torch's own shapes. Inside: ONE real convolution over interleaved real and
-imaginary channels (`layout.py`), its weight expanded to [[Wr, −Wi], [Wi, Wr]]; or loops of our own, of few channels
-(`few_channels.py`), and of many with a 3×3 kernel (`winograd.py`). PyTorch's native complex convolution makes three or four real
-ones and several copies: 6 to 8 times its real twin where this is 1 to 3.
+Modules have complex `weight` and `bias` in torch's own shapes. Inside is ONE real convolution over
+interleaved real and imaginary channels (`memory_format.py`), its weight expanded to
+[[Wr, −Wi], [Wi, Wr]]; or, for many channels and a 3×3 kernel on some CPUs, `kernels.winograd`.
+PyTorch's native complex convolution makes three or four real ones and several copies, and takes 6 to
+8 times as long as its real twin where this takes 1 to 3.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.kernels import few_channels, winograd
-from zdp_bench.kernels.memory_format import (
+from zdp_bench.kernels import winograd
+from zdp_bench.nn.memory_format import (
     as_complex_channels,
     as_real_channels,
     channels_last,
@@ -31,7 +31,7 @@ Size = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution's numbers, one a spatial dimension, in the order aten's kernels take them."""
+    """A convolution's numbers, one for each spatial dimension, in the order of aten's arguments."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -50,28 +50,27 @@ class Geometry:
             self.groups,
         )
 
-    def of_loops(self, weight: Tensor) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
-        """What the loops for few channels and those for many are called with, where it may be one of theirs and torch compiles
-        nothing."""
-        return (
-            (None, None) if torch.compiler.is_compiling() else _loops_for(tuple(weight.shape), self)
+    def kernel(self, weight: Tensor, x: Tensor, *others: Tensor) -> winograd.Shape | None:
+        """The shape the Winograd kernel takes, or None if the real convolution is to do this one."""
+        if torch.compiler.is_compiling():  # it would try to compile the kernel's checks
+            return None
+        shape = winograd.shape_of(
+            tuple(weight.shape),
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.groups,
         )
-
-
-@cache
-def _loops_for(
-    weight: tuple[int, ...], of: Geometry
-) -> tuple[few_channels.Shape | None, winograd.Shape | None]:
-    sizes = weight, of.stride, of.padding, of.dilation, of.transposed, of.groups
-    return few_channels.shape_of(*sizes), winograd.shape_of(*sizes)
+        return shape if shape is not None and shape.serves(x, weight, *others) else None
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
-    """Complex [O, C, *k] -> real [2O, 2C, *k], channels-last in memory, whose convolution of interleaved channels is the complex
-    convolution.
+    """Expand a complex weight [O, C, *k] to the real one of interleaved channels, [2O, 2C, *k].
 
-    A row of real numbers (Wr, −Wi) is W̄ as a complex number, and the row below it, (Wi, Wr), is i·W̄. A transposed convolution's
-    weight is [in, out, *k], and its blocks are transposed with it: W, and i·W.
+    It is channels-last in memory. A row of real numbers (Wr, −Wi) is W̄ as a complex number, and the
+    row below it, (Wi, Wr), is i·W̄. A transposed convolution's weight is [in, out, *k], and its blocks
+    are transposed with it: W and i·W.
     """
     rows = weight.new_empty(weight.shape[0], 2, *weight.shape[2:], weight.shape[1])  # [O, 2, *k, C]
     rows[:, 0] = (weight if transposed else weight.conj()).movedim(1, -1)
@@ -80,10 +79,11 @@ def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
 
 
 def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
-    """The gradient of the interleaved weight, [*, 2O, 2C, k], -> that of the complex weight, [*, O, C, k]; k flattened.
+    """Turn the interleaved weight's gradient, [*, 2O, 2C, k], into the complex one's, [*, O, C, k].
 
-    M being the real gradient: Re G = M[re, re] + M[im, im], Im G = M[im, re] − M[re, im], first index for the output gradient,
-    second for the input: PyTorch's `.grad`, with the input conjugated. Of a transposed convolution the input stands first.
+    k is flattened. For a real gradient M, Re G = M[re, re] + M[im, im] and
+    Im G = M[im, re] − M[re, im], the first index for the output gradient and the second for the
+    input: PyTorch's `.grad`, with the input conjugated. A transposed convolution's input is first.
     """
     m = real.unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))  # [*, O, (re, im), C, (re, im), k]
     first, second = m.unbind(-4)
@@ -95,52 +95,57 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What a weight became, and what tells whether it still is the same: what is told of it, and some of its numbers, a view of
-    those it has and a copy of those it had."""
+class _Derived:
+    """A tensor made from a weight, and how to see that the weight is still the same.
 
-    told: tuple[Any, ...]
-    some: Tensor
-    had: Tensor
-    became: Tensor
+    Attributes:
+        version: torch's count of its changes, its shape, strides and such.
+        sample: a view of some of its numbers.
+        before: a copy of them at the time.
+    """
+
+    version: tuple[Any, ...]
+    sample: Tensor
+    before: Tensor
+    tensor: Tensor
 
 
-_kept: dict[
-    int, dict[Callable[..., Tensor], _Kept]
-] = {}  # by where a weight lies, and by what it is made into
+_kept: dict[int, dict[Callable[..., Tensor], _Derived]] = {}  # by the weight's address and function
 
 
 @contextmanager
 def weights_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, what a convolution makes of a weight of the model is made once, and held until the weight changes: for a batch that
-    comes in pieces. It takes twice the weight's memory, and of one that `winograd` serves, which is small beside its maps, seven
-    times. Of changes that torch does not count (`.data`), those of most numbers are seen."""
+    """Inside, derive a tensor from a weight once, until the weight changes.
+
+    For a batch that comes in pieces. It takes twice the weight's memory, and seven times that of a
+    weight that `kernels.winograd` serves, which is small beside its maps. Of changes that torch does
+    not count (`.data`), those of most numbers are seen.
+    """
     own = [
         p.data_ptr()
         for p in model.parameters()
         if p.is_complex() and p.dim() > 2 and p.is_contiguous()
     ]
     try:
-        for place in own:
-            _kept[place] = {}
+        _kept.update((place, {}) for place in own)
         yield
     finally:
         for place in own:
             _kept.pop(place, None)
 
 
-def _made(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
-    """`make(weight, *how)`, or what is `weights_kept` of it."""
+def _derived(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
+    """`make(weight, *how)`, kept inside of `weights_kept`."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform(weight):
         return make(weight, *how)  # its own gradient may be asked for
-    if (ways := _kept.get(weight.data_ptr())) is None or not weight.is_contiguous():
+    if (of_weight := _kept.get(weight.data_ptr())) is None or not weight.is_contiguous():
         return make(weight, *how)
-    told = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), how
-    kept = ways.get(make)
-    if kept is None or kept.told != told or not torch.equal(kept.some, kept.had):
-        some = weight.detach().view(-1)[:: 1 + weight.numel() // 64]
-        ways[make] = kept = _Kept(told, some, some.clone(), make(weight, *how))
-    return kept.became
+    version = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), how
+    kept = of_weight.get(make)
+    if kept is None or kept.version != version or not torch.equal(kept.sample, kept.before):
+        sample = weight.detach().view(-1)[:: 1 + weight.numel() // 64]
+        of_weight[make] = kept = _Derived(version, sample, sample.clone(), make(weight, *how))
+    return kept.tensor
 
 
 class _Convolve(torch.autograd.Function):
@@ -153,13 +158,10 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        few, many = geometry.of_loops(weight)
-        if few is not None and few.serves(x, weight):
-            return few_channels.convolved(few, x, weight, bias)
-        if many is not None and many.serves(x, weight):
-            return winograd.convolved(many, x, _made(weight, winograd.filters), bias)
+        if (shape := geometry.kernel(weight, x)) is not None:
+            return winograd.convolve(shape, x, _derived(weight, winograd.transform_weight), bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
-        real_weight = _made(weight, interleaved_weight, geometry.transposed)
+        real_weight = _derived(weight, interleaved_weight, geometry.transposed)
         y = torch.convolution(
             as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers()
         )
@@ -180,19 +182,13 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         geometry: Geometry = ctx.geometry
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
-        few, many = geometry.of_loops(weight)
-        if few is not None and few.serves(x, g, weight) and not (to_input and few.stride != (1, 1)):
-            of_input = (
-                few_channels.input_gradient(few, g, weight, x.shape[2:]) if to_input else None
-            )
-            of_weight, of_bias = (
-                few_channels.gradient(few, x, g) if to_weight or to_bias else (None, None)
-            )
-            return of_input, of_weight, of_bias if ctx.has_bias else None, None
-        if many is not None and many.serves(x, g, weight):
-            back = _made(weight, winograd.backward_filters) if to_input else None
-            of_input = winograd.input_gradient(many, g, back) if back is not None else None
-            of_weight = winograd.gradient(many, x, g) if to_weight else None
+        if (shape := geometry.kernel(weight, x, g)) is not None:
+            of_input = of_weight = None
+            if to_input:
+                transformed = _derived(weight, winograd.transform_weight_backward)
+                of_input = winograd.input_gradient(shape, g, transformed)
+            if to_weight:
+                of_weight = winograd.weight_gradient(shape, x, g)
         else:
             of_input, of_weight = _interleaved_gradients(
                 x, g, weight, (to_input, to_weight), geometry
@@ -224,7 +220,7 @@ def _interleaved_gradients(
     if not any(wanted):
         return None, None
     x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
-    real_weight = _made(weight, interleaved_weight, geometry.transposed)
+    real_weight = _derived(weight, interleaved_weight, geometry.transposed)
     if (
         x.dtype != torch.float32 or x.is_contiguous()
     ):  # torch's slow kernel: of a map of one pixel no layout can be told

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.kernels.memory_format import in_memory_order, memory_order
+from zdp_bench.nn.memory_format import in_memory_order, memory_order
 
 
 class MapLinear(nn.Linear):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import unknown
-from zdp_bench.kernels.memory_format import channels_last
+from zdp_bench.nn.memory_format import channels_last
 
 EPS = 1e-5  # added to both eigenvalues of a group's covariance, as in the paper's listing
 ROUNDING = 4  # and so many units of rounding of their mean: below that an eigenvalue is not measured, but made up

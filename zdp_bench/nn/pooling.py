@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.kernels.memory_format import channels_last
+from zdp_bench.nn.memory_format import channels_last
 
 
 class ComplexAvgPool2d(nn.Module):

@@ -1,1 +1,1 @@
-"""The only rooms that speak of ε: mechanism, noise, accounting, ledger. They import nothing else of ours."""
+"""The only package that computes ε: mechanism, noise, sampling, accounting, ledger."""

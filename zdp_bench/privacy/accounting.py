@@ -1,13 +1,14 @@
-"""ε from (z, sample rate, steps, δ): the accountants. Arithmetic by dp-accounting wherever it has it.
+"""Compute ε from (z, sample rate, steps, δ), with dp-accounting's arithmetic wherever it has any.
 
-`pld` is the tight one: the privacy loss distribution of the subsampled Gaussian, an upper bound that is exact to the
-discretisation (`loss_distribution.py`). `rdp` is the looser classic bound. `gdp_clt` is what two of the papers used: a
-central-limit APPROXIMATION that can fall below the truth, so it is only ever shown as claimed, never as ε.
+`pld` is tight: the privacy loss distribution of the subsampled Gaussian, an upper bound that is
+exact up to its discretisation (`loss_distribution.py`). `rdp` is the looser classic bound.
+`gdp_clt` is what two of the papers used: a central-limit APPROXIMATION that can fall below the
+truth, so it is only ever shown as claimed, never as ε.
 
-`tight_epsilon`, `rdp_epsilon` and `patient_epsilon` take a `Mechanism` and bound what was run; what papers claim is in
-`accountants/`.
+`tight_epsilon`, `rdp_epsilon` and `patient_epsilon` take a `Mechanism` and bound what was run; what
+papers claim is in `accountants/`.
 
-A mechanism with z = 0 releases something noise-free: every accountant answers ∞.
+A mechanism with z = 0 releases something without noise: its ε is ∞.
 """
 
 from __future__ import annotations
@@ -32,64 +33,72 @@ from zdp_bench.privacy.loss_distribution import (
     attack_law,
     epsilon,
     epsilon_at_least,
-    one_record,
+    one_example,
     poisson_laws,
-    several_records,
+    several_examples,
     uniform_laws,
 )
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
-# Below this z one drawn record costs an ε beyond 1000. Sampling is then left out of account, which bounds ε in closed form.
+# Below this z one drawn example costs an ε beyond 1000. Sampling is then ignored, which bounds ε in
+# closed form.
 HOPELESS = 0.02
-# What every accountant can work with, in minutes.
-MOST = 10**9  # records, epochs, steps
+# The largest numbers that every accountant can work with in minutes.
+MOST = 10**9  # examples, epochs, steps
 LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 
 
-@lru_cache(
-    maxsize=1024
-)  # it takes up to a second, and one ε is asked for as tight, as claimed and as a patient's one record's
+# It takes up to a second, and one run asks for the same ε three times: tight, claimed, patient.
+@lru_cache(maxsize=1024)
 def pld(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Tight ε of the Poisson-subsampled Gaussian mechanism, records added or removed.
+    """Return the tight ε of the Poisson-subsampled Gaussian mechanism, examples added or removed.
 
     Formal guarantees: an upper bound on the true ε(δ); exact (Balle & Wang 2018) at sample rate 1.
 
-    Measured against a grid of 8 times as many cells, z in 0.4 to 20, rates from 1e-5, 1 to 10⁶ steps, δ 1e-5, ε in 1e-4 to 500:
-    above it by at most 0.15 % (z 0.6, rate 1e-5, 10⁶ steps), and by less than 0.04 % at rates from 1e-4. At δ 1e-7 that corner
-    is 0.7 % off, at 1e-8 9 %: there the rounding of the FFT, which is charged to δ, is no longer small beside it.
+    Measured against a grid of 8 times as many cells (z 0.4 to 20, rates from 1e-5, 1 to 10⁶ steps,
+    δ 1e-5, ε 1e-4 to 500), it is too high by at most 0.15 % (z 0.6, rate 1e-5, 10⁶ steps), and by
+    less than 0.04 % at rates from 1e-4. At δ 1e-7 that corner is 0.7 % too high, at 1e-8 9 %: there
+    the rounding of the FFT, which is charged to δ, is no longer small beside it.
     """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
-    return epsilon(poisson_laws(z, one_record(sample_rate), steps, delta), steps, delta)
+    return epsilon(poisson_laws(z, one_example(sample_rate), steps, delta), steps, delta)
 
 
 @lru_cache(maxsize=1024)
 def pld_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Tight ε with fixed-size batches drawn without replacement, a record REPLACED; z counts the doubled shift (noise/2C).
+    """Return the tight ε with fixed-size batches drawn without replacement, an example REPLACED.
 
-    Formal guarantees: an upper bound for any adaptive composition (Zhu, Dong & Wang 2021, Proposition 30). The Poisson law with
-    a doubled shift is not: it lies up to a third lower (σ = 1.1, q = 0.01, 10⁵ steps).
+    Formal guarantees: an upper bound for any adaptive composition (Zhu, Dong & Wang 2021,
+    Proposition 30). The Poisson law with a doubled shift is no bound: it is up to a third lower (σ
+    = 1.1, q = 0.01, 10⁵ steps).
+
+    Args:
+        z: counts the doubled shift: noise/2C.
     """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
-    return epsilon(uniform_laws(z, one_record(sample_rate), steps, delta), steps, delta)
+    return epsilon(uniform_laws(z, one_example(sample_rate), steps, delta), steps, delta)
 
 
 @lru_cache(maxsize=1024)
 def pld_uniform_at_least(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """What `pld_uniform` cannot fall below: ε of two data sets that exist, by the same fixed-size batches.
+    """Return the ε of two data sets that exist, with the same fixed-size batches as `pld_uniform`.
 
-    Formal guarantees: a lower bound on the true ε(δ), whatever the number of records; exact at sample rate 1.
+    Formal guarantees: a lower bound on the true ε(δ), whatever the number of examples; exact at
+    sample rate 1.
     """
     if trivial := _trivial(z, sample_rate, steps, delta, hopeless=0.0):
         return trivial[0]
-    return _at_least(z, one_record(sample_rate), steps, delta)
+    return _at_least(z, one_example(sample_rate), steps, delta)
 
 
 def _trivial(
     z: float, sample_rate: float, steps: int, delta: float, hopeless: float = HOPELESS
 ) -> tuple[float] | None:
-    """The answer where nothing must be composed: no step, no noise, hardly any, δ = 0, or every record in every batch."""
+    """ε if nothing must be composed: no step, (almost) no noise, δ = 0, or every example in every
+    batch.
+    """
     if steps == 0 or sample_rate == 0 or math.isinf(z):
         return (0.0,)
     if z == 0 or delta <= 0:
@@ -100,13 +109,15 @@ def _trivial(
 
 
 def _at_least(z: float, drawn: Mixture, steps: int, delta: float) -> float:
-    """The ε that the best attack known on fixed-size batches reaches."""
-    steps = steps if z >= HOPELESS else 1  # one step alone shows enough there
+    """The ε that the best known attack on fixed-size batches reaches."""
+    steps = steps if z >= HOPELESS else 1  # one step alone tells enough there
     return epsilon_at_least(attack_law(z, drawn, steps, delta), steps, delta)
 
 
 def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Rényi-DP of the Poisson-subsampled Gaussian, dp-accounting's default orders and its tight conversion."""
+    """Return ε by Rényi-DP of the Poisson-subsampled Gaussian: dp-accounting's orders and tight
+    conversion.
+    """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
@@ -116,9 +127,10 @@ def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
 
 
 def rdp_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Rényi-DP with fixed-size batches drawn without replacement, a record replaced; z counts the doubled shift.
+    """Return ε by Rényi-DP with fixed-size batches drawn without replacement, an example replaced.
 
-    Wang, Balle & Kasiviswanathan 2019, Theorem 27, with the tight conversion.
+    Wang, Balle & Kasiviswanathan 2019, Theorem 27, with the tight conversion; z counts the doubled
+    shift.
     """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
@@ -128,14 +140,20 @@ def rdp_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float
 
 
 def rdp_classic(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
-    """The conversion of Mironov 2017, Proposition 3, that the papers print: min over α of rdp(α) + log(1/δ)/(α − 1)."""
+    """Convert Rényi divergences to ε as the papers do: min over α of rdp(α) + log(1/δ)/(α − 1).
+
+    Mironov 2017, Proposition 3.
+    """
     return min(
         float(r) + math.log(1 / delta) / (a - 1) for a, r in zip(orders, divergences, strict=True)
     )
 
 
 def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """RDP without replacement by Theorem 27 of Wang et al. 2019, integer orders 2 to 64, with the classic conversion."""
+    """Return ε by RDP without replacement: Theorem 27 of Wang et al.
+
+    2019, orders 2 to 64, classic conversion.
+    """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
     orders = tuple(range(2, 65))
@@ -144,10 +162,10 @@ def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def _wor_rdp(z: float, sample_rate: float, orders: tuple[int, ...]) -> tuple[float, ...]:
-    """The Rényi divergences of one step, by dp-accounting; they do not depend on the number of records but by the rate."""
-    records = 10**9
+    """The Rényi divergences of one step without replacement, by dp-accounting."""
+    examples = 10**9  # any number: only the rate matters
     event = dp_accounting.SampledWithoutReplacementDpEvent(
-        records, round(sample_rate * records), dp_accounting.GaussianDpEvent(z)
+        examples, round(sample_rate * examples), dp_accounting.GaussianDpEvent(z)
     )
     with _quiet(), np.errstate(all="ignore"):
         return tuple(RdpAccountant(orders, NeighboringRelation.REPLACE_ONE).compose(event).rdp)
@@ -155,6 +173,7 @@ def _wor_rdp(z: float, sample_rate: float, orders: tuple[int, ...]) -> tuple[flo
 
 @lru_cache(maxsize=64)
 def poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the Rényi divergences of one Poisson-sampled step, by dp-accounting."""
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with _quiet():
         return tuple(RdpAccountant(orders).compose(event).rdp)
@@ -162,7 +181,9 @@ def poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tupl
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without dp-accounting's warnings that an order did not converge: it leaves that order out, and the bound stands."""
+    """Silence dp-accounting's warnings that an order did not converge: without it the bound still
+    holds.
+    """
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -179,14 +200,16 @@ def gdp_clt(
     delta: float,
     batches: Literal["uniform", "poisson"] = "uniform",
 ) -> float:
-    """The central-limit approximation of Gaussian DP (Bu, Dong, Long & Su 2020). NOT a bound: claimed columns only.
+    """Return ε by the central-limit approximation of Gaussian DP (Bu, Dong, Long & Su 2020). NOT a
+    bound.
 
-    uniform: μ = √2·q√T·√(e^{1/z²}Φ(3/2z) + 3Φ(−1/2z) − 2), the default of deepee and of TensorFlow Privacy.
+    uniform: μ = √2·q√T·√(e^{1/z²}Φ(3/2z) + 3Φ(−1/2z) − 2), the default of deepee and TensorFlow
+        Privacy.
     poisson: μ = q√T·√(e^{1/z²} − 1).
     """
     if steps == 0:
         return 0.0
-    if z < 0.05:  # e^{1/z²} overflows, and no limit theorem holds there
+    if z < 0.05:  # e^{1/z²} overflows, and the limit theorem does not hold there
         return math.inf
     grown = math.exp(z**-2)
     spread = (
@@ -195,13 +218,15 @@ def gdp_clt(
     return gdp_epsilon(sample_rate * math.sqrt(steps * spread), delta)
 
 
-# ----------------------------------------------------------------------------------------------------- what was run
+# ---------------------------------------------------------------------- of a mechanism that was run
 
 
 def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
-    """The headline ε: PLD of the mechanism that was run, in its own sampling and adjacency.
+    """Return the ε that is reported first: PLD of the mechanism that was run, in its own sampling
+    and adjacency.
 
-    Shuffled batches have no amplification theorem used here, so their ε is ∞ unless nothing was released.
+    No amplification theorem is used for shuffled batches, so their ε is ∞ unless nothing was
+    released.
     """
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
     if scheme == "shuffled":
@@ -212,22 +237,23 @@ def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
 
 
 def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[float, float]:
-    """A lower and an upper bound on the ε of what was run: twice `tight_epsilon` but for fixed-size batches.
+    """Return a lower and an upper bound on the ε of what was run; they differ for fixed-size
+    batches only.
 
-    Of those no law is known that is exact under composition. The truth lies between what two data sets that exist are told apart
-    by and what is proven; the upper bound is the one to quote.
+    For those no law is known that is exact under composition. The true ε is between that of two
+    data sets that exist and what is proven; the upper bound is the one to quote.
     """
     high = tight_epsilon(mechanism, steps, delta)
     if mechanism.sampling.scheme != "uniform":
         return high, high
-    # Rounding can put the lower bound above the upper by 1e-12 where both are exact.
-    return min(
-        high, pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)
-    ), high
+    low = pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)
+    return min(low, high), high  # where both are exact, rounding can put `low` above by 1e-12
 
 
 def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
-    """The cross-check beside `tight_epsilon`: Rényi-DP of the same mechanism, sampling and adjacency."""
+    """Return the looser ε beside `tight_epsilon`: Rényi-DP of the same mechanism, sampling and
+    adjacency.
+    """
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
     if scheme == "shuffled":
         return math.inf if steps else 0.0
@@ -239,19 +265,22 @@ def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
 def patient_epsilon(
     mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
 ) -> float:
-    """Tight ε for a PATIENT who owns at most so many records: all of them come and go, or are replaced, together.
+    """Return the tight ε for a PATIENT with at most so many examples, who come, go or are replaced
+    together.
 
-    The records are clipped one by one, so j drawn records move the sum by at most j bounds. How many are drawn is binomial
-    under Poisson sampling and hypergeometric under uniform batches; the laws and proofs are in `loss_distribution.py`. With one
-    record per patient this is `tight_epsilon`, and it is never above the generic group-privacy bound.
+    The examples are clipped one by one, so j drawn examples move the sum by at most j bounds. How
+    many are drawn is binomial under Poisson sampling and hypergeometric under uniform batches; the
+    laws and proofs are in `loss_distribution.py`. With one example per patient this is
+    `tight_epsilon`, and it is never above the generic group-privacy bound.
 
     Raises:
-        ValueError: fewer than 1 record per patient, or more than there are.
+        ValueError: fewer than 1 example per patient, or more than there are.
     """
     sampling, z, count = mechanism.sampling, mechanism.z, records_per_patient
     if not 1 <= count <= sampling.records:
         raise ValueError(
-            f"records_per_patient must lie between 1 and the {sampling.records} records there are, not {count}"
+            f"records_per_patient must lie between 1 and the {sampling.records} records there are, "
+            f"not {count}"
         )
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)
@@ -261,11 +290,10 @@ def patient_epsilon(
     if trivial := _trivial(z, rate, steps, delta):
         return trivial[0]
     if sampling.scheme == "poisson":
-        chances = several_records(binom.logpmf(np.arange(count + 1), count, rate))
-        return epsilon(poisson_laws(z, chances, steps, delta), steps, delta)
-    if (
-        count + batch > sampling.records
-    ):  # every batch holds some of this patient's records: sampling hides nothing
+        drawn = several_examples(binom.logpmf(np.arange(count + 1), count, rate))
+        return epsilon(poisson_laws(z, drawn, steps, delta), steps, delta)
+    # Every batch then holds some of this patient's examples: sampling hides nothing.
+    if count + batch > sampling.records:
         return pld(z / min(count, batch), 1.0, steps, delta)
     return epsilon(uniform_laws(z, _patients_share(sampling, count), steps, delta), steps, delta)
 
@@ -273,7 +301,7 @@ def patient_epsilon(
 def patient_interval(
     mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
 ) -> tuple[float, float]:
-    """A lower and an upper bound for a patient: twice `patient_epsilon` but for fixed-size batches; see `tight_interval`.
+    """Return a lower and an upper bound on a patient's ε; see `tight_interval`.
 
     Raises:
         ValueError: as `patient_epsilon`.
@@ -282,27 +310,27 @@ def patient_interval(
     if count == 1:
         return tight_interval(mechanism, steps, delta)
     high = patient_epsilon(mechanism, count, steps, delta)
-    exact = sampling.scheme != "uniform" or _trivial(
-        z, sampling.sample_rate, steps, delta, hopeless=0.0
-    )
-    return high if exact else min(
-        high, _at_least(z, _patients_share(sampling, count), steps, delta)
-    ), high
+    rate = sampling.sample_rate
+    if sampling.scheme != "uniform" or _trivial(z, rate, steps, delta, hopeless=0.0):
+        return high, high
+    return min(high, _at_least(z, _patients_share(sampling, count), steps, delta)), high
 
 
 def _patients_share(sampling: Sampling, count: int) -> Mixture:
-    """How many of a patient's records a batch of fixed size holds."""
+    """The law of how many of a patient's examples a batch of fixed size holds."""
     batch = round(sampling.sample_rate * sampling.records)
-    return several_records(
+    return several_examples(
         hypergeom.logpmf(np.arange(min(count, batch) + 1), sampling.records, count, batch)
     )
 
 
 def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, limit: int) -> int:
-    """The largest number of steps, at most `limit`, whose tight ε does not exceed `max_epsilon`; ε grows with steps."""
+    """Return the largest number of steps, at most `limit`, whose tight ε does not exceed
+    `max_epsilon`.
+    """
     if tight_epsilon(mechanism, limit, delta) <= max_epsilon:
         return limit
-    low, high = 0, limit  # invariant: ε(low) ≤ max_epsilon < ε(high)
+    low, high = 0, limit  # ε grows with steps; invariant: ε(low) ≤ max_epsilon < ε(high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (

@@ -1,8 +1,10 @@
-"""σ for a target ε: the inverse of every accountant, kept on disk by its arguments because finding it can take seconds.
+"""Find σ for a target ε: the inverse of every accountant, kept on disk because finding it can take
+seconds.
 
-A result lies in `$XDG_CACHE_HOME/zdp-bench/calibration` (or `~/.cache/...`), one small JSON file named by the SHA-256 of what
-was asked. It is written whole or not at all, holds its own question, and is believed only if that question is the one asked;
-anything else in the file means it is computed anew. The folder can be deleted at any time.
+A result is one small JSON file in `$XDG_CACHE_HOME/zdp-bench/calibration` (or `~/.cache/...`),
+named by the SHA-256 of its question. It is written whole or not at all, holds its question, and is
+used only if that is the question asked; otherwise σ is computed again. The folder can be deleted at
+any time.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SMALLEST, LARGEST = 2.0**-6, 2.0**14
 
 
 def calibrate(target: float, accountant: str, claim: Claim) -> float:
-    """The smallest σ at which an accountant says at most `target`; `claim.noise_multiplier` does not matter.
+    """Return the smallest σ at which an accountant claims at most `target`;
+    `claim.noise_multiplier` is ignored.
 
     Raises:
         ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
@@ -50,10 +53,11 @@ def calibrate(target: float, accountant: str, claim: Claim) -> float:
 
 
 def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float) -> float:
-    """The smallest noise multiplier at which `steps` steps of a mechanism have a TIGHT ε of at most `target`.
+    """Return the smallest noise multiplier at which `steps` steps have a TIGHT ε of at most
+    `target`.
 
     Args:
-        unit: the mechanism at noise multiplier 1; z is proportional to the multiplier, so z is found, and divided by this one's.
+        unit: the mechanism at noise multiplier 1; z is proportional to the multiplier.
 
     Raises:
         ValueError: see `calibrate`.
@@ -73,13 +77,12 @@ def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float
             Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling), steps, delta
         )
 
-    return (
-        solve(target, epsilon_of, question) / unit.z * (1 + 1e-12)
-    )  # z may not come out one rounding lower
+    # z must not come out one rounding lower
+    return solve(target, epsilon_of, question) / unit.z * (1 + 1e-12)
 
 
 def solve(target: float, epsilon_of: Callable[[float], float], question: dict[str, Any]) -> float:
-    """The smallest σ with epsilon_of(σ) ≤ target, up to a relative 1e-4; ε must fall with σ.
+    """Return the smallest σ with epsilon_of(σ) ≤ target, up to a relative 1e-4; ε must fall with σ.
 
     Args:
         question: everything `epsilon_of` depends on, as JSON values: the key of the cache.
@@ -117,7 +120,8 @@ def _search(target: float, epsilon_of: Callable[[float], float]) -> float:
         low /= 2
         if low < SMALLEST:
             raise ValueError(
-                f"ε = {target:g} is reached even by a noise multiplier of {SMALLEST:g}: there is nothing to calibrate"
+                f"ε = {target:g} is reached even by a noise multiplier of {SMALLEST:g}: there is "
+                "nothing to calibrate"
             )
 
     def distance(log_sigma: float) -> float:
@@ -131,7 +135,7 @@ def _search(target: float, epsilon_of: Callable[[float], float]) -> float:
 
 
 def cache_folder() -> Path:
-    """Where results are kept."""
+    """Return the folder of the results."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path("~/.cache").expanduser()) / "zdp-bench" / "calibration"
 
@@ -146,7 +150,7 @@ def _read(path: Path, asked: str) -> float | None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Put the file there whole; a folder that cannot be written costs a repeat its speed, nothing else."""
+    """Write the file whole. A folder that cannot be written only makes the next call slow."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")

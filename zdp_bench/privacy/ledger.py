@@ -1,22 +1,23 @@
-"""The ledger of a run: every step that was drawn, on disk before its gradient is used.
+"""The ledger of a run lists every step that was drawn, on disk before its gradient is used.
 
-One JSON line a step, each carrying the SHA-256 of everything above it, so a line that is edited, dropped or reordered breaks
-the chain. A line is written and fsynced as a whole; a kill can only cut the last one short, and such a step is counted: its
-noise may have been drawn.
+Every step is one JSON line with the SHA-256 of everything above it, so a line that is edited,
+dropped or reordered breaks the chain. A line is written and fsynced as a whole; a kill can only cut
+the last one short, and such a step is counted: its noise may have been drawn.
 
-A step that is drawn again after a kill counts once only where it is provably the same release. For that the ledger also notes,
-beside the chain, where a process may start:
-`{"state": digest of weights and optimiser, "step": s, "made": digest of the code and the machine}`.
-    - Same step, same state, same code and machine as such a line: every step from there on has the same bits as before. It
-      stands once.
-    - Anything else starts a new GENERATION. Its noise and batches have a key of their own (`Ledger.generation`), so steps that
-      are drawn again are new, independent releases, and they count again.
+A step that is drawn again after a kill counts once only if it is provably the same release. For
+that the ledger also notes, beside the chain, the states from which a process may start: `{"state":
+digest of weights and optimiser, "step": s, "made": digest of the code and the machine}`.
+    - Same step, same state, same code and machine as such a line: every step from there on has the
+      same bits as before, and counts once.
+    - Anything else starts a new GENERATION with its own key for noise and batches
+      (`Ledger.generation`). Steps that are drawn again are then new, independent releases, and they
+      count again.
     - With secure noise every step that is drawn is a new release.
-    - A node of a federation steps from the weights it is sent: the line says from which, `of`, and only the same step of the
-      same weights is the same release.
+    - A node of a federation steps from the weights it is sent, whose digest the line holds as `of`:
+      only the same step from the same weights is the same release.
 
-The chain guards against damage and careless hands. It has no key, so whoever rewrites the whole file, or cuts off what came
-after the last checkpoint, line by line, cannot be told from a run that was killed there.
+The chain guards against damage and mistakes. It has no key: a file that is rewritten as a whole, or
+cut line by line back to the last checkpoint, looks like that of a run that was killed there.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from typing import Any, NamedTuple
 from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
-_FORMAT = 6  # of the file
+_FORMAT = 6  # version of the file's format
 
 
 class LedgerError(ValueError):
     """The ledger file is not the one this run wrote: truncated, edited, or another run's."""
 
 
-class BudgetExceeded(Exception):  # noqa: N818 - it is an event of a run, not a fault
-    """The next step would pass `max_epsilon`. Nothing was drawn and nothing changed."""
+class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
+    """The next step would exceed `max_epsilon`. Nothing was drawn and nothing changed."""
 
 
 def _chain(previous: str, body: dict[str, Any]) -> str:
@@ -48,27 +49,30 @@ def _chain(previous: str, body: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a ledger had come when a checkpoint was written: releases, with those set aside, and the chain's digest there."""
+    """The end of a ledger when a checkpoint was written: releases, with those set aside, and the
+    chain's digest.
+    """
 
     entries: int
     digest: str
 
 
 class Entry(NamedTuple):
-    """A release: its step, and the generation whose noise it has."""
+    """One release: its step, and the generation whose noise it has."""
 
     step: int
     generation: str
 
 
 class Ledger:
-    """An append-only file of the steps of one mechanism.
+    """An append-only file of one mechanism's steps.
 
     Formal guarantees:
         - `append` returns only after the step is on disk;
         - `releases` never counts fewer releases than were drawn, whenever the process was killed;
-        - a step that is not counted again has the noise, the batch and the start it had before;
-        - opening refuses a file whose chain does not hold, or that ends before `at_least`, and names the line.
+        - a step that is not counted again has the same noise, batch and start as before;
+        - opening refuses a file whose chain is broken, or that ends before `at_least`, and names
+          the line.
     """
 
     def __init__(
@@ -79,22 +83,21 @@ class Ledger:
         at_least: Position | None = None,
         whose: str = "",
     ) -> None:
-        """Open or create the ledger at `path`. What was set aside there (`set_aside`) is read too.
+        """Open or create the ledger at `path`, and read those that were set aside there
+        (`set_aside`).
 
         Args:
             mechanism: every entry is one step of it.
-            repeatable: the noise of a step drawn again is the same noise.
+            repeatable: a step that is drawn again has the same noise.
             at_least: a checkpoint's position, which the file must contain.
-            whose: names a node of a federation: ledgers of one mechanism must not be taken for one another.
+            whose: the name of a federation's node, so that nodes' ledgers cannot be confused.
 
         Raises:
             LedgerError: see the class.
         """
         self.path = path
         self.repeatable = repeatable
-        self.counted_again = (
-            0  # steps on record that `begin` found to be taken again as new releases
-        )
+        self.counted_again = 0  # steps in the file that `begin` found to be taken again as new ones
         self._entries: list[Entry] = []
         self._furthest: dict[str, int] = {}  # generation -> its last step
         self._of: set[tuple[str, int, str]] = set()
@@ -102,7 +105,7 @@ class Ledger:
         self._digest = _START
         self.generation = ""
         aside = sorted(path.parent.glob(f"{path.name}.*"))
-        counted = sum(self._learn_from(earlier) for earlier in aside)
+        counted = sum(self._read_starts(earlier) for earlier in aside)
         self.earlier = 0 if repeatable else counted
         self._head: dict[str, Any] = {
             "ledger": _FORMAT,
@@ -118,7 +121,8 @@ class Ledger:
         else:
             if at_least is not None and at_least.entries:
                 raise LedgerError(
-                    f"{path}: the ledger is missing, but the checkpoint beside it stands at step {at_least.entries}"
+                    f"{path}: the ledger is missing, but the checkpoint beside it stands at step "
+                    f"{at_least.entries}"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
@@ -126,11 +130,12 @@ class Ledger:
             _fsync_folder(path.parent)
 
     def begin(self, made: str, step: int, state: str) -> None:
-        """Start, or go on, at `step` from `state`: in the generation that was there before, or else in a new one.
+        """Start, or continue, at `step` from `state`: in the generation of that start, or in a new
+        one.
 
         Args:
-            made: the digest of code, libraries, machine and micro-batch (`machine.made_with`); empty where no step can be
-                repeated bit for bit.
+            made: the digest of code, libraries, machine and micro-batch (`environment.made_with`);
+                empty if no step can be repeated bit for bit.
             state: the digest of weights, optimiser and schedule.
         """
         if not self.repeatable:
@@ -145,12 +150,14 @@ class Ledger:
         self.note(made, step, state)
 
     def note(self, made: str, step: int, state: str) -> None:
-        """Write down a state that this generation passes through, before a checkpoint holds it."""
+        """Write a state that this generation passes through, before a checkpoint holds it."""
         if made and self.repeatable and (made, step, state) not in self._starts:
             self._note(made, step, state)
 
     def doubt(self, step: int) -> None:
-        """Write down that from `step` on this generation cannot be repeated: memory ran out, and the sum was cut anew."""
+        """Write that this generation cannot be repeated from `step` on: memory ran out, and the
+        batch was cut anew.
+        """
         if self.repeatable:
             self._note("", step, "")
 
@@ -160,7 +167,7 @@ class Ledger:
         self._learn(body)
 
     def _learn(self, body: dict[str, Any]) -> None:
-        """Take in a line that says where a process may start, or, without a state, that its generation is repeated no more."""
+        """Remember a start; a line without a state ends all starts of its generation."""
         if body["state"]:
             self._starts[body["made"], body["step"], body["state"]] = body["generation"]
         else:
@@ -168,8 +175,10 @@ class Ledger:
                 start: of for start, of in self._starts.items() if of != body["generation"]
             }
 
-    def _learn_from(self, path: Path) -> int:
-        """The starts in a ledger that was set aside, as far as it can be read, and how many steps it holds at most."""
+    def _read_starts(self, path: Path) -> int:
+        """Read the starts of a ledger that was set aside, as far as possible; returns how many
+        steps it holds at most.
+        """
         steps = 0
         for line in path.read_bytes().splitlines():
             try:
@@ -183,10 +192,12 @@ class Ledger:
         return steps
 
     def append(self, step: int, of: str = "") -> None:
-        """Write down that `step` is about to be released. Does nothing when the very same release is already in.
+        """Write that `step` is about to be released. Does nothing if the very same release is in
+        the ledger.
 
         Args:
-            of: the digest of what the step starts from, where that is not the same whenever the step is drawn.
+            of: the digest of the weights that the step starts from, if they may differ when it is
+                drawn again.
         """
         if self.holds(step, of):
             return
@@ -198,7 +209,7 @@ class Ledger:
         self._enter(step, of, self.generation)
 
     def holds(self, step: int, of: str = "") -> bool:
-        """Whether drawing `step` (again) makes no new release."""
+        """True if drawing `step` (again) makes no new release."""
         if of:
             return self.repeatable and (self.generation, step, of) in self._of
         return self.repeatable and step <= self._furthest.get(self.generation, -1)
@@ -215,7 +226,8 @@ class Ledger:
         return self.earlier + len(self._entries)
 
     def releases_before(self, step: int) -> int:
-        """How many of them were made by the time `step` steps are done, counting what a killed process drew ahead.
+        """How many releases were made when `step` steps are done, with what a killed process drew
+        ahead.
 
         What this generation drew ahead will be drawn again, so it counts when its turn comes.
         """
@@ -230,14 +242,14 @@ class Ledger:
         return Position(self.releases, self._digest)
 
     def copy(self) -> Copy:
-        """The same count for another process, which writes nothing."""
+        """Return the same count for another process, which writes nothing."""
         return Copy(tuple(self._entries), self.position, self.repeatable, self.generation)
 
     def close(self) -> None:
         self._file.close()
 
     def _write(self, body: dict[str, Any]) -> None:
-        """Put a line that the chain goes on from."""
+        """Write a line that the chain continues from."""
         self._put(body)
         self._digest = _chain(self._digest, body)
 
@@ -249,9 +261,7 @@ class Ledger:
 
     def _read(self, at_least: Position) -> None:
         *lines, cut = self.path.read_bytes().split(b"\n")
-        passed: set[str] = (
-            set()
-        )  # the chain's digests where the checkpoint's number of steps was there
+        passed: set[str] = set()  # the chain's digests at the checkpoint's number of steps
         for number, line in enumerate(lines, start=1):
             try:
                 body = json.loads(line)
@@ -262,12 +272,14 @@ class Ledger:
                 ) from None
             if claimed != _chain(self._digest, body):
                 raise LedgerError(
-                    f"{self.path}, line {number}: the chain of digests breaks here; the file was edited"
+                    f"{self.path}, line {number}: the chain of digests breaks here; the file was "
+                    "edited"
                 )
             if number == 1:
                 if body != self._head:
                     raise LedgerError(
-                        f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
+                        f"{self.path}, line 1: belongs to another mechanism or noise source than "
+                        "this run's"
                     )
             elif _is_start(body):
                 self._learn(body)
@@ -281,12 +293,14 @@ class Ledger:
                 passed.add(self._digest)
         if self.releases < at_least.entries:
             raise LedgerError(
-                f"{self.path}, line {len(lines) + 1}: the file ends here. It holds {self.releases} steps, but the checkpoint "
+                f"{self.path}, line {len(lines) + 1}: the file ends here. It holds {self.releases} "
+                "steps, but the checkpoint "
                 f"beside it was written after {at_least.entries}; it was truncated"
             )
         if at_least.entries and at_least.digest not in passed:
             raise LedgerError(
-                f"{self.path}: does not hold the step that the checkpoint beside it was written after, its "
+                f"{self.path}: does not hold the step that the checkpoint beside it was written "
+                "after, its "
                 f"{at_least.entries}th; the file was replaced"
             )
         if not lines:  # killed while the very first line was written: nothing was released yet
@@ -294,17 +308,18 @@ class Ledger:
             self._digest = _chain(_START, self._head)
         elif (
             cut
-        ):  # count the step whose line a kill cut short: drop the fragment, write the line whole
+        ):  # count the step whose line a kill cut short: replace the fragment by a whole line
             last = self._entries[-1] if self._entries else Entry(-1, "")
-            body = {"step": last.step + 1} | (
-                {"generation": last.generation} if last.generation else {}
-            )
+            own = {"generation": last.generation} if last.generation else {}
+            body = {"step": last.step + 1} | own
             self._rewrite([*lines, _line(self._digest, body)])
             self._digest = _chain(self._digest, body)
             self._enter(last.step + 1, "", last.generation)
 
     def _rewrite(self, lines: list[bytes]) -> None:
-        """Put these lines, or the first one alone, in the file's place: all or nothing, for a kill may come here too."""
+        """Replace the file by these lines, or by the head alone: all or nothing, for a kill may
+        come here too.
+        """
         partial = self.path.with_suffix(".partial")
         with partial.open("wb") as file:
             file.write(b"\n".join([*(lines or [_line(_START, self._head)]), b""]))
@@ -315,7 +330,9 @@ class Ledger:
 
 
 class Copy(Ledger):
-    """A ledger as another process knows it: the same count, no file. Rank 0 of a run, or a federation's node, has that."""
+    """A ledger without a file, for a process that only counts: rank 0 of a run, or a federation's
+    node, has the file.
+    """
 
     def __init__(
         self, entries: tuple[Entry, ...], position: Position, repeatable: bool, generation: str = ""
@@ -329,11 +346,8 @@ class Copy(Ledger):
         self._of = set()
         self._starts = {}
         self._digest = position.digest
-        for entry in entries:
-            self._entries.append(entry)
-            self._furthest[entry.generation] = max(
-                entry.step, self._furthest.get(entry.generation, -1)
-            )
+        for step, of_generation in entries:
+            self._enter(step, "", of_generation)
 
     def close(self) -> None: ...
 
@@ -341,7 +355,10 @@ class Copy(Ledger):
 
 
 def set_aside(path: Path) -> None:
-    """Keep the ledger at `path` beside a new one that is about to begin: `ledger.jsonl.1`, and so on. It is never deleted."""
+    """Rename the ledger at `path` to `ledger.jsonl.1`, and so on, before a new one begins.
+
+    None is ever deleted.
+    """
     if path.exists():
         number = 1
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
@@ -371,7 +388,7 @@ def _sha256(path: Path) -> str:
 
 
 def _line(previous: str, body: dict[str, Any]) -> bytes:
-    """A line of the file, without its end: the entry and the chain's digest there."""
+    """A line of the file, without its end: the entry and the chain's digest."""
     return json.dumps(body | {"sha256": _chain(previous, body)}, sort_keys=True).encode()
 
 

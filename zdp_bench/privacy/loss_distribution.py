@@ -1,21 +1,27 @@
-"""Privacy loss distributions of one step, built so that composing a million of them stays an upper bound and stays tight.
+"""Build the privacy loss distribution of one step so that a million composed steps stay a tight
+upper bound.
 
-A step is dominated by a pair of distributions on the line, U against V (Zhu, Dong & Wang 2021, Definition 7): no attack tells
-neighbours apart better than U from V, and composing steps composes pairs. The pairs here are mixtures of normal laws around
-whole shifts, in units of the largest shift of ONE record, with standard deviation z:
+A step is dominated by a pair of distributions on the line, U against V (Zhu, Dong & Wang 2021,
+Definition 7): no attack tells neighbours apart better than U from V, and composing steps composes
+pairs. The pairs here are mixtures of normal laws around whole shifts, in units of the largest shift
+of ONE example, with standard deviation z:
 
-    poisson   U = Σⱼ wⱼ N(j, z²) against V = N(0, z²), and V against U, whichever is worse. j counts how many of the records
-              that come or go were drawn: 0 or 1 for a record, binomial for a patient's (Zhu, Dong & Wang 2021, Theorem 11;
-              Ganesh 2024, 'Tight group-level DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms').
-    uniform   a fixed-size batch without replacement, records REPLACED. Neither direction alone is a bound under composition:
-              the proven profile is that of U against V for α ≥ 1 and of V against U mirrored for α < 1 (Zhu, Dong & Wang 2021,
-              Proposition 30), a law of losses symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
-    attack    what that upper bound is held against: the law of two data sets that exist, so its ε is a lower bound.
+    poisson   U = Σⱼ wⱼ N(j, z²) against V = N(0, z²), and V against U, whichever is worse. j counts
+              how many of the added or removed examples were drawn: 0 or 1 for one example, binomial
+              for a patient's (Zhu, Dong & Wang 2021, Theorem 11; Ganesh 2024, 'Tight group-level DP
+              guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms').
+    uniform   a fixed-size batch without replacement, examples REPLACED. Neither direction alone is
+              a bound under composition: the proven profile is that of U against V for α ≥ 1 and of
+              V against U mirrored for α < 1 (Zhu, Dong & Wang 2021, Proposition 30), a law of losses
+              symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
+    attack    the law of two data sets that exist, so its ε is a lower bound on `uniform`'s.
 
-Composition, tail truncation and the conversion to ε are dp-accounting's. The grid of ONE step is ours, because dp-accounting's
-takes second differences of δ(ε), whose rounding error (1e-16 / step of the grid, in every cell) swamps the law of a step that
-leaks little and is taken 10⁵ times. Here each cell's mass is computed on its own, in logarithms, and split over the cell's two
-ends so that both U's and V's mass are kept: the same Connect-the-Dots law (Doroshenko et al. 2022, Algorithm 1), pessimistic.
+Composition, tail truncation and the conversion to ε are dp-accounting's. The grid of ONE step is
+ours: dp-accounting takes second differences of δ(ε), whose rounding error (1e-16 / step of the
+grid, in every cell) exceeds the law of a step that leaks little and is taken 10⁵ times. Here each
+cell's mass is computed by itself, in logarithms, and split over the cell's two ends so that both
+U's and V's mass are kept: the same Connect-the-Dots law (Doroshenko et al. 2022, Algorithm 1),
+pessimistic.
 """
 
 from __future__ import annotations
@@ -30,20 +36,20 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from scipy.special import log_ndtr, logsumexp, ndtr
 
-# Accuracy against time: cells a standard deviation of the step's loss is cut into (few steps, many steps), and cells in all.
+# Cells per standard deviation of a step's loss: FINE up to FEW steps, COARSE for more.
 FINE, COARSE, FEW = 400, 40, 64
-CELLS = 2**19
-FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which pays for its rounding in full
-TAIL = 10.0  # standard deviations kept at most of every normal law; the mass beyond, 8e-24, counts as disclosure
-CUT = 1e-5  # the share of δ that the upper tails of all steps together may hold where they are cut
+CELLS = 2**19  # at most, in all
+FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which loses all of its rounding
+TAIL = 10.0  # standard deviations kept of every normal law; 8e-24 beyond counts as disclosure
+CUT = 1e-5  # the share of δ that the cut upper tails of all steps together may hold
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How many of the records that differ a step draws: `log_weights[j]` is the logarithm of the chance of j.
+    """The law of how many of the differing examples a step draws: `log_weights[j]` is log P(j).
 
     Attributes:
-        excess: the chance of more, counted as disclosure.
+        excess: the probability of more, counted as disclosure.
     """
 
     log_weights: tuple[float, ...]
@@ -51,27 +57,32 @@ class Mixture:
 
     @property
     def drawn(self) -> float:
-        """The chance that any is drawn."""
+        """The probability that any is drawn."""
         return -math.expm1(self.log_weights[0])
 
 
-def one_record(sample_rate: float) -> Mixture:
-    """A record is drawn with probability `sample_rate` < 1."""
+def one_example(sample_rate: float) -> Mixture:
+    """Return the law of one example that is drawn with probability `sample_rate` < 1."""
     return Mixture((math.log1p(-sample_rate), math.log(sample_rate)))
 
 
-def several_records(log_chances: np.ndarray) -> Mixture:
-    """`log_chances[j]` of j records, j = 0 … k, cut where what is left is below 1e-30: that counts as disclosure."""
-    left = np.exp(np.logaddexp.accumulate(log_chances[::-1])[::-1])  # chance of j or more
+def several_examples(log_weights: np.ndarray) -> Mixture:
+    """Return the law of several examples, cut where less than 1e-30 is left, which counts as
+    disclosure.
+
+    Args:
+        log_weights: log P(j drawn), j = 0 … k.
+    """
+    left = np.exp(np.logaddexp.accumulate(log_weights[::-1])[::-1])  # P(j or more)
     kept = max(2, int(np.searchsorted(-left, -1e-30)))
-    return Mixture(
-        tuple(float(chance) for chance in log_chances[:kept]), float(left[kept:].max(initial=0.0))
-    )
+    return Mixture(tuple(map(float, log_weights[:kept])), float(left[kept:].max(initial=0.0)))
 
 
 @dataclass(frozen=True)
 class Law:
-    """A law of privacy losses on a grid: `mass[i]` at loss (first + i)·width, `infinite` at ∞."""
+    """A distribution of privacy losses on a grid: `mass[i]` at loss (first + i)·width, `infinite`
+    at ∞.
+    """
 
     width: float
     first: int
@@ -80,85 +91,91 @@ class Law:
 
 
 def poisson_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[Law, Law]:
-    """The laws of ONE Poisson-sampled step, records removed and records added, on a grid fit for `steps` steps at `delta`.
+    """Return the laws of ONE Poisson-sampled step, for examples removed and for examples added.
 
     Args:
-        z: noise standard deviation in units of one record's largest shift; finite, positive.
-        drawn: how many of the added or removed records a step sees.
+        z: noise standard deviation in units of one example's largest shift; finite, positive.
+        drawn: how many of the added or removed examples a step draws.
+        steps, delta: choose the grid.
     """
     return _poisson_laws(z, drawn, *_grid(z, drawn, steps, delta))
 
 
 def uniform_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[Law]:
-    """The law of ONE step with a fixed-size batch drawn without replacement, for replaced records.
+    """Return the law of ONE step with a fixed-size batch drawn without replacement, for replaced
+    examples.
 
     Args:
-        z: noise standard deviation in units of the largest shift that replacing ONE drawn record makes (2C, for shares up to C).
-        drawn: how many of the replaced records a step sees.
+        z: noise standard deviation in units of the largest shift that replacing ONE drawn example
+            makes (2C for shares up to C).
+        drawn: how many of the replaced examples a step draws.
 
-    Proof for several records (one record is Proposition 30 of Zhu, Dong & Wang 2021): given j drawn, batches of the two data
-    sets can be paired so that the sum moves by j shifts, and a batch that holds j of them can be paired with one that holds
-    none so that it moves by j shifts as well. Advanced joint convexity (Balle, Barthe & Gaboardi 2018, Theorem 2) gives, for
-    α ≥ 1, the profile Σⱼ wⱼ H_α'(N(j, z²), N(0, z²)) with α' = 1 + (α − 1)/(1 − w₀): the mean over j, given that any is drawn,
-    of the one-record profile with shift j and sample rate 1 − w₀. The relation is symmetric, which gives α < 1.
+    Proof for several examples (one example is Proposition 30 of Zhu, Dong & Wang 2021): given j
+    drawn, batches of the two data sets can be paired so that the sum moves by j shifts, and a batch
+    with j of them can be paired with one that has none so that it moves by j shifts as well.
+    Advanced joint convexity (Balle, Barthe & Gaboardi 2018, Theorem 2) gives, for α ≥ 1, the
+    profile Σⱼ wⱼ H_α'(N(j, z²), N(0, z²)) with α' = 1 + (α − 1)/(1 − w₀): the mean over j, given
+    that any is drawn, of the one-example profile with shift j and sample rate 1 − w₀. The relation
+    is symmetric, which gives α < 1.
     """
     return _uniform_laws(z, drawn, *_grid(z, drawn, steps, delta))
 
 
 def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
-    """The law of ONE fixed-size batch for the two data sets that are told apart best: a lower bound for `uniform_laws`.
+    """Return the law of ONE fixed-size batch for the two data sets that are told apart best.
 
-    All other examples have the share −v, with ‖v‖ = C. The replaced ones go from v to −v, so that each one drawn takes the place
-    of a −v and moves the sum by 2C: (1 − w₀)-mixture against one normal law, `poisson`'s U against V. Every other pair that was
-    tried is told apart less, in both directions: V against U; the others at 0; the others between 0 and −v. A pair chosen anew
-    at every step, from what the steps before showed, gains less than 1 %.
+    It is a lower bound for `uniform_laws`, whose `z` and `drawn` it takes.
 
-    Args:
-        z, drawn: as for `uniform_laws`.
+    All other examples have the share −v, with ‖v‖ = C. The replaced ones go from v to −v, so that
+    each one drawn takes the place of a −v and moves the sum by 2C: (1 − w₀)-mixture against one
+    normal law, `poisson`'s U against V. Every other pair that was tried is told apart less, in both
+    directions: V against U; the others at 0; the others between 0 and −v. Choosing a new pair at
+    every step, from what earlier steps showed, gains less than 1 %.
     """
     return _poisson_laws(z, drawn, *_grid(z, drawn, steps, delta, FINEST, MOST_CELLS))[0]
 
 
 def epsilon(laws: tuple[Law, ...], steps: int, delta: float) -> float:
-    """The ε of `steps` steps at `delta`, the worst over the laws: an upper bound."""
+    """Return an upper bound on the ε of `steps` steps at `delta`, the worst over the laws."""
     return max(_epsilon(law, steps, delta) for law in laws)
 
 
 def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
-    """A lower bound on the ε of `steps` steps at `delta` for the pair of data sets that `law` is of.
+    """Return a lower bound on the ε of `steps` steps at `delta` for the pair of data sets behind
+    `law`.
 
-    Proof. The grid counts a loss ℓ between two points as either of them, at random, so that the mean of e^(−ℓ) is kept. By
-    Hoeffding's lemma this raises a step's mean loss by at most width²/8. The steps are independent, so by Hoeffding's inequality
-    all together are raised by more than steps·width²/8 + width·√(steps·ln(1/p)/2) with chance p at most. So δ(ε) is at least
-    the grid's δ at ε plus that, less p. What is lost in tails and in the FFT's rounding counts as no disclosure.
+    Proof. The grid counts a loss ℓ between two points as either of them, at random, so that the
+    mean of e^(−ℓ) is kept. By Hoeffding's lemma this raises a step's mean loss by at most width²/8.
+    The steps are independent, so by Hoeffding's inequality all together are raised by more than
+    steps·width²/8 + width·√(steps·ln(1/p)/2) with probability at most p. So δ(ε) is at least the
+    grid's δ at ε plus that, less p. What is lost in tails and in the FFT's rounding counts as no
+    disclosure.
     """
-    chance = delta / 1000
+    p = delta / 1000
     rounding = law.width * min(
-        steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / chance) / 2)
+        steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / p) / 2)
     )
     mass, first, truncated, noise = _compose(law, steps, delta)
     positive = max(
         0, -first
-    )  # the losses below 0 have no part in an ε of at least 0, and can overflow
+    )  # losses below 0 do not matter for an ε of at least 0, and can overflow
     grid = DensePLDPmf(
         law.width, first + positive, mass[positive:], 0.0, pessimistic_estimate=False
     )
-    return max(
-        0.0, float(grid.get_epsilon_for_delta(delta + chance + truncated + noise)) - rounding
-    )
+    return max(0.0, float(grid.get_epsilon_for_delta(delta + p + truncated + noise)) - rounding)
 
 
 def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float, float]:
-    """The law of `steps` steps: its mass, the first grid point, and what truncation and the FFT's rounding may hide of it."""
+    """Compose `steps` steps: the mass, the first grid point, and what truncation and the FFT's
+    rounding may hide.
+    """
     if steps == 1:
         return law.mass, law.first, 0.0, 0.0
     truncated = min(1e-15, 1e-4 * delta)
-    with np.errstate(
-        all="ignore"
-    ):  # of the moments it bounds the tails with, some may overflow; it takes the best
+    with np.errstate(all="ignore"):  # some of its moments may overflow; it takes the best
         offset, composed = self_convolve(law.mass, steps, truncated)
     mass = np.asarray(composed)
-    # Rounding in the FFT leaves a floor, positive or negative, under the law.
+    # the FFT's rounding adds a floor, positive or negative, to every cell
     return mass, law.first * steps + offset, truncated, len(mass) * abs(float(mass.min()))
 
 
@@ -172,7 +189,9 @@ def _epsilon(law: Law, steps: int, delta: float) -> float:
 
 
 def _epsilon_by_moments(law: Law, steps: int, delta: float) -> float:
-    """A looser bound where δ lies below the FFT's rounding: the Rényi divergences of the same law, composed by adding them."""
+    """A looser bound for a δ below the FFT's rounding: the Rényi divergences of the same law, added
+    over the steps.
+    """
     left = delta + math.expm1(steps * math.log1p(-law.infinite))
     if left <= 0:
         return math.inf
@@ -191,9 +210,8 @@ def _poisson_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[L
     remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf, top)
     losses = (remove.first + np.arange(len(remove.mass))) * width
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
-        mirrored = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)[
-            ::-1
-        ]  # V against U, on the mirrored grid
+        mass = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)
+    mirrored = mass[::-1]  # V against U, on the mirrored grid
     add = Law(width, 1 - remove.first - len(mirrored), mirrored, below)
     return _whole(remove, drawn.excess), _whole(add, drawn.excess)
 
@@ -220,23 +238,26 @@ def _uniform_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[L
 
 
 def _whole(law: Law, excess: float, rest: int | None = None) -> Law:
-    """The law with all its mass: `excess` discloses, and what then lacks to 1 goes to cell `rest` (by default the fullest)."""
+    """Complete the mass to 1: `excess` goes to ∞, and the rest to cell `rest`, by default the
+    fullest.
+    """
     mass, infinite = law.mass.copy(), law.infinite + excess
     cell = int(np.argmax(mass)) if rest is None else rest
     mass[cell] = max(0.0, mass[cell] + (1.0 - infinite - math.fsum(mass)))
     return Law(law.width, law.first, mass, infinite)
 
 
-# -------------------------------------------------------------------------------------------------- the grid of a step
+# ------------------------------------------------------------------------------- the grid of a step
 
 
 def _grid(
     z: float, drawn: Mixture, steps: int, delta: float, fine: int | None = None, cells: int = CELLS
 ) -> tuple[float, float]:
-    """The distance between grid points, and the x where the upper tail is cut.
+    """Choose the distance between grid points, and the x where the upper tail is cut.
 
-    The distance is small beside the spread of a step's loss, not so small that composing takes seconds. The largest losses are
-    rare and stretch the grid, so the tail is cut where all steps together hold a share `CUT` of δ beyond it.
+    The distance is small beside the spread of a step's loss, but not so small that composing takes
+    seconds. The largest losses are rare and stretch the grid, so the tail is cut where all steps
+    together hold a share `CUT` of δ beyond it.
     """
     weights = np.array(drawn.log_weights)
     x = np.linspace(-TAIL * z, len(weights) - 1 + TAIL * z, 8001)
@@ -255,17 +276,17 @@ def _grid(
 
 
 def _loss(x: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
-    """log U(x)/V(x), increasing and convex in x."""
+    """Return log U(x)/V(x), increasing and convex in x."""
     j = np.arange(len(log_weights))[:, None]
     return logsumexp(log_weights[:, None] + (j * x - j * j / 2) / z**2, axis=0)
 
 
 def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
-    """The x at which the loss takes these (increasing) values; −∞ below its infimum log w₀."""
+    """Invert `_loss` at increasing values; −∞ below its infimum log w₀."""
     if len(log_weights) == 2:
         none, one = log_weights
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            # e^ε − w₀ as expm1(ε) + w₁ where ε is small, in logarithms where e^ε would overflow.
+            # e^ε − w₀ as expm1(ε) + w₁ for small ε, and in logarithms where e^ε would overflow
             grown = np.where(
                 loss > 1,
                 loss + np.log1p(-np.exp(none - loss)),
@@ -290,7 +311,9 @@ def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
 def _cells(
     z: float, log_weights: np.ndarray, width: float, least: float, top: float
 ) -> tuple[Law, float]:
-    """U's mass at the grid points up to x = `top`, from cells whose loss is at least `least` (0, or −∞), and V's mass below."""
+    """Return U's law at the grid points up to x = `top`, from cells whose loss is at least `least`,
+    and V's mass below.
+    """
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
     first = math.floor(max(float(lowest), least) / width)
     last = max(first + 1, math.ceil(float(highest) / width))
@@ -303,7 +326,9 @@ def _cells(
             own, weight + (base if j == 0 else _log_mass((x[:-1] - j) / z, (x[1:] - j) / z))
         )
     with np.errstate(under="ignore", invalid="ignore"):
-        # Within a cell e^(−loss) averages e^(log V − log U); the two ends share the mass so that this average is kept.
+        # Within a cell e^(−loss) averages e^(log V − log U). The mass is split over the two ends so
+        # that
+        # this average is kept.
         ratio = np.exp(np.clip(np.nan_to_num(losses[:-1] + base - own, nan=0.0), -width, 0.0))
         up = np.exp(own) * ((1 - ratio) / -math.expm1(-width))
         stay = np.maximum(np.exp(own) - up, 0.0)
@@ -313,7 +338,7 @@ def _cells(
 
 
 def _log_mass(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """log P(a < N(0, 1) < b), to full relative accuracy in both tails."""
+    """Return log P(a < N(0, 1) < b), to full relative accuracy in both tails."""
     right = a + b > 0
     low, high = log_ndtr(np.where(right, -b, a)), log_ndtr(np.where(right, -a, b))
     with np.errstate(divide="ignore", invalid="ignore"):

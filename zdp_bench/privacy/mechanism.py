@@ -1,13 +1,14 @@
-"""A mechanism: what one step releases, as data. It is all the accountant ever sees.
+"""A mechanism describes as data what one step releases. The accountant sees nothing else.
 
     release  S̃ = Σᵢ uᵢ + ξ,   ‖uᵢ‖₂ ≤ bound,   ξ Gaussian
 
-S is a list of tensors, one `Block` each. A block says how far one record can move it (`bound`) and how much noise each REAL
-coordinate of it gets (`std`, in a unitary basis). The effective noise multiplier `z` follows from that alone: the mechanism
-is exactly as private as the real Gaussian mechanism with sensitivity 1 and standard deviation z (Dong, Roth & Su 2019,
-Theorem 2.7: only the Mahalanobis length of the largest shift matters).
+S is a list of tensors, one `Block` each. A block says how far one example can move it (`bound`) and
+how much noise each of its REAL coordinates gets (`std`, in a unitary basis). The effective noise
+multiplier `z` follows from these alone: the mechanism is exactly as private as the real Gaussian
+mechanism with sensitivity 1 and standard deviation z (Dong, Roth & Su 2019, Theorem 2.7: only the
+Mahalanobis length of the largest shift matters).
 
-Nothing here depends on data; a mechanism is fixed before the first record is read.
+Nothing here depends on data; a mechanism is fixed before the first example is read.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ class Block:
         name: the parameter (or spectrum) it holds.
         shape: its shape.
         dtype: "float32", "float64", "complex64" or "complex128".
-        bound: the largest ℓ₂ norm of one record's share, in this block alone or, under a joint bound, of all blocks together.
-        std: noise standard deviation of each REAL coordinate in a unitary basis; a complex number has two coordinates.
-        noise: the law of ξ.
-            real: N(0, std²) on every entry of a real tensor.
-            circular: N(0, std²) on the real and on the imaginary part, independently: circularly symmetric.
-            correlated: as circular, but the two parts of one entry have correlation `rho` (Riess et al. 2024, Theorem 1).
-            hermitian: the unitary FFT over `fft_dims` of real white noise; for spectra of real signals, whose shares must be
-                such spectra themselves: a share outside that half of the space would meet no noise there.
-            real_on_complex: noise on the real parts only; the imaginary parts are released as they are.
-            none: no noise at all.
+        bound: the largest ℓ₂ norm of one example's share, in this block or, under a joint bound, in
+            all blocks together.
+        std: noise standard deviation of each REAL coordinate in a unitary basis; a complex number
+            has two coordinates.
+        noise: the law of ξ. real: N(0, std²) on every entry of a real tensor. circular: N(0, std²)
+            on the real and on the imaginary part, independently: circularly symmetric. correlated:
+            as circular, but the two parts of one entry have correlation `rho` (Riess et al.
+                2024, Theorem 1).
+            hermitian: the unitary FFT over `fft_dims` of real white noise. For spectra of real
+                signals: every share must be such a spectrum, for outside that half of the space
+                there is no noise.
+            real_on_complex: noise on the real parts only; the imaginary parts are released without.
+            none: no noise.
         rho: correlation of real and imaginary part (kind "correlated" only).
         fft_dims: the transformed dimensions (kind "hermitian" only).
     """
@@ -57,7 +61,8 @@ class Block:
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "float64", "complex64", "complex128"):
             raise ValueError(
-                f"block '{self.name}': a sum in {self.dtype} is rounded past its bound; keep parameters in float32"
+                f"block '{self.name}': a sum in {self.dtype} is rounded past its bound; keep "
+                "parameters in float32"
             )
         complex_kind = self.noise in ("circular", "correlated", "hermitian", "real_on_complex")
         if self.noise != "none" and complex_kind != self.dtype.startswith("complex"):
@@ -78,24 +83,25 @@ class Block:
             )
         if (self.noise == "hermitian") != bool(self.fft_dims):
             raise ValueError(
-                f"block '{self.name}': noise 'hermitian', and it alone, names the transformed dimensions fft_dims"
+                f"block '{self.name}': noise 'hermitian', and it alone, names the transformed "
+                "dimensions fft_dims"
             )
-        axes = [
-            dim % len(self.shape)
-            for dim in self.fft_dims
-            if -len(self.shape) <= dim < len(self.shape)
-        ]
-        if len(set(axes)) != len(self.fft_dims):
+        rank = len(self.shape)
+        if len({dim % rank for dim in self.fft_dims if -rank <= dim < rank}) != len(self.fft_dims):
             raise ValueError(
-                f"block '{self.name}': fft_dims {self.fft_dims} do not name dimensions of shape {self.shape}, once each"
+                f"block '{self.name}': fft_dims {self.fft_dims} do not name dimensions of shape "
+                f"{self.shape}, once each"
             )
 
     @property
     def weakest_std(self) -> float:
-        """Noise standard deviation along the direction that gets least; 0 where some direction gets none.
+        """Noise standard deviation along the direction that gets least; 0 if some direction gets
+        none.
 
-        correlated: the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues std²(1 ± ρ). The adversary picks the smaller, so
-        1/z² = Δ²/(std²(1−|ρ|)), which is Theorem 1 of Riess et al. 2024 at its worst split Δ_re = Δ_im = Δ/√2.
+        correlated: the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues std²(1 ± ρ). The
+            adversary
+        picks the smaller, so 1/z² = Δ²/(std²(1−|ρ|)): Theorem 1 of Riess et al. 2024 at its worst
+        split Δ_re = Δ_im = Δ/√2.
         """
         if self.noise in ("none", "real_on_complex"):
             return 0.0
@@ -106,12 +112,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a step's records are drawn, and with it which neighbours the guarantee compares.
+    """How a step draws its examples, and so which neighbours the guarantee compares.
 
     Attributes:
-        scheme: poisson (each record independently with probability `sample_rate`), uniform (a fixed-size batch without
-            replacement), shuffled (an epoch's permutation cut into batches; carries no guarantee here), full (every record).
-        sample_rate: the probability, or batch size / records.
+        scheme: poisson (each example independently with probability `sample_rate`), uniform (a
+            fixed-size batch without replacement), shuffled (an epoch's permutation cut into
+            batches; no guarantee here), full (every example).
+        sample_rate: the probability, or batch size / examples.
         expected_batch_size: the divisor of every step, also of an empty one.
         records: the size of the training set.
     """
@@ -127,26 +134,32 @@ class Sampling:
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
-        """Poisson batches hide whether a record is there; a fixed-size batch can only hide which record it is."""
+        """Poisson batches hide whether an example is there; fixed-size batches only hide which one
+        it is.
+        """
         return "add_or_remove_one" if self.scheme in ("poisson", "full") else "replace_one"
 
     @property
     def shift(self) -> int:
-        """How many bounds a neighbour can move S by: 1 when a record comes or goes, 2 when one is replaced."""
+        """By how many bounds a neighbour can move S: 1 if an example comes or goes, 2 if one is
+        replaced.
+        """
         return 1 if self.adjacency == "add_or_remove_one" else 2
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What one step releases: blocks, how they are bounded, how the records are sampled.
+    """What one step releases: its blocks, how they are bounded, and how examples are sampled.
 
     Formal guarantees (given ‖uᵢ‖ ≤ bound, and noise as each block says):
-        - one step is exactly as private as a Gaussian mechanism of sensitivity 1 and noise z, subsampled by `sampling`;
-        - z is the multiplier of the WEAKEST direction; a direction without noise makes it 0, and ε infinite.
+        - one step is exactly as private as a Gaussian mechanism of sensitivity 1 and noise z,
+          subsampled by `sampling`;
+        - z is the multiplier of the WEAKEST direction; a direction without noise makes it 0, and ε
+          infinite.
 
     Attributes:
-        joint: True where one bound holds for the whole record's share over all blocks (flat clipping); False where each block
-            is bounded by itself (per-layer clipping), and a record may move all of them at once.
+        joint: True if one bound holds for an example's share over all blocks; False if each block
+            is bounded by itself, and an example may move all of them at once.
     """
 
     blocks: tuple[Block, ...]
@@ -163,8 +176,9 @@ class Mechanism:
     def z(self) -> float:
         """Effective noise multiplier of the weakest direction.
 
-        1/z² = shift² · Σ_b (bound_b / weakest_std_b)² over separately bounded blocks, and the maximum instead of the sum under
-        one joint bound (notes on a list of blocks; the sum is the squared Mahalanobis length of the largest shift).
+        1/z² = shift² · Σ_b (bound_b / weakest_std_b)² over separately bounded blocks; under one
+        joint bound the maximum instead of the sum. It is the squared Mahalanobis length of the
+        largest shift.
         """
         if any(block.weakest_std == 0 or math.isinf(block.bound) for block in self.blocks):
             return 0.0
@@ -173,12 +187,12 @@ class Mechanism:
         return 1.0 / (self.sampling.shift * math.sqrt(inverse_square))
 
     def as_dict(self) -> dict[str, Any]:
-        """The mechanism as plain JSON values, for ledger and record; an infinite bound is written as "inf"."""
+        """Return plain JSON values for ledger and record; an infinite bound becomes "inf"."""
         plain = dataclasses.asdict(self)
         for block in plain["blocks"]:
             block["bound"] = block["bound"] if math.isfinite(block["bound"]) else "inf"
         return json.loads(json.dumps(plain))
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: equal digests, equal mechanisms."""
+        """Return the SHA-256 of the canonical JSON: equal digests mean equal mechanisms."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()

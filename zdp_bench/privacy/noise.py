@@ -1,12 +1,16 @@
-"""The only place where privacy noise is drawn.
+"""Draw privacy noise. No other module does.
 
-Gaussian numbers are drawn as REAL numbers and laid over `view_as_real` of a complex tensor, at the block's full `std` on each
-part. (`torch.normal` on a complex tensor would put std/√2 on each part, and Opacus's secure mode none on the imaginary one.)
+Gaussian numbers are drawn as REAL numbers and added to `view_as_real` of a complex tensor, with the
+block's full `std` on each part. (`torch.normal` on a complex tensor would put std/√2 on each part,
+and Opacus's secure mode leaves the imaginary part without noise.)
 
-Noise of a step is a pure function of (key, step, block), where the key is the run's own (`run_key`): a step that is run again
-after a crash draws the same bits, so it is the same release and not a second one; no two steps, blocks or purposes share a
-stream (the whole key is hashed into 128 bits or more; torch's CPU generator would keep only 32); and no two runs do that differ
-in anything, in σ, in a rate or in one training example. If they did, their difference would show the sums without noise.
+A step's noise is a pure function of (key, step, block), where the key is the run's own (`run_key`):
+    - a step that is run again after a crash draws the same bits, so it is the same release, not a
+      second one;
+    - no two steps, blocks or purposes share a stream: the whole key is hashed into 128 bits or more
+      (torch's CPU generator would keep only 32);
+    - no two runs share one that differ in anything: σ, a rate or one training example. If they did,
+      their difference would show the sums without noise.
 """
 
 from __future__ import annotations
@@ -22,27 +26,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.kernels.chacha_normal import Stream, add_normals, hashed
-from zdp_bench.kernels.jit import side_by_side
 from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.privacy.normal_stream import add_normals, hash_key
+from zdp_bench.privacy.threads import side_by_side
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
-    """Name the streams of a run: SHA-256 of everything that may set it apart from another run.
+    """Return the key of a run's streams: the SHA-256 of everything that may distinguish it from
+    another run.
 
     Args:
         run: the digest of configuration, seed and data.
-        mechanism: with the noise it really has, which may be calibrated by a library of another version.
-        code: what was computed with, as far as no digest above tells it (`machine.foreign_code`).
+        mechanism: the mechanism with its true noise, which another library version may calibrate
+            differently.
+        code: the code that no other digest covers (`environment.foreign_code`).
     """
     return hashlib.sha256(f"{run}:{mechanism.digest()}:{code}".encode()).hexdigest()
 
 
 def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
-    """The seed of an independent stream for a purpose: `stream(key, "noise", step, block)`.
+    """Return the seed of an independent stream for one purpose: `stream(key, "noise", step,
+    block)`.
 
     Args:
-        key: a run's key (`run_key`), or a seed, for what runs may share (a model's first weights).
+        key: a run's key (`run_key`), or a plain seed for what runs may share (a model's first
+            weights).
     """
     first = key if isinstance(key, int) else int.from_bytes(hashlib.sha256(key.encode()).digest())
     return np.random.SeedSequence([first, *map(_word, purpose)])
@@ -50,17 +58,18 @@ def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
 
 @lru_cache(maxsize=4096)
 def _word(part: int | str) -> int:
-    """64 bits that stand for a part of a key."""
+    """64 bits that represent one part of a key."""
     return int.from_bytes(hashlib.sha256(str(part).encode()).digest()[:8], "little")
 
 
 class White(NamedTuple):
-    """White noise that is to be added: `out` = (`out` + std·N(0, 1)) · times, independently in every real number.
+    """A request to add white noise: `out` = (`out` + std·N(0, 1)) · times, independently in every
+    real number.
 
     Attributes:
         out: contiguous, of any shape; a complex entry is two real numbers.
-        key: names the stream that the numbers come from.
-        conjugate: `out` is conjugated before.
+        key: names the stream of the numbers.
+        conjugate: conjugate `out` first.
     """
 
     out: Tensor
@@ -69,113 +78,122 @@ class White(NamedTuple):
     conjugate: bool = False
     times: float = 1.0
 
-    def prepared(self) -> Tensor:
-        """Conjugates `out` if it is to be, and returns it as real numbers in one row, [n]: a view."""
+    def conjugated_reals(self) -> Tensor:
+        """Conjugate `out` if asked, and return a view of its real numbers, [n]."""
         if self.conjugate:
             self.out.imag.neg_()
         return (torch.view_as_real(self.out) if self.out.is_complex() else self.out).view(-1)
 
 
 class NoiseSource(Protocol):
-    """Where standard normal numbers come from."""
+    """A source of standard normal numbers.
 
-    repeatable: (
-        bool  # the same step draws the same noise again, so a repeated step is the same release
-    )
+    Attributes:
+        repeatable: a step that is drawn again has the same noise, so it is the same release.
+    """
 
-    def add_white(self, *asked: White) -> None:
-        """Add all of it. What is asked together is no less independent, and sooner done."""
+    repeatable: bool
+
+    def add_white(self, *requests: White) -> None:
+        """Add the noise of all requests, each independent of the others.
+
+        Asking for many at once is faster.
+        """
 
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """Reproducible noise for experiments. Anyone who knows the key can subtract it, and the key follows from the seed, the
-    configuration and the data: whoever knows all of the data but one example can try that one. Not for a release to an adversary.
+    """Reproducible noise for experiments, not for a release to an adversary.
 
-    CPU noise is ChaCha8's bits, made normal by Box and Muller in float32 (`normal_stream`), its tails by 32 bits of each number:
-    none lies beyond 6.8 standard deviations, where one of 10¹¹ should. (Float64 numbers come from numpy's ziggurat.) On a GPU it
-    is torch's Philox generator, which keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
-    probability n²/2⁶⁴, 5e-6 for ten million.
+    Anyone who knows the key can subtract the noise, and the key follows from the seed, the
+    configuration and the data: whoever knows all of the data but one example can try candidates for
+    that one.
 
-    Float32 noise on a CPU has the same bits whatever the number of threads, and whatever the processor.
+    On a CPU, float32 noise is ChaCha8's bits made normal by Box and Muller
+    (`normal_stream`): the same bits for any number of threads and, as long as kernels are on, any
+    processor. A number has 32 bits for its tail, so none is beyond 6.8 standard deviations, where one of 10¹¹ should
+    be. Float64 noise is numpy's ziggurat. On a GPU it is torch's Philox generator, which keeps 63
+    bits of the key: two of the n (step, block) pairs of a run share a stream with probability
+    n²/2⁶⁴, 5e-6 for ten million.
     """
 
     key: int | str  # a run's (`run_key`)
     repeatable = True
 
-    def add_white(self, *asked: White) -> None:
-        streams: list[Stream] = []
-        for white in asked:
+    def add_white(self, *requests: White) -> None:
+        for white in requests:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
-                out, std, key, conjugate, times = white
-                streams.append(
-                    Stream(hashed((self.key, "noise", *key)), out, std, conjugate, times)
-                )
+                key = hash_key((self.key, "noise", *white.key))
+                add_normals(key, white.out, white.std, white.conjugate, white.times)
                 continue
-            out, std = white.prepared(), white.std
+            out = white.conjugated_reals()
             seeds = stream(self.key, "noise", *white.key)
-            if out.device.type != "cpu":
+            if out.is_cpu:
+                ziggurat = np.random.Generator(np.random.PCG64DXSM(seeds))
+                normal = torch.from_numpy(ziggurat.standard_normal(len(out)))
+            else:
                 generator = torch.Generator(device=out.device)
                 generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
-                out.add_(
-                    torch.randn(len(out), generator=generator, device=out.device, dtype=out.dtype),
-                    alpha=std,
+                normal = torch.randn(
+                    len(out), generator=generator, device=out.device, dtype=out.dtype
                 )
-            else:
-                out.add_(
-                    torch.from_numpy(
-                        np.random.Generator(np.random.PCG64DXSM(seeds)).standard_normal(len(out))
-                    ),
-                    alpha=std,
-                )
+            out.add_(normal, alpha=white.std)
             if white.times != 1:
                 out.mul_(white.times)
-        if streams:
-            add_normals(*streams)
 
 
-_PIECE = 2**16  # numbers that secure noise makes at once
+_PIECE = 2**16  # numbers of secure noise drawn at once
 
 
 class SecureRandom:
-    """The operating system's cryptographic randomness with the two methods of numpy's Generator that sampling needs."""
+    """The operating system's cryptographic randomness with the two methods of numpy's Generator
+    that sampling needs.
+    """
 
     def random(self, size: int) -> np.ndarray:
-        """`size` independent numbers, uniform on the odd multiples of 2⁻⁵³ in (0, 1): never 0, never 1."""
+        """Return `size` independent numbers, uniform on the odd multiples of 2⁻⁵³ in (0, 1): never
+        0 or 1.
+        """
         bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(12)
         return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
-    def choice(self, records: int, size: int, replace: bool) -> np.ndarray:
-        """`size` different numbers below `records`: the places of the smallest of as many random numbers."""
-        if replace or size > records:
+    def choice(self, examples: int, size: int, replace: bool) -> np.ndarray:
+        """Return `size` different numbers below `examples`: the places of the smallest of as many
+        random ones.
+        """
+        if replace or size > examples:
             raise ValueError(
                 "a secure choice is made without replacement, and of no more than there are"
             )
-        return np.argsort(self.random(records))[:size]
+        return np.argsort(self.random(examples))[:size]
 
 
 @dataclass(frozen=True)
 class SecureNoise:
-    """Noise for a release to an adversary: nobody can draw it again, and its digits tell nothing of what it hides.
+    """Noise for a release to an adversary: nobody can draw it again, and its digits reveal nothing
+    of the sum.
 
-    The randomness is the operating system's (`os.urandom`: ChaCha20 on Linux), made normal by Box and Muller in float64.
-    One number is the mean of FOUR independent ones, times two (Holohan & Braghin 2021, "Secure random sampling in differential
-    privacy", section 5.1, n = 2): a normal number made in floating point can otherwise be told from a shifted one by which
-    digits it can have (Mironov 2012; Jin et al. 2022). Opacus's secure mode does the same, but leaves the imaginary part
-    without noise; here a complex tensor's parts are drawn as twice as many real numbers.
+    The randomness is the operating system's (`os.urandom`: ChaCha20 on Linux), made normal by Box
+    and Muller in float64. One number is the mean of FOUR independent ones, times two (Holohan &
+    Braghin 2021, "Secure random sampling in differential privacy", section 5.1, n = 2): otherwise
+    the digits that a floating-point normal number can have distinguish it from a shifted one
+    (Mironov 2012; Jin et al. 2022). Opacus's secure mode does the same, but leaves the imaginary
+    part without noise; here a complex tensor's parts are drawn as twice as many real numbers.
 
-    That is not enough where noise is added to a float32 sum: whoever knows all records but one then sees in thousands of
-    coordinates which of two sums can have led there and which not. So sum and noise are float64 (`widened`), and the release is
-    rounded to a grid that knows nothing of the sum (`rounded`).
+    This is not enough if noise is added to a float32 sum: whoever knows all examples but one then
+    sees in thousands of coordinates which of two sums can have led to the release. So sum and noise
+    are float64 (`widen`), and the release is rounded to a grid that does not depend on the sum
+    (`round_to_grid`).
 
-    Drawn on the CPU and moved. `key` is of no use: a step that is drawn again is a new release, and the ledger counts it.
+    Drawn on the CPU and moved. The request's key is ignored: a step that is drawn again is a new
+    release, and the ledger counts it.
     """
 
     repeatable = False
 
-    def add_white(self, *asked: White) -> None:
-        for white in asked:
-            reals = white.prepared()
+    def add_white(self, *requests: White) -> None:
+        for white in requests:
+            reals = white.conjugated_reals()
             side_by_side(
                 partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE
             )
@@ -184,15 +202,17 @@ class SecureNoise:
 
 
 def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
-    """Entries `start` to `stop`."""
+    """Add noise to the entries `start` to `stop`."""
     for first in range(start, stop, _PIECE):
-        there = out[first : min(first + _PIECE, stop)]
-        numbers = 0.5 * sum(_box_muller(len(there)) for _ in range(4))
-        there += torch.from_numpy(std * numbers).to(there)
+        piece = out[first : min(first + _PIECE, stop)]
+        numbers = 0.5 * sum(_box_muller(len(piece)) for _ in range(4))
+        piece += torch.from_numpy(std * numbers).to(piece)
 
 
 def _box_muller(count: int) -> np.ndarray:
-    """`count` independent N(0, 1) float64 numbers, |x| ≤ 8.6, from the operating system's randomness."""
+    """`count` independent N(0, 1) float64 numbers, |x| ≤ 8.6, from the operating system's
+    randomness.
+    """
     half = -(-count // 2)
     uniform = SecureRandom().random(2 * half)
     radius = np.sqrt(-2.0 * np.log(uniform[:half]))
@@ -208,11 +228,14 @@ def draw(
     rank: int = 0,
     ranks: int = 1,
 ) -> Tensor:
-    """One step's noise ξ for one block, in the block's shape and dtype; or the share of it that one of several ranks draws.
+    """Return one step's noise ξ for one block, in the block's shape and dtype, or one rank's share
+    of it.
 
     Formal guarantees:
-        - zero mean; the covariance the block's kind declares (see `Block.noise`), in every entry;
-        - the shares of all `ranks` are independent and add up to that covariance: each has std/√ranks.
+        - zero mean, and in every entry the covariance that the block's kind declares (see
+          `Block.noise`);
+        - the shares of all `ranks` are independent and add up to that covariance: each has
+          std/√ranks.
     """
     dtype: torch.dtype = getattr(torch, block.dtype)
     if block.noise == "none":
@@ -245,12 +268,12 @@ def draw(
 
 
 def _key(block: Block, step: int, rank: int, ranks: int) -> tuple[int | str, ...]:
-    """What names the stream of a block's noise."""
+    """The name of a block's stream."""
     return (step, block.name) if ranks == 1 else (step, block.name, "rank", rank, ranks)
 
 
-def widened(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
-    """The sum in float64, where secure noise is to be added to it."""
+def widen(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
+    """Return the sum in float64 if secure noise is to be added, else as it is."""
     if not source.repeatable:
         for name, value in total.items():
             total[name] = value.resolve_conj().to(
@@ -259,13 +282,15 @@ def widened(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
     return total
 
 
-def rounded(
+def round_to_grid(
     release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource
 ) -> dict[str, Tensor]:
-    """What leaves: sum and secure noise in each block's own dtype, on a grid that depends on `std` alone.
+    """Round a sum with secure noise to a grid that depends on `std` alone, in each block's own
+    dtype.
 
-    The grid is 2⁻¹⁶ of std or a little finer: of no account beside the noise, and coarse beside what float64 leaves of the sum's
-    own digits (which float32 would show; see `SecureNoise`).
+    The grid is 2⁻¹⁶ of std or a little finer: negligible beside the noise, but coarse beside the
+    digits of the sum that float64 keeps (and float32 would show; see `SecureNoise`). Seeded noise
+    is not rounded.
     """
     if source.repeatable:
         return release
@@ -288,30 +313,32 @@ def add_noise(
     ranks: int = 1,
     times: float = 1.0,
 ) -> dict[str, Tensor]:
-    """`(total + ξ) · times`, block by block, in the precision that `total` has; `total` is overwritten, and nothing in it is
-    lazily conjugated any more.
+    """Return `(total + ξ) · times`, block by block, in the precision of `total`.
 
-    Where several ranks hold a part of the sum each, there are two right ways. After the sums are reduced, every rank adds the
-    same ξ (a seeded source draws the same on all of them). Or, before they are reduced, each adds its share
-    (`rank` of `ranks`); then no rank ever sends a noise-free sum, and a secure source serves as well. With a secure source
-    every rank's sum is `widened` first, and what they have reduced is `rounded`.
+    `total` is overwritten, and nothing in it is lazily conjugated any more.
+
+    If several ranks hold a part of the sum each, there are two correct ways. After the sums are
+    reduced, every rank adds the same ξ, which a seeded source draws alike on all of them. Or,
+    before they are reduced, each adds its share (`rank` of `ranks`); then no rank ever sends a sum
+    without noise, and a secure source works too. With a secure source call `widen` first, and
+    `round_to_grid` on the result.
     """
     share = 1 / math.sqrt(ranks)
-    laid_over: list[White] = []  # white noise needs no tensor of its own
+    requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
         sum_ = total[block.name]
         conjugate = sum_.is_conj()
         if block.noise in ("real", "circular") and sum_.is_contiguous():
             total[block.name] = memory = sum_.conj() if conjugate else sum_
-            laid_over.append(
+            requests.append(
                 White(memory, block.std * share, _key(block, step, rank, ranks), conjugate, times)
             )
             continue
         total[block.name] = sum_ = sum_.resolve_conj()
         if block.noise != "none":
-            in_its_precision = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
-            sum_.add_(draw(in_its_precision, source, step, sum_.device, rank, ranks))
+            same_dtype = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
+            sum_.add_(draw(same_dtype, source, step, sum_.device, rank, ranks))
         if times != 1:
             (torch.view_as_real(sum_) if sum_.is_complex() else sum_).mul_(times)
-    source.add_white(*laid_over)
+    source.add_white(*requests)
     return total

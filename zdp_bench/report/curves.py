@@ -1,15 +1,12 @@
-"""A paper's figure as a table: curves over epoch, ε, batch size or learning rate, each point with its claimed and tight ε.
+"""Builds a figure's curves as a table: each point with its metric, its claimed and its tight ε.
 
-Like a table's, a curve's points are runs of a recipe as it stands now (`tables.Filling`), all of its seeds; what the paper prints
-of the curves stands in `papers/PAPER/figN.csv`, one line a curve for what is drawn and one for each number that its
-text gives, as column `accuracy at X` or `epsilon at X`. What a paper only draws is left out: nothing is read off a picture.
-The panel of a curve is its `where`; it stands in every panel whose name ends with that, so in all where it is empty.
+A point is the runs of a recipe's job, all seeds (`tables.Filling`). Of the paper, only the numbers
+that its text gives are shown; nothing is read off a picture. A curve stands in every panel whose
+name ends with its own, so in all panels if it names none.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +14,20 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.table import Table as RichTable
-
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.papers import Axes, Reference, file_stem
-from zdp_bench.report.tables import Filling
+from zdp_bench.report.papers import Axes, Reference
+from zdp_bench.report.sheet import Sheet, markdown_page, markdown_table, to_csv, write_pair
+from zdp_bench.report.tables import EPSILONS, Filling, data_notes, mark, origin
 
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve: the metric of each seed, as it is shown (percent where the unit is %)."""
+    """One point of a curve: the metric of each seed, as shown (percent where the unit is %)."""
 
     x: float
     values: tuple[float, ...]
@@ -41,14 +37,13 @@ class Point:
     @property
     def shown(self) -> str:
         """'71.23 ± 0.12': mean and sample standard deviation over seeds."""
-        return f"{mean(self.values):.2f}" + (
-            f" ± {stdev(self.values):.2f}" if len(self.values) > 1 else ""
-        )
+        spread = f" ± {stdev(self.values):.2f}" if len(self.values) > 1 else ""
+        return f"{mean(self.values):.2f}{spread}"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve: the points there are, what ran for them, and the numbers the paper's text gives, x -> number."""
+    """One curve: its points, the runs behind them, and the numbers of the paper's text, by x."""
 
     panel: str
     label: str
@@ -60,21 +55,13 @@ class Curve:
 
     @property
     def private(self) -> bool:
-        """Whether an ε is claimed for it, or it has one: an ε that is claimed and is not there must be seen."""
-        return any(
-            math.isfinite(min(point.epsilon_claimed, point.epsilon_tight)) for point in self.points
-        )
-
-    @property
-    def lacking(self) -> list[Filling]:
-        """What was not run."""
-        ran = {(run["recipe"], run["experiment"]) for run in self.runs}
-        return [filling for filling in self.fillings if (filling.recipe, filling.digest) not in ran]
+        """True if a point has a finite claimed or tight ε; a claim that fails must show its ∞."""
+        return any(math.isfinite(min(p.epsilon_claimed, p.epsilon_tight)) for p in self.points)
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure's curves, ready to print or to draw; `axes` is what they run over."""
+    """The curves of a figure."""
 
     name: str
     title: str
@@ -89,13 +76,94 @@ class Curves:
         """The panels, in the paper's order."""
         return panels_of(curve.panel for curve in self.curves)
 
-    def of_panel(self, panel: str) -> list[Curve]:
-        """Its curves, and those that stand in several panels."""
-        return [curve for curve in self.curves if panel.endswith(curve.panel)]
+    def sheet(self, panel: str) -> Sheet:
+        """Return a panel as a table: x, the ε of its private curves, the metric of each curve.
+
+        Curves that spend the same ε share the columns of it.
+        """
+        in_panel = [curve for curve in self.curves if panel.endswith(curve.panel)]
+        curves = [curve for curve in in_panel if curve.points]
+        unit = f", {self.unit}" if self.unit else ""
+        columns = _epsilon_columns(curves)
+        for curve in curves:
+            columns.append((f"{curve.label}{unit}", {p.x: p.shown for p in curve.points}))
+            if curve.paper:
+                columns.append((f"{curve.label}, paper{unit}", curve.paper))
+        every_x = sorted({x for _, column in columns for x in column})
+        rows = [[f"{x:g}", *(column.get(x, "") for _, column in columns)] for x in every_x]
+        printed = next((curve.epsilon_printed for curve in in_panel if curve.epsilon_printed), {})
+        at = [f"{value} at {self.axes.label} {x:g}" for x, value in printed.items()]
+        notes = [f"ε printed: {', '.join(at)}"] if at else []
+        heads = [self.axes.label, *(head for head, _ in columns)]
+        return Sheet(f"{self.title} {panel}".rstrip(), heads, rows, notes)
+
+    def as_rich(self) -> list[Any]:
+        """Return what the terminal shows: each panel, then the notes."""
+        sheets = [self.sheet(panel) for panel in self.panels]
+        empty = "{}: nothing was run yet"
+        shown = [s.as_rich() if s.rows else empty.format(s.title) for s in sheets]
+        return [*shown, "\n".join(self.notes)]
+
+    def as_markdown(self) -> str:
+        """Return a page with a table for each panel."""
+        body: list[str] = []
+        for panel in self.panels:
+            sheet = self.sheet(panel)
+            body += [f"## {panel}", ""] if panel else []
+            for note in sheet.notes:
+                body += [note, ""]
+            table = markdown_table(sheet.columns, sheet.rows)
+            body += [*(table if sheet.rows else ["Nothing was run yet."]), ""]
+        return markdown_page(self.title, origin(self.name), body, self.notes)
+
+    def as_csv(self) -> str:
+        """Return one line a point, unrounded: what `report/figures` draws from."""
+        points = [self._numbers(curve, point) for curve in self.curves for point in curve.points]
+        return to_csv(points, ("panel", "curve", "x", "values", "epsilon_tight"))
+
+    def _numbers(self, curve: Curve, point: Point) -> dict[str, object]:
+        jobs = curve.fillings
+        return {
+            "panel": curve.panel,
+            "curve": curve.label,
+            "axis": self.axes.label,
+            "x": f"{point.x:g}",
+            "metric": self.metric,
+            "unit": self.unit,
+            "mean": round(mean(point.values), 6),
+            "values": " ".join(f"{value:.6g}" for value in point.values),
+            "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in curve.runs)),
+            "epsilon_claimed": point.epsilon_claimed,
+            "epsilon_tight": point.epsilon_tight,
+            "provenance": curve.runs[0]["data"]["provenance"],
+            "recipe": jobs[0].recipe,
+            "overrides": " ".join(jobs[0].overrides) if len(jobs) == 1 else "",
+            "runs": " ".join(run["run"][:16] for run in curve.runs),
+        }
+
+    def write(self, results: Path) -> list[Path]:
+        """Write `results/tables/PAPER_figN.md` and `.csv`."""
+        stem = results / "tables" / papers.file_stem(self.name)
+        return write_pair(stem, self.as_markdown(), self.as_csv())
+
+
+def _epsilon_columns(curves: list[Curve]) -> list[tuple[str, dict[float, str]]]:
+    """Return claimed and tight ε of the private curves, (heading, {x: cell}), each pair once."""
+    sharing: dict[tuple[tuple[float, float, float], ...], list[str]] = {}
+    for curve in curves:
+        if curve.private:
+            spent = tuple((p.x, p.epsilon_claimed, p.epsilon_tight) for p in curve.points)
+            sharing.setdefault(spent, []).append(curve.label)
+    columns = []
+    for spent, labels in sharing.items():
+        whose = "" if len(sharing) == 1 else f" ({', '.join(labels)})"
+        columns.append((f"ε claimed{whose}", {x: epsilon(claimed) for x, claimed, _ in spent}))
+        columns.append((f"ε tight{whose}", {x: epsilon(tight) for x, _, tight in spent}))
+    return columns
 
 
 def panels_of(names: Iterable[str]) -> list[str]:
-    """Return the distinct names, without those that another one ends with: a curve of 'ε = 2' is in 'a: ε = 2' and 'b: ε = 2'."""
+    """Return the distinct names that no other name ends with; the rest are parts of panels."""
     distinct = list(dict.fromkeys(names))
     return [
         name
@@ -108,7 +176,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     """Lay a figure's curves out, in the paper's order.
 
     Args:
-        fillings: what may stand in them (see `claims.fillings`).
+        fillings: what may stand in them (see `experiments.claims.fillings`).
 
     Raises:
         UserError: no such figure, or one that no recipe fills.
@@ -117,96 +185,81 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     if not papers.recipes_of(table):
         raise UserError(f"figure '{table}' is filled by no recipe.")
     axes, every = papers.axes(table), records.read_all(results)
-    drawn = {
-        number.row: number for number in reversed(numbers) if " at " not in number.column
-    }  # row -> what its curve shows
+    # The line of a row that no number of the text is in says what its curve shows.
+    drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}
     curves = []
     for row in dict.fromkeys(number.row for number in numbers):
-        of_row = [filling for filling in fillings if filling.row == row]
-        for variant, on in dict.fromkeys((f.variant, f.on) for f in of_row) or {(None, None): None}:
-            marks = ([f"{variant}, ours"] if variant else []) + ([f"on {on}"] if on else [])
-            label = drawn[row].label + (f" ({'; '.join(marks)})" if marks else "")
-            chosen = tuple(f for f in of_row if (f.variant, f.on) == (variant, on))
-            known = {(f.recipe, f.digest) for f in chosen}
-            runs = tuple(run for run in every if (run["recipe"], run["experiment"]) in known)
-            points = tuple(_points(runs, axes, drawn[row]))
-            printed = (
-                ({}, {})
-                if on
-                else (_printed(numbers, row, drawn[row].column), _printed(numbers, row, "epsilon"))
+        metric = drawn[row]
+        jobs: dict[tuple[str | None, str | None], list[Filling]] = {}
+        for filling in fillings:
+            if filling.row == row:
+                jobs.setdefault((filling.variant, filling.on), []).append(filling)
+        for (variant, on), chosen in (jobs or {(None, None): []}).items():
+            runs = tuple(run for run in every if any(f.fits(run) for f in chosen))
+            curves.append(
+                Curve(
+                    panel=metric.where,
+                    label=mark(metric.label, variant, on),
+                    fillings=tuple(chosen),
+                    points=tuple(_points(runs, axes, metric)),
+                    runs=runs,
+                    paper={} if on else _printed(numbers, row, metric.column),
+                    epsilon_printed={} if on else _printed(numbers, row, "epsilon"),
+                )
             )
-            curves.append(Curve(drawn[row].where, label, chosen, points, runs, *printed))
     metric = next(iter(drawn.values()))
-    number = table.partition("/")[2].removeprefix("fig")
-    return Curves(
-        table,
-        f"{numbers[0].paper}, Figure {number}",
-        axes,
-        metric.column,
-        metric.unit,
-        curves,
-        _notes(table, curves),
-    )
+    title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
+    notes = _notes(table, curves)
+    return Curves(table, title, axes, metric.column, metric.unit, curves, notes)
 
 
 def _points(runs: Sequence[Record], axes: Axes, metric: Reference) -> Iterator[Point]:
-    """One point for each x, over all seeds that have it, in order."""
+    """Yield one point for each x, over all seeds that have it, in order."""
     scale = 100.0 if metric.unit == "%" else 1.0
     by_x: dict[float, list[tuple[float, float, float]]] = {}
     for run in runs:
-        privacy = run["privacy"]
         if axes.x == "epoch":
             for epoch in run["epochs"]:
                 if epoch["epoch"] is not None:
-                    found = (
-                        epoch[metric.column] * scale,
-                        _claimed(run, epoch),
-                        epoch["epsilon_tight"],
-                    )
-                    by_x.setdefault(float(epoch["epoch"]), []).append(found)
+                    spent = _claimed(run, epoch), epoch["epsilon_tight"]
+                    found = by_x.setdefault(float(epoch["epoch"]), [])
+                    found.append((epoch[metric.column] * scale, *spent))
         else:
-            found = (
-                run["metrics"][metric.column] * scale,
-                privacy["epsilon_claimed"],
-                privacy["epsilon_tight"],
-            )
-            by_x.setdefault(_x(run, axes), []).append(found)
-    for x, found_there in sorted(by_x.items()):
-        values, claimed, tight = zip(*found_there, strict=True)
-        yield Point(
-            x, values, max(claimed), max(tight)
-        )  # the ε are the same for every seed: none depends on data
+            spent = run["privacy"]["epsilon_claimed"], run["privacy"]["epsilon_tight"]
+            found = by_x.setdefault(_x(run, axes), [])
+            found.append((run["metrics"][metric.column] * scale, *spent))
+    for x, at_x in sorted(by_x.items()):
+        values, claimed, tight = zip(*at_x, strict=True)
+        # Every seed has spent the same: no ε depends on data.
+        yield Point(x, values, max(claimed), max(tight))
 
 
 def _claimed(run: Record, epoch: dict[str, Any]) -> float:
-    """ε by the run's own claiming accountant, had it ended with this epoch."""
+    """Return ε by the run's own claiming accountant, had the run ended with this epoch."""
     privacy = run["privacy"]
-    sampling, sigma = privacy["sampling"], privacy["noise_multiplier"]
     claim = Claim(
-        sigma,
-        sampling["sample_rate"],
+        privacy["noise_multiplier"],
+        privacy["sampling"]["sample_rate"],
         epoch["step"],
         privacy["delta"],
-        sampling["records"],
+        privacy["sampling"]["records"],
         epoch["epoch"],
     )
     return claimed_epsilon(privacy["claimed_by"], claim)
 
 
 def _x(run: Record, axes: Axes) -> float:
-    found = (_at(run, path) for path in axes.x.split(" or "))
-    return float(next(value for value in found if value is not None))
-
-
-def _at(run: Record, path: str) -> Any:
-    value: Any = run
-    for key in path.split("."):
-        value = value[key]
-    return value
+    for path in axes.x.split(" or "):
+        value: Any = run
+        for key in path.split("."):
+            value = value[key]
+        if value is not None:
+            return float(value)
+    raise KeyError(axes.x)
 
 
 def _printed(numbers: list[Reference], row: str, column: str) -> dict[float, str]:
-    """What the paper's text gives of a row: x -> number, from columns named 'COLUMN at X'."""
+    """Return the numbers of the text for a row, by x: those of columns named 'COLUMN at X'."""
     start = f"{column} at "
     of_row = (number for number in numbers if number.row == row and number.column.startswith(start))
     return {float(number.column.removeprefix(start)): number.value for number in of_row}
@@ -214,157 +267,19 @@ def _printed(numbers: list[Reference], row: str, column: str) -> dict[float, str
 
 def _notes(table: str, curves: list[Curve]) -> list[str]:
     notes = [
-        "Of this figure the paper's text gives only the numbers shown as printed; what it only draws is left out.",
-        "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
-        "Hyper-parameter search is not counted in any ε.",
+        "Of this figure the paper's text gives only the numbers shown as printed; "
+        "what it only draws is left out.",
+        *EPSILONS,
         *papers.notes(table),
+        *data_notes(run for curve in curves for run in curve.runs),
     ]
-    runs = [run for curve in curves for run in curve.runs]
-    notes += sorted(
-        {
-            f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}."
-            for r in runs
-            if r["data"]["notes"]
-        }
-    )
     lacking: dict[str, list[Filling]] = {}
     for curve in curves:
-        for filling in curve.lacking:
-            if not filling.on:
+        for filling in curve.fillings:
+            if not filling.on and not any(map(filling.fits, curve.runs)):
                 lacking.setdefault(filling.recipe, []).append(filling)
     for recipe, jobs in lacking.items():
-        if len(jobs) == 1:
-            notes.append(
-                f"Not run: `zdp-bench run {' '.join([f'recipe={recipe}', *jobs[0].overrides])}`."
-            )
-        else:
-            notes.append(
-                f"Not run: {len(jobs)} of the curves that `zdp-bench run -m recipe={recipe}` makes."
-            )
+        sweep = f"zdp-bench run -m recipe={recipe}"
+        several = f"{len(jobs)} of the curves that `{sweep}` makes"
+        notes.append(f"Not run: {f'`{jobs[0].command}`' if len(jobs) == 1 else several}.")
     return notes
-
-
-# -------------------------------------------------------------------------------------------------- cells of a panel
-
-
-def cells(of: Curves, panel: str) -> tuple[list[str], list[list[str]]]:
-    """A panel as a table, head and lines: x, the ε of the private curves (once where they are the same), each curve's metric."""
-    curves = [curve for curve in of.of_panel(panel) if curve.points]
-    spent: dict[tuple[tuple[float, float, float], ...], list[Curve]] = {}
-    for curve in curves:
-        if curve.private:
-            spent.setdefault(
-                tuple((p.x, p.epsilon_claimed, p.epsilon_tight) for p in curve.points), []
-            ).append(curve)
-    unit = f", {of.unit}" if of.unit else ""
-    head = [of.axes.label]
-    columns: list[dict[float, str]] = []
-    for points, sharing in spent.items():
-        whose = "" if len(spent) == 1 else f" ({', '.join(curve.label for curve in sharing)})"
-        head += [f"ε claimed{whose}", f"ε tight{whose}"]
-        columns += [
-            {x: epsilon(claimed) for x, claimed, _ in points},
-            {x: epsilon(tight) for x, _, tight in points},
-        ]
-    for curve in curves:
-        head.append(f"{curve.label}{unit}")
-        columns.append({point.x: point.shown for point in curve.points})
-        if curve.paper:
-            head.append(f"{curve.label}, paper{unit}")
-            columns.append(curve.paper)
-    every_x = sorted({x for column in columns for x in column})
-    return head, [[f"{x:g}", *(column.get(x, "") for column in columns)] for x in every_x]
-
-
-def printed_epsilons(of: Curves, panel: str) -> str:
-    """'ε printed: 1.28 at epoch 50, …': what the paper says of a panel's private curves; empty where it says nothing."""
-    said = next(
-        (curve.epsilon_printed for curve in of.of_panel(panel) if curve.epsilon_printed), {}
-    )
-    return (
-        "ε printed: " + ", ".join(f"{value} at {of.axes.label} {x:g}" for x, value in said.items())
-        if said
-        else ""
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------- writing
-
-
-def as_rich(of: Curves) -> Iterator[RichTable | str]:
-    """Each panel on a terminal, then the notes."""
-    for panel in of.panels:
-        head, lines = cells(of, panel)
-        title = f"{of.title} {panel}".rstrip()
-        if not lines:
-            yield f"{title}: nothing was run yet"
-            continue
-        shown = RichTable(*head, title=title, title_justify="left")
-        for line in lines:
-            shown.add_row(*line)
-        yield shown
-        yield printed_epsilons(of, panel)
-    yield "\n".join(of.notes)
-
-
-def as_markdown(of: Curves) -> str:
-    """One table a panel."""
-    lines = [
-        f"# {of.title}",
-        "",
-        f"`zdp-bench table {of.name}` made this from the records; do not edit.",
-        "",
-    ]
-    for panel in of.panels:
-        head, body = cells(of, panel)
-        lines += [f"## {panel}", ""] if panel else []
-        lines += [printed_epsilons(of, panel), ""] if printed_epsilons(of, panel) else []
-        if body:
-            lines += ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)]
-        else:
-            lines.append("Nothing was run yet.")
-        lines.append("")
-    return "\n".join([*lines, *(f"- {note}" for note in of.notes)]) + "\n"
-
-
-def as_csv(of: Curves) -> str:
-    """One line a point, unrounded: what `report/figures` draws from."""
-    lines = [_plain(of, curve, point) for curve in of.curves for point in curve.points]
-    out = io.StringIO()
-    writer = csv.DictWriter(
-        out,
-        lines[0] if lines else ["panel", "curve", "x", "values", "epsilon_tight"],
-        lineterminator="\n",
-    )
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
-
-
-def _plain(of: Curves, curve: Curve, point: Point) -> dict[str, object]:
-    return {
-        "panel": curve.panel,
-        "curve": curve.label,
-        "axis": of.axes.label,
-        "x": f"{point.x:g}",
-        "metric": of.metric,
-        "unit": of.unit,
-        "mean": round(mean(point.values), 6),
-        "values": " ".join(f"{value:.6g}" for value in point.values),
-        "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in curve.runs)),
-        "epsilon_claimed": point.epsilon_claimed,
-        "epsilon_tight": point.epsilon_tight,
-        "provenance": curve.runs[0]["data"]["provenance"],
-        "recipe": curve.fillings[0].recipe,
-        "overrides": " ".join(curve.fillings[0].overrides) if len(curve.fillings) == 1 else "",
-        "runs": " ".join(run["run"][:16] for run in curve.runs),
-    }
-
-
-def write(of: Curves, results: Path) -> list[Path]:
-    """Write `results/tables/PAPER_figN.md` and `.csv`."""
-    stem = results / "tables" / file_stem(of.name)
-    paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    records.write_text(paths[0], as_markdown(of))
-    records.write_text(paths[1], as_csv(of))
-    return paths

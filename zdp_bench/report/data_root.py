@@ -1,33 +1,27 @@
-"""What lies under the data root, what is missing, where it comes from and on what terms."""
+"""The data root as a table: which data sets are there, what is missing, sources and licences."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rich.table import Table
-
 from zdp_bench.data.files import Card, card, has_files, missing
+from zdp_bench.report.sheet import Sheet
+
+COLUMNS = ("data set", "provenance", "state", "from", "licence")
 
 
-def as_rich(root: Path, chosen: list[Card]) -> Table:
-    """One row a data set."""
-    table = Table(title=f"data root: {root}", title_justify="left")
-    for column in ("data set", "provenance", "state", "from", "licence"):
-        table.add_column(column)
-    for of in chosen:
-        table.add_row(of.name, of.provenance, state(root, of), of.source, of.licence)
-    return table
+def sheet(root: Path, cards: list[Card]) -> Sheet:
+    """Return one row a data set."""
+    rows = [[of.name, of.provenance, state(root, of), of.source, of.licence] for of in cards]
+    return Sheet(f"data root: {root}", COLUMNS, rows)
 
 
 def state(root: Path, of: Card) -> str:
-    """In words: bundled, made when needed, there, or what is missing and what fetches it or says how to get it."""
+    """Return bundled, made when needed, there, or what is missing and how to get it."""
     needs = card(of.uses) if of.uses else of
     if needs.holds:
-        return (
-            "there"
-            if has_files(root, needs)
-            else f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
-        )
+        lacks = f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
+        return "there" if has_files(root, needs) else lacks
     if not needs.files:
         return "made when needed" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]

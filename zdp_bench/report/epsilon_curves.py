@@ -1,10 +1,11 @@
-"""Curves of the metric against the tight ε it was bought with, epoch by epoch: one drawing a table, from the records alone."""
+"""Draws the metric against the tight ε spent, epoch by epoch, for each table of the page."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
+from html import escape
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -14,39 +15,34 @@ from zdp_bench.report.figures import COLOURS, LINES, STYLE, WIDTH
 
 
 def draw(runs: list[Record]) -> Figure | None:
-    """Each run's headline metric at the end of each epoch over the tight ε spent by then; None where no run is private.
+    """Draw each run's headline metric after each epoch over the tight ε spent until then.
 
-    Seeds of one experiment share a colour. Runs without protection have no place on the axis: their last value is a grey line.
+    None if no run is private. Seeds of one experiment share a colour. A run without protection
+    is a grey line at its last value.
     """
-    names = sorted({run["headline"]["name"] for run in runs})
     if not any(_points(run) for run in runs):
         return None
+    names = sorted({run["headline"]["name"] for run in runs})
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 0.5 * WIDTH * len(names)))
         for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
             here = [run for run in runs if run["headline"]["name"] == name]
-            of = {
-                digest: number
-                for number, digest in enumerate(
-                    dict.fromkeys(r["experiment"] for r in here if _points(r))
-                )
-            }
+            private = list(dict.fromkeys(run["experiment"] for run in here if _points(run)))
             labelled = set()
             for run in here:
-                label = _label(run) if run["experiment"] not in labelled else None
-                labelled.add(run["experiment"])
+                experiment = run["experiment"]
+                label = _label(run) if experiment not in labelled else None
+                labelled.add(experiment)
                 if points := _points(run):
-                    style = {
-                        "color": COLOURS[of[run["experiment"]] % 8],
-                        "linestyle": LINES[of[run["experiment"]] % 8],
-                    }
+                    number = private.index(experiment) % len(COLOURS)
                     axes.plot(
                         *zip(*points, strict=True),
                         label=label,
                         linewidth=1,
                         marker=".",
                         markersize=3,
-                        **style,
+                        color=COLOURS[number],
+                        linestyle=LINES[number],
                     )
                 else:
                     axes.axhline(run["headline"]["value"], color="0.5", linewidth=0.8, label=label)
@@ -56,13 +52,10 @@ def draw(runs: list[Record]) -> Figure | None:
 
 
 def _points(run: Record) -> list[tuple[float, float]]:
+    """Return (tight ε, metric) of each epoch that has both, finite."""
     name = run["headline"]["name"]
     points = [(epoch["epsilon_tight"], epoch[name]) for epoch in run["epochs"] if name in epoch]
-    return [
-        (epsilon, value)
-        for epsilon, value in points
-        if 0 < epsilon < math.inf and math.isfinite(value)
-    ]
+    return [(e, value) for e, value in points if 0 < e < math.inf and math.isfinite(value)]
 
 
 def _label(run: Record) -> str:
@@ -71,7 +64,7 @@ def _label(run: Record) -> str:
 
 
 def inline_svg(figure: Figure, label: str) -> str:
-    """The figure as an `<svg>` element for a page: no XML head, no fixed size, a name for readers who do not see it."""
+    """Return a figure as an `<svg>` element for a page; see `as_element`."""
     out = io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
@@ -79,11 +72,11 @@ def inline_svg(figure: Figure, label: str) -> str:
 
 
 def as_element(svg: str, label: str) -> str:
-    """An SVG document as an element: it scales with the page, and nothing in it reaches out of it."""
-    from html import escape
+    """Return an SVG document as an element that scales with the page and needs nothing else.
 
-    body = svg[svg.index("<svg") :]
-    head, rest = body.split(">", 1)
+    `label` is for readers who do not see it.
+    """
+    head, rest = svg[svg.index("<svg") :].split(">", 1)
     rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)
     return f'{head} role="img" aria-label="{escape(label, quote=True)}">{rest}'

@@ -1,14 +1,14 @@
-"""How numbers are printed everywhere: one format a quantity."""
+"""Formats numbers: one way for each quantity, everywhere."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 
 def epsilon(value: float | None) -> str:
-    """ε to three digits, whole above 1000; ∞ where nothing protects; empty where there is none."""
+    """Format ε to three digits, whole above 1000; ∞ where nothing protects, empty where none is."""
     if value is None or math.isnan(value):
         return ""
     if math.isinf(value):
@@ -17,31 +17,30 @@ def epsilon(value: float | None) -> str:
 
 
 def name_one(unit: str) -> str:
-    """'a patient', 'an image': one of what owns training records."""
+    """'patient' -> 'a patient', 'image' -> 'an image'."""
     return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """'30.3 to 33.2', what ε lies between; one number where both print alike, or where no lower bound is known."""
+    """Format two bounds on ε: '30.3 to 33.2'; the upper one if they print alike or low is None."""
     ends = [epsilon(low), epsilon(high)]
     return ends[1] if ends[0] in ("", ends[1]) else " to ".join(ends)
 
 
-def percent(value: float, digits: int = 2) -> str:
-    """A fraction as a percentage: 0.9901 -> '99.01 %'."""
-    return f"{100 * value:.{digits}f} %"
-
-
 def mean_and_deviation(values: Sequence[float], unit: str) -> str:
-    """'98.01 ± 0.12 % (n = 3)', '0.9601 ± 0.0042 (n = 3)': the mean and the sample standard deviation over seeds.
+    """Format mean and sample standard deviation: '98.01 ± 0.12 % (n = 3)', '0.9601 (n = 1)'.
 
-    'undefined' where a value is no number: a ROC curve needs records of both classes.
+    'undefined' where a value is NaN: a ROC curve needs examples of both classes.
     """
     if any(math.isnan(value) for value in values):
         return f"undefined (n = {len(values)})"
-    scale, suffix, digits = (
-        (100.0, " %", 2) if unit == "%" else (1.0, f" {unit}".rstrip(), 2 if unit else 4)
-    )
+    scale = 100.0 if unit == "%" else 1.0
+    digits = 2 if unit else 4
     scaled = [scale * value for value in values]
     spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{mean(scaled):.{digits}f}{spread}{suffix} (n = {len(scaled)})"
+    return f"{mean(scaled):.{digits}f}{spread}{f' {unit}'.rstrip()} (n = {len(scaled)})"
+
+
+def rounded(numbers: Mapping[str, object]) -> dict[str, object]:
+    """Round the floats of a mapping to six digits."""
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in numbers.items()}

@@ -1,4 +1,7 @@
-"""`zdp-bench epsilon` with a user's own numbers: every accountant at a σ, or the σ for a target. No data, no training."""
+"""`zdp-bench epsilon` with a user's own numbers: ε by every accountant at a σ, or σ for a target ε.
+
+No data, no training.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from rich.table import Table as RichTable
 
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
@@ -23,10 +22,23 @@ from zdp_bench.privacy.accounting import (
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.registry import lookup
-from zdp_bench.report import formats
 from zdp_bench.report.epsilon import mechanism_of
-from zdp_bench.report.formats import rounded
-from zdp_bench.report.number_format import interval
+from zdp_bench.report.number_format import interval, rounded
+from zdp_bench.report.sheet import Sheet
+
+# Stands in where no number of records is given: only the papers' conventions and a patient's ε
+# depend on it, and those ask for it.
+UNKNOWN_RECORDS = 10**9
+CONVENTIONS = {
+    "per_component": "real, or complex with σ² on each part",
+    "circular": "complex, circular with σ² in all",
+}
+REMARKS = {
+    "tight": "tight: an upper bound, nearly exact",
+    "bound": "an upper bound, looser",
+    "approximation": "NOT a bound: an approximation that can fall below the truth",
+}
+TIGHT_INTERVAL = "tight: from the best attack known to the best proven bound"
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Answer:
     """One line for a user: which noise, which accountant, σ and ε.
 
     Attributes:
-        at_least: a lower bound on what the accountant bounds from above; None where it knows none.
+        at_least: a lower bound on the true ε; None where the accountant knows none.
     """
 
     noise: str
@@ -57,15 +69,20 @@ class Answer:
     at_least: float | None = None
 
 
-UNKNOWN_RECORDS = (
-    10**9
-)  # stands in where it does not matter: for all but the papers' conventions and per-patient ε
-CONVENTIONS = {
-    "per_component": "real, or complex with σ² on each part",
-    "circular": "complex, circular with σ² in all",
-}
-Bound = Callable[[Mechanism], float]
-CLAIMED = "what this convention would claim"
+@dataclass(frozen=True)
+class Bound:
+    """What an accountant says of a mechanism after the steps of a setting."""
+
+    accountant: str
+    remark: str
+    epsilon: Callable[[Mechanism], float]
+    at_least: Callable[[Mechanism], float] | None
+
+    def answer(self, noise: str, sigma: float, sampling: Sampling) -> Answer:
+        """Return this accountant's ε of noise of one convention."""
+        of = mechanism_of(noise, 1.0, sigma, sampling)
+        low = self.at_least(of) if self.at_least else None
+        return Answer(noise, sigma, of.z, self.accountant, self.epsilon(of), self.remark, low)
 
 
 def setting(
@@ -79,7 +96,7 @@ def setting(
     delta: float | None,
     records_per_patient: int | None = None,
 ) -> Setting:
-    """Check a user's numbers; sampling is Poisson and δ 1e-5 where nothing is said.
+    """Check a user's numbers; the defaults are Poisson sampling and δ = 1e-5.
 
     Raises:
         UserError: one is missing, out of range, or contradicts another.
@@ -92,103 +109,66 @@ def setting(
         require(count is None or count > 0, flag, count, "must be at least 1")
         require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
     if sampling == "full":
-        require(
-            sample_rate in (None, 1.0) and batch_size is None,
-            "--sampling",
-            "full",
-            "takes neither sample rate nor batch size",
-        )
+        alone = sample_rate in (None, 1.0) and batch_size is None
+        require(alone, "--sampling", "full", "takes neither sample rate nor batch size")
         sample_rate = 1.0
     elif batch_size is not None:
-        require(
-            sample_rate is None, "--batch-size", batch_size, "say it or --sample-rate, not both"
-        )
-        if records is None:
-            raise UserError(
-                f"--batch-size={batch_size}: needs --records N, the number of training records."
-            )
-        require(
-            0 < batch_size <= records,
-            "--batch-size",
-            batch_size,
-            f"must lie between 1 and the {records:,} records",
-        )
-        sample_rate = batch_size / records
+        flag = "--batch-size"
+        require(sample_rate is None, flag, batch_size, "say it or --sample-rate, not both")
+        known = _known(records, flag, batch_size)
+        fits = 0 < batch_size <= known
+        require(fits, flag, batch_size, f"must lie between 1 and the {known:,} records")
+        sample_rate = batch_size / known
     if sample_rate is None:
         raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
     if (steps is None) == (epochs is None):
-        raise UserError(
-            "say either --steps or --epochs, "
-            + ("not both." if steps is not None else "one of them is needed.")
-        )
-    require(
-        epochs is None or epochs / sample_rate <= MOST,
-        "--sample-rate",
-        sample_rate,
-        f"makes more than {MOST:,} steps",
-    )
+        wrong = "one of them is needed." if steps is None else "not both."
+        raise UserError(f"say either --steps or --epochs, {wrong}")
+    few = epochs is None or epochs / sample_rate <= MOST
+    require(few, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
     if steps is None:
         assert epochs is not None
-        steps = (
-            epochs * (records // batch_size)
-            if batch_size and records and sampling == "uniform"
-            else round(epochs / sample_rate)
-        )
+        whole = records // batch_size if batch_size and records and sampling == "uniform" else 0
+        steps = epochs * whole or round(epochs / sample_rate)
     if records_per_patient is not None:
-        if records is None:
-            raise UserError(
-                f"--records-per-patient={records_per_patient}: needs --records N, the number of training records."
-            )
-        require(
-            1 <= records_per_patient <= records,
-            "--records-per-patient",
-            records_per_patient,
-            f"must lie in 1 to {records:,}",
-        )
+        flag = "--records-per-patient"
+        known = _known(records, flag, records_per_patient)
+        owned = 1 <= records_per_patient <= known
+        require(owned, flag, records_per_patient, f"must lie in 1 to {known:,}")
     number = records or UNKNOWN_RECORDS
     drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
-    return Setting(
-        drawn, steps, epochs or max(1, round(steps * sample_rate)), delta, records_per_patient
-    )
+    epochs = epochs or max(1, round(steps * sample_rate))
+    return Setting(drawn, steps, epochs, delta, records_per_patient)
+
+
+def _known(records: int | None, flag: str, value: int) -> int:
+    if records is None:
+        raise UserError(f"{flag}={value}: needs --records N, the number of training records.")
+    return records
 
 
 def for_sigma(given: Setting, sigma: float, accountant: str | None) -> list[Answer]:
-    """ε at a user's σ: PLD, RDP and GDP-CLT for both conventions of noise, or one accountant's claim.
+    """Return ε at σ by every accountant, or by one, for both conventions of noise.
+
+    A paper's accountant has one answer, what it would claim.
 
     Raises:
         UserError: σ is out of range, or no accountant has this name.
     """
-    require(
-        sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE,
-        "--sigma",
-        sigma,
-        "must be 0, or lie in 0.0001 to 1000000",
-    )
-    if _is_convention(given, accountant):
-        return [
-            Answer(
-                "as claimed",
-                sigma,
-                sigma,
-                str(accountant),
-                claimed_epsilon(str(accountant), _claim(given, sigma)),
-                CLAIMED,
-            )
-        ]
-    answers = []
-    for noise in CONVENTIONS:
-        mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
-        for name, epsilon_of, remark, at_least in _accountants(given, accountant):
-            low = at_least(mechanism) if at_least else None
-            answers.append(
-                Answer(noise, sigma, mechanism.z, name, epsilon_of(mechanism), remark, low)
-            )
-    return answers
+    allowed = sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE
+    require(allowed, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
+    if accountant and _is_convention(given, accountant):
+        return [_claim_at(given, sigma, accountant)]
+    bounds = [bound for bound in _bounds(given) if accountant in (None, bound.accountant)]
+    return [bound.answer(noise, sigma, given.sampling) for noise in CONVENTIONS for bound in bounds]
 
 
 def for_target(given: Setting, target: float, accountant: str | None) -> list[Answer]:
-    """The σ that meets a target ε, for both conventions of noise (or for one paper's), by an accountant (default pld).
+    """Return the σ that meets a target ε by an accountant (default pld).
+
+    One for each convention of noise; one in all for a paper's accountant. With
+    `records_per_patient`, pld meets the target for a patient.
 
     Raises:
         UserError: the target cannot be met, or no accountant has this name.
@@ -199,39 +179,32 @@ def for_target(given: Setting, target: float, accountant: str | None) -> list[An
     try:
         if convention:
             sigma = calibrate(target, name, _claim(given, 0.0))
-            return [
-                Answer(
-                    "as claimed",
-                    sigma,
-                    sigma,
-                    name,
-                    claimed_epsilon(name, _claim(given, sigma)),
-                    CLAIMED,
-                )
-            ]
+            return [_claim_at(given, sigma, name)]
+        bounds = [bound for bound in _bounds(given) if bound.accountant == name]
+        bound = bounds[-1]  # a patient's ε comes after a record's
         answers = []
-        entries = _accountants(given, name)
-        if given.records_per_patient:
-            entries = entries[1:] if name == "pld" else entries  # the target is then the patient's
-        _, epsilon_of, remark, at_least = entries[0]
         for noise in CONVENTIONS:
             question = {
                 "given": dataclasses.asdict(given),
                 "noise": noise,
                 "by": name,
-                "remark": remark,
+                "remark": bound.remark,
             }
 
-            def of(sigma: float, noise: str = noise) -> float:
-                return epsilon_of(mechanism_of(noise, 1.0, sigma, given.sampling))
+            def epsilon_at(sigma: float, noise: str = noise) -> float:
+                return bound.epsilon(mechanism_of(noise, 1.0, sigma, given.sampling))
 
-            sigma = solve(target, of, question)
-            mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
-            low = at_least(mechanism) if at_least else None
-            answers.append(Answer(noise, sigma, mechanism.z, name, of(sigma), remark, low))
+            sigma = solve(target, epsilon_at, question)
+            answers.append(bound.answer(noise, sigma, given.sampling))
         return answers
     except ValueError as error:
         raise UserError(f"--target-epsilon={target:g}: {error}.") from None
+
+
+def _claim_at(given: Setting, sigma: float, accountant: str) -> Answer:
+    claimed = claimed_epsilon(accountant, _claim(given, sigma))
+    remark = "what this convention would claim"
+    return Answer("as claimed", sigma, sigma, accountant, claimed, remark)
 
 
 def _claim(given: Setting, sigma: float) -> Claim:
@@ -239,13 +212,13 @@ def _claim(given: Setting, sigma: float) -> Claim:
     return Claim(sigma, s.sample_rate, given.steps, given.delta, s.records, given.epochs)
 
 
-def _is_convention(given: Setting, accountant: str | None) -> bool:
-    """Whether the accountant makes a claim from nominal numbers, rather than bound a mechanism.
+def _is_convention(given: Setting, accountant: str) -> bool:
+    """True if the accountant makes a claim from stated numbers, False if it bounds a mechanism.
 
     Raises:
         UserError: there is no such accountant, or it needs to know how many records there are.
     """
-    if accountant is None or accountant in answer_for_mechanisms():
+    if accountant in answer_for_mechanisms():
         return False
     lookup("accountant", accountant)
     if given.sampling.records == UNKNOWN_RECORDS:
@@ -255,61 +228,57 @@ def _is_convention(given: Setting, accountant: str | None) -> bool:
     return True
 
 
-def _accountants(given: Setting, only: str | None) -> list[tuple[str, Bound, str, Bound | None]]:
-    """Name, ε and a remark of each accountant, and a lower bound where it knows one."""
-    steps, delta, per_patient = given.steps, given.delta, given.records_per_patient
-    remarks = {
-        "tight": "tight: from the best attack known to the best proven bound"
-        if given.sampling.scheme == "uniform"
-        else "tight: an upper bound, nearly exact",
-        "bound": "an upper bound, looser",
-        "approximation": "NOT a bound: an approximation that can fall below the truth",
-    }
+def _bounds(given: Setting) -> list[Bound]:
+    """Return what each accountant says of a mechanism; after pld, pld of a patient if wanted."""
+    remarks = REMARKS
+    if given.sampling.scheme == "uniform":
+        remarks = REMARKS | {"tight": TIGHT_INTERVAL}
 
-    def after(bound: Any) -> Any:
-        return bound and (lambda mechanism: bound(mechanism, steps, delta))
+    def after(bound: Callable[[Mechanism, int, float], float]) -> Callable[[Mechanism], float]:
+        return lambda mechanism: bound(mechanism, given.steps, given.delta)
 
-    every: list[tuple[str, Bound, str, Bound | None]] = [
-        (name, after(answer.epsilon), remarks[answer.kind], after(answer.at_least))
-        for name, answer in answer_for_mechanisms().items()
+    bounds = [
+        Bound(
+            name, remarks[of.kind], after(of.epsilon), after(of.at_least) if of.at_least else None
+        )
+        for name, of in answer_for_mechanisms().items()
     ]
-    if per_patient:
-        text = f"tight, for a patient or image with {per_patient} records"
-        patient = partial(
-            patient_epsilon, records_per_patient=per_patient, steps=steps, delta=delta
-        )
-        every.insert(
-            1, ("pld", patient, text, lambda m: patient_interval(m, per_patient, steps, delta)[0])
-        )
-    return [entry for entry in every if only in (None, entry[0])]
+    if many := given.records_per_patient:
+        text = f"tight, for a patient or image with {many} records"
+        high = after(lambda m, steps, delta: patient_epsilon(m, many, steps, delta))
+        low = after(lambda m, steps, delta: patient_interval(m, many, steps, delta)[0])
+        place = next(i for i, bound in enumerate(bounds) if bound.accountant == "pld") + 1
+        bounds.insert(place, Bound("pld", text, high, low))
+    return bounds
 
 
-def as_rich(given: Setting, answers: list[Answer]) -> RichTable:
-    """A user's answers on a terminal."""
+def sheet(given: Setting, answers: list[Answer]) -> Sheet:
+    """Return the answers as a table for the terminal."""
     s = given.sampling
-    title = f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; neighbours: {s.adjacency}"
-    table = RichTable(title=title.replace("_", " "), title_justify="left")
-    for column in ("noise", "σ", "z", "accountant", "ε", ""):
-        table.add_column(column)
-    for a in answers:
-        epsilon = interval(a.at_least, a.epsilon)
-        table.add_row(
-            CONVENTIONS.get(a.noise, a.noise),
-            f"{a.sigma:.5g}",
-            f"{a.z:.4g}",
-            a.accountant,
-            epsilon,
-            a.remark,
-        )
-    return table
+    title = (
+        f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; "
+        f"neighbours: {s.adjacency}"
+    )
+    rows = [
+        [
+            CONVENTIONS.get(answer.noise, answer.noise),
+            f"{answer.sigma:.5g}",
+            f"{answer.z:.4g}",
+            answer.accountant,
+            interval(answer.at_least, answer.epsilon),
+            answer.remark,
+        ]
+        for answer in answers
+    ]
+    return Sheet(title.replace("_", " "), ["noise", "σ", "z", "accountant", "ε", ""], rows)
 
 
-def as_text(given: Setting, answers: list[Answer], form: str) -> str:
-    """A user's answers as Markdown, CSV or JSON."""
+def numbers(given: Setting, answers: list[Answer]) -> Sheet:
+    """Return the answers as plain numbers, six digits each, with their setting beside them."""
     common = {
         "sampling": given.sampling.scheme,
         "sample_rate": given.sampling.sample_rate,
         "steps": given.steps,
+        "delta": given.delta,
     }
-    own = [{key: rounded(value) for key, value in vars(answer).items()} for answer in answers]
-    return formats.as_text([common | {"delta": given.delta} | answer for answer in own], form)
+    return Sheet.of_numbers([common | rounded(vars(answer)) for answer in answers])

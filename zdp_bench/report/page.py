@@ -1,15 +1,18 @@
-"""`zdp-bench report`: everything there is on one HTML page that needs no network, no script and no file beside it.
+"""`zdp-bench report`: everything on one HTML page that needs no network, script or file beside it.
 
-The tables come from the records, paper beside ours and ε claimed beside tight; what other verbs have written under
-`results/tables` and `results/figures` is shown as it stands there. Only the links to the records lead out of the page.
+The papers' tables come from the records. What other commands have written to `results/tables` and
+`results/figures` is shown as it is there. Only the links to the records lead out of the page.
 """
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
@@ -36,11 +39,8 @@ class Section:
 def write(tables: list[Table], results: Path, path: Path) -> Path:
     """Write the page to `path`, whole or not at all; links to records are relative to it."""
     every = records.read_all(results)
-    sections = [_section(table, every, results, path) for table in tables]
     shown = {file_stem(table.name) for table in tables}
-    found = sorted((results / "tables").glob("*.md"))
-    others = [(file.stem, _markdown(file)) for file in found if file.stem not in shown]
-    figures = [(file.stem, _svg(file)) for file in sorted((results / "figures").glob("*.svg"))]
+    pages = [p for p in sorted((results / "tables").glob("*.md")) if p.stem not in shown]
     environment = Environment(
         loader=PackageLoader("zdp_bench.report"),
         autoescape=True,
@@ -48,18 +48,14 @@ def write(tables: list[Table], results: Path, path: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    total = verdicts.counts([verdict for table in tables for verdict in verdicts.of_table(table)])
     page = environment.get_template("page.html").render(
-        sections=sections,
-        others=others,
-        figures=figures,
-        total=total,
+        sections=[_section(table, every, results, path) for table in tables],
+        others=[(file.stem, _markdown(file)) for file in pages],
+        figures=[(file.stem, _svg(file)) for file in sorted((results / "figures").glob("*.svg"))],
+        total=verdicts.counts(v for table in tables for v in verdicts.of_table(table)),
         rule=verdicts.RULE,
         records=len(every),
-        provenances={
-            kind: sum(r["data"]["provenance"] == kind for r in every)
-            for kind in ("official", "derived", "synthetic")
-        },
+        provenances=Counter(run["data"]["provenance"] for run in every),
         version=__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -68,62 +64,42 @@ def write(tables: list[Table], results: Path, path: Path) -> Path:
 
 
 def _section(table: Table, every: list[Record], results: Path, page: Path) -> Section:
-    wanted = {digest for row in table.rows for digest in str(row.numbers.get("runs", "")).split()}
-    runs = [record for record in every if record["run"][:16] in wanted]
-    curve = epsilon_curves.draw(runs)
+    shown = {run["run"] for row in table.rows for run in row.runs}
+    curve = epsilon_curves.draw([run for run in every if run["run"] in shown])
     label = f"{table.title}: test metric against tight ε"
     drawn = Markup(epsilon_curves.inline_svg(curve, label)) if curve else None
-    lines = [_line(row, table, runs, results, page) for row in table.rows]
-    return Section(
-        file_stem(table.name), table, lines, verdicts.counts(verdicts.of_table(table)), drawn
-    )
+    lines = [_line(row, table.columns, results, page) for row in table.rows]
+    counts = verdicts.counts(verdicts.of_table(table))
+    return Section(file_stem(table.name), table, lines, counts, drawn)
 
 
-def _line(row: Row, table: Table, runs: list[Record], results: Path, page: Path) -> dict[str, Any]:
-    """A row's cells, its verdict, its provenance, and where its records lie."""
-    kind, why = verdicts.judge(row)
-    own = set(str(row.numbers.get("runs", "")).split())
-    links = [
-        (r["seed"], _relative(records.folder(results, r["recipe"], r["run"]), page))
-        for r in runs
-        if r["run"][:16] in own
-    ]
-    claimed, tight = row.numbers.get("epsilon_claimed"), row.numbers.get("epsilon_tight")
-    over = isinstance(claimed, float) and isinstance(tight, float) and tight > 1.01 * claimed
-    cells = [(column, row.cells[column]) for column in table.columns]
+def _line(row: Row, columns: list[str], results: Path, page: Path) -> dict[str, Any]:
+    """Return a row's cells, its verdict, its provenance, and links to its records."""
+    verdict, why = verdicts.judge(row)
+    spent = row.privacy if row.runs else {"epsilon_tight": 0.0, "epsilon_claimed": 0.0}
     return {
-        "cells": cells,
-        "verdict": kind,
+        "cells": [(column, row.cells[column]) for column in columns],
+        "verdict": verdict,
         "why": why,
-        "links": links,
-        "over": over,
-        "provenance": row.numbers.get("provenance", ""),
+        "links": [(run["seed"], _link(run, results, page)) for run in row.runs],
+        "over": spent["epsilon_tight"] > 1.01 * spent["epsilon_claimed"],
+        "provenance": row.provenance,
     }
 
 
-def _relative(folder: Path, page: Path) -> str:
-    import os
-    from urllib.parse import quote
-
-    return quote(Path(os.path.relpath(folder / "record.json", page.parent)).as_posix())
+def _link(run: Record, results: Path, page: Path) -> str:
+    record = records.folder(results, run["recipe"], run["run"]) / "record.json"
+    return quote(Path(os.path.relpath(record, page.parent)).as_posix())
 
 
 def _markdown(file: Path) -> Markup:
-    """A generated table as HTML; raw HTML in it stays text."""
-    made = (
-        MarkdownIt("commonmark", {"html": False})
-        .enable("table")
-        .render(file.read_text(encoding="utf-8"))
-    )
-    made = (
-        made.replace("<h2>", "<h4>")
-        .replace("</h2>", "</h4>")
-        .replace("<h1>", "<h3>")
-        .replace("</h1>", "</h3>")
-    )
-    return Markup(
-        made.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
-    )
+    """Return a generated table as HTML, two levels of headings down; raw HTML in it stays text."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    made = parser.render(file.read_text(encoding="utf-8"))
+    for ours, pages in (("h2>", "h4>"), ("h1>", "h3>")):
+        made = made.replace(ours, pages)
+    wide = made.replace("<table>", '<div class="wide"><table>')
+    return Markup(wide.replace("</table>", "</table></div>"))
 
 
 def _svg(file: Path) -> Markup:

@@ -1,4 +1,4 @@
-"""What papers print: reads `papers/PAPER/tableN.csv` and `figN.csv`, and the notes and axes in `paper.yaml` beside them.
+"""Reads what papers print, from `papers/PAPER/tableN.csv`, `figN.csv` and `paper.yaml`.
 
 A table is called PAPER/N, a figure PAPER/figN. `papers/README.md` explains the files.
 """
@@ -39,7 +39,7 @@ class Reference:
 
     @property
     def printed(self) -> str:
-        """The number as the paper prints it, '93.4 ± 0.01 %'; words instead of a number have no unit."""
+        """As the paper prints it, '93.4 ± 0.01 %'; words instead of a number have no unit."""
         unit = "" if self.number is None else self.unit
         return " ".join(
             part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part
@@ -48,7 +48,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Axes:
-    """How the curves of a figure are drawn: an entry of `figures` in `paper.yaml`.
+    """How a figure's curves are drawn: an entry of `figures` in `paper.yaml`.
 
     Attributes:
         title: what the figure shows, in one sentence.
@@ -93,12 +93,17 @@ def reference(table: str) -> list[Reference]:
 
 def notes(table: str) -> list[str]:
     """Return the sentences below every table and figure of the table's paper."""
-    return list(_paper(table).get("notes") or [])
+    return list(_settings(table).get("notes") or [])
+
+
+def epsilon_note(paper: str) -> str:
+    """Return what `zdp-bench epsilon` says of how a paper's ε are read; empty if nothing."""
+    return str(_settings(paper).get("epsilon") or "")
 
 
 def axes(figure: str) -> Axes:
     """Return how a figure's curves are drawn."""
-    return Axes(**_paper(figure)["figures"][figure.partition("/")[2]])
+    return Axes(**_settings(figure)["figures"][figure.partition("/")[2]])
 
 
 def file_stem(table: str) -> str:
@@ -145,6 +150,7 @@ def _path(table: str) -> Path:
     return assets.PAPERS / paper / f"{number if is_figure(table) else f'table{number}'}.csv"
 
 
-def _paper(table: str) -> dict[str, Any]:
+def _settings(table: str) -> dict[str, Any]:
+    """Read the paper.yaml of a paper, or of a table's paper."""
     path = assets.PAPERS / table.partition("/")[0] / "paper.yaml"
     return assets.read_yaml(path) if path.is_file() else {}

@@ -1,14 +1,14 @@
-"""`zdp-bench results`: the records as a table that can be filtered, sorted and printed in four forms."""
+"""`zdp-bench results`: the records as a table, filtered, sorted, grouped."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pandas as pd
-from rich.table import Table
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.report.sheet import Sheet
 
 TELLING = [
     "recipe",
@@ -28,87 +28,70 @@ TELLING = [
 def select(
     results: Path, filters: list[str], columns: str | None, sort: str | None, by: str | None = None
 ) -> pd.DataFrame:
-    """The records that pass every `column=value` filter, with the chosen columns; or one line a group, `by` columns.
+    """Return the records that pass every `column=value` filter, or one line a group of them.
+
+    Args:
+        columns: comma-separated; the most telling by default.
+        by: columns whose values make a group, comma-separated.
 
     Raises:
         UserError: a column does not exist, or a filter is not of the form column=value.
     """
     frame = records.frame(records.read_all(results))
-
-    def known(column: str) -> str:
-        if column not in frame.columns:
-            raise unknown("column", column, frame.columns)
-        return column
-
     for condition in filters:
         column, equals, value = condition.partition("=")
         if not equals:
             raise UserError(
                 f"'{condition}' is no filter: write column=value, such as recipe=phasemnist."
             )
-        frame = frame[frame[known(column)].astype(str) == value]
+        _require(column, frame)
+        frame = frame[frame[column].astype(str) == value]
+    shown = columns.split(",") if columns else TELLING
     if by:
-        frame = group(frame, by)
-        columns = columns or ",".join(frame.columns)
+        frame = _group(frame, by.split(","))
+        shown = columns.split(",") if columns else list(frame.columns)
     if sort:
-        frame = frame.sort_values(known(sort), kind="stable")
-    return frame[[known(column) for column in (columns.split(",") if columns else TELLING)]]
+        _require(sort, frame)
+        frame = frame.sort_values(sort, kind="stable")
+    for column in shown:
+        _require(column, frame)
+    return frame[shown]
 
 
-def group(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """One line for each set of equal values in the columns `by` (comma-separated): n, mean and standard deviation of `value`.
-
-    Raises:
-        UserError: a column does not exist.
-    """
-    columns = by.split(",")
+def _group(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Return n, mean and deviation of `value` for each set of equal values of `columns`."""
     for column in columns:
-        if column not in frame.columns:
-            raise unknown("column", column, frame.columns)
-    columns += [] if "metric" in columns else ["metric"]  # values of different metrics have no mean
+        _require(column, frame)
+    if "metric" not in columns:  # values of different metrics have no mean
+        columns = [*columns, "metric"]
     grouped = frame.groupby(columns, dropna=False, sort=True)["value"]
     return grouped.agg(n="count", mean="mean", deviation="std").reset_index()
 
 
-def as_rich(frame: pd.DataFrame) -> Table:
-    """The frame on a terminal; digests shortened."""
-    grouped = {"n", "mean", "deviation"} <= set(frame.columns)
-    title = _counted(int(frame["n"].sum()) if grouped else len(frame), "record")
-    title = f"{_counted(len(frame), 'group')} of {title}" if grouped else title
-    table = Table(title=title, title_justify="left")
-    for column in frame.columns:
-        table.add_column(column)
-    for row in frame.itertuples(index=False):
-        table.add_row(
-            *(_cell(column, value) for column, value in zip(frame.columns, row, strict=True))
-        )
-    return table
+def _require(column: str, frame: pd.DataFrame) -> None:
+    if column not in frame.columns:
+        raise unknown("column", column, frame.columns)
 
 
-def as_text(frame: pd.DataFrame, form: str) -> str:
-    """The frame as Markdown, CSV or JSON."""
-    if form == "csv":
-        return frame.to_csv(index=False, lineterminator="\n").rstrip()
-    if form == "json":
-        return str(frame.to_json(orient="records", indent=1, force_ascii=False))
-    lines = ["| " + " | ".join(frame.columns) + " |", "|" + " --- |" * len(frame.columns)]
-    for row in frame.itertuples(index=False):
-        lines.append(
-            "| "
-            + " | ".join(
-                _cell(column, value) for column, value in zip(frame.columns, row, strict=True)
-            )
-            + " |"
-        )
-    return "\n".join(lines)
+def sheet(frame: pd.DataFrame) -> Sheet:
+    """Return the frame ready to show; digests are shortened in its cells."""
+    lines = [
+        {str(key): None if value != value else value for key, value in line.items()}
+        for line in frame.to_dict("records")
+    ]
+    title = _count(len(frame), "record")
+    if {"n", "mean", "deviation"} <= set(frame.columns):
+        title = f"{_count(len(frame), 'group')} of {_count(int(frame['n'].sum()), 'record')}"
+    cells = [[_cell(column, value) for column, value in line.items()] for line in lines]
+    return Sheet(title, list(frame.columns), cells, numbers=lines)
 
 
-def _counted(number: int, what: str) -> str:
+def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _cell(column: str, value: object) -> str:
-    if value is None or value != value:  # NaN
+    if value is None:
         return ""
     if column in ("run", "experiment", "data_digest", "ledger_digest", "commit"):
         return str(value)[:12]

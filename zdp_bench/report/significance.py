@@ -1,8 +1,9 @@
-"""The tests by which Ziller et al. 2021 (deepee, Statistical methods) compare numbers: DeLong's for ROC-AUCs of the same records,
-Student's t for times and other continuous values, and Bonferroni's correction.
+"""The tests by which Ziller et al. 2021 (deepee, Statistical methods) compare numbers.
 
-scipy and scikit-learn have no DeLong test, and no well-kept package does; ours is checked against the worked example that
-the SAS/STAT manual prints for the data of DeLong, DeLong & Clarke-Pearson 1988.
+DeLong's for ROC-AUCs of the same examples, Student's t for times and other continuous values, and
+Bonferroni's correction. scipy and scikit-learn have no DeLong test, and no well-kept package does;
+ours is checked against the worked example that the SAS/STAT manual prints for the data of DeLong,
+DeLong & Clarke-Pearson 1988.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True)
 class DeLong:
-    """Two correlated ROC curves: their areas, the standard error of each and of their difference, z and two-sided p."""
+    """Two correlated ROC curves: areas, standard errors of each and of their difference, z, p.
+
+    p is two-sided.
+    """
 
     areas: tuple[float, float]
     errors: tuple[float, float]
@@ -32,26 +36,24 @@ class DeLong:
 
 
 def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
-    """DeLong, DeLong & Clarke-Pearson 1988: are the areas under two ROC curves of the SAME records different?
+    """Compare the areas under two ROC curves of the SAME examples.
 
-    By midranks (Sun & Xu 2014), so in O(n log n). Two curves that differ nowhere have z = 0 and p = 1; where the difference has
-    no variance at all (both separate perfectly) the same.
+    DeLong, DeLong & Clarke-Pearson 1988, by midranks (Sun & Xu 2014), so in O(n log n). z = 0 and
+    p = 1 for two curves that differ nowhere, and where the difference has no variance because both
+    separate perfectly.
 
     Args:
         truth: 0 or 1 [n].
         first, second: scores [n], higher for class 1.
 
     Raises:
-        UserError: the lengths differ, or a class has fewer than two records.
+        UserError: the lengths differ, or a class has fewer than two examples.
     """
     truth = np.asarray(truth).astype(bool)
     ill, well = int(truth.sum()), int((~truth).sum())
-    require(
-        len(truth) == len(first) == len(second),
-        "DeLong test",
-        (len(first), len(second)),
-        "both need a score for each record",
-    )
+    lengths = len(first), len(second)
+    same = lengths == (len(truth), len(truth))
+    require(same, "DeLong test", lengths, "both need a score for each record")
     require(min(ill, well) >= 2, "DeLong test", (ill, well), "needs two records of each class")
     placements = [_placements(truth, np.asarray(scores, dtype=float)) for scores in (first, second)]
     areas = [float(above.mean()) for above, _ in placements]
@@ -60,40 +62,39 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
     error = math.sqrt(max(variance, 0.0))
     difference = areas[0] - areas[1]
-    z = (
-        difference / error
-        if error > 1e-12
-        else 0.0
-        if abs(difference) < 1e-12
-        else math.copysign(math.inf, difference)
-    )
+    if error > 1e-12:
+        z = difference / error
+    else:
+        z = 0.0 if abs(difference) < 1e-12 else math.copysign(math.inf, difference)
     errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
     return DeLong((areas[0], areas[1]), errors, error, z, float(2 * norm.sf(abs(z))))
 
 
 def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each record of class 1, the share of class 0 below it; for each of class 0, the share of class 1 above it."""
+    """Return the share of class 0 below each of class 1, and of class 1 above each of class 0."""
     ill, well = scores[truth], scores[~truth]
     every = rankdata(scores)  # midranks: ties count one half
-    return (every[truth] - rankdata(ill)) / len(well), 1 - (every[~truth] - rankdata(well)) / len(
-        ill
-    )
+    below = (every[truth] - rankdata(ill)) / len(well)
+    return below, 1 - (every[~truth] - rankdata(well)) / len(ill)
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided p of Student's t-test for equal means, equal variances assumed; NaN with fewer than two values on a side."""
+    """Return the two-sided p of Student's t-test for equal means, equal variances assumed.
+
+    NaN with fewer than two values on a side.
+    """
     if min(len(first), len(second)) < 2:
         return math.nan
-    if (
-        len(set(first)) == 1 == len(set(second))
-    ):  # no spread at all: scipy would warn and divide by nothing
+    if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
         return 1.0 if first[0] == second[0] else 0.0
-    with warnings.catch_warnings(
-        action="ignore", category=RuntimeWarning
-    ):  # scipy's, where values are nearly the same
+    # scipy warns of nearly equal values
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return float(ttest_ind(first, second).pvalue)
 
 
 def bonferroni(comparisons: int) -> float:
-    """What p must stay below in a family of so many comparisons: 0.0167 for three, which the paper prints as 0.016."""
+    """Return the threshold of p in a family of comparisons.
+
+    0.0167 for three, which the paper prints as 0.016.
+    """
     return SIGNIFICANT / max(1, comparisons)

@@ -1,24 +1,21 @@
-"""A paper's table, its numbers beside ours: row, paper, ours, difference, claimed ε, tight ε, provenance.
+"""Builds a paper's table: its numbers beside ours, with difference, both ε and provenance.
 
-The paper's numbers come from `papers/PAPER/tableN.csv`; which recipe fills which row stands in the recipe's
-`claims`; a recipe that sweeps (`hydra.sweeper.params`) fills a row with each of its jobs. A record fills a cell only if it ran
-the recipe as it stands now, nothing overridden but the seed; a run on another data set has a line of its own, marked. A cell
-without a record is empty and says which command fills it.
+A recipe's `claims` names the row it fills; a recipe that sweeps fills a row with each of its jobs.
+A run on other data than the paper's has a row of its own. An empty cell shows the command that
+fills it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
-
-from rich.table import Table as RichTable
+from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
@@ -26,12 +23,8 @@ from zdp_bench.records import Record
 from zdp_bench.report import papers
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, interval, mean_and_deviation
-from zdp_bench.report.papers import Reference, file_stem
-
-INTERVAL = (
-    "ε 'A to B': batches of fixed size have no exact law known. A is what an attack on two data sets that exist reaches, "
-    "B is proven; quote B."
-)
+from zdp_bench.report.papers import Reference
+from zdp_bench.report.sheet import Sheet
 
 COLUMNS = (
     "row",
@@ -47,15 +40,35 @@ COLUMNS = (
     "provenance",
 )
 
+EPSILONS = (
+    "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss "
+    "distribution of what was really run.",
+    "Hyper-parameter search is not counted in any ε.",
+)
+INTERVAL = (
+    "ε 'A to B': batches of fixed size have no exact law known. A is what an attack on two data "
+    "sets that exist reaches, B is proven; quote B."
+)
+PER_UNIT = (
+    "ε per unit: of all training records that one patient, or the unit named behind it, is in, "
+    "together; the other ε are of one record."
+)
+OTHER_DATA = (
+    "Rows 'on' another data set than the paper's are no reproduction, and are compared with no "
+    "number of it."
+)
+
+Missing = Mapping[tuple[str, tuple[str, ...]], str]  # (recipe, overrides) -> why it was not run
+
 
 @dataclass(frozen=True)
 class Filling:
-    """What fills a row: the runs of a recipe that have one digest.
+    """What fills a row: a job of a recipe, as the recipe stands now.
 
     Attributes:
-        overrides: beside `recipe=`: a recipe that sweeps fills a row with each of its jobs.
-        digest: the experiment digest its runs must have: the recipe as it stands now.
-        on: the data set, where it is another than the recipe's own.
+        overrides: of the job, beside `recipe=`.
+        digest: the experiment digest of its runs.
+        on: the data set, where it is not the recipe's own: 'NAME, OPTION=VALUE, ...'.
     """
 
     recipe: str
@@ -65,18 +78,151 @@ class Filling:
     digest: str
     on: str | None = None
 
+    def fits(self, run: Record) -> bool:
+        """True if a run fills the cell: it is of this recipe and has this experiment digest.
+
+        The digest covers all that a run computes but its seed. A run with any other key
+        overridden, or made before the recipe changed, has another digest and fills nothing.
+        """
+        return (run["recipe"], run["experiment"]) == (self.recipe, self.digest)
+
+    @property
+    def command(self) -> str:
+        """The command whose runs fill the cell."""
+        name, *options = re.split(r", (?=\w+=)", self.on) if self.on else [""]
+        words = [f"dataset={name}"] if name else []
+        words = [shlex.quote(w) for w in [*words, *(f"dataset.{option}" for option in options)]]
+        return " ".join(["zdp-bench run", f"recipe={self.recipe}", *self.overrides, *words])
+
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: the cells as shown, and the plain numbers behind them."""
+    """One line of a table: a metric of one of the paper's rows, and our runs of it.
 
-    cells: dict[str, str]
-    numbers: dict[str, object]
+    Attributes:
+        epsilon_printed: as the paper prints it; None where it prints none.
+        missing: why there are no runs, if that is known.
+    """
+
+    filling: Filling
+    metric: Reference
+    epsilon_printed: str | None
+    runs: Sequence[Record]
+    missing: str = ""
+
+    @property
+    def label(self) -> str:
+        """The paper's name of the row, with what is ours about it."""
+        return mark(self.metric.label, self.filling.variant, self.filling.on)
+
+    @property
+    def paper(self) -> float | None:
+        """The paper's number; None where it prints none, or ours is on other data."""
+        return None if self.filling.on else self.metric.number
+
+    @property
+    def scale(self) -> float:
+        """Turns a recorded metric into the paper's unit."""
+        return 100.0 if self.metric.unit == "%" else 1.0
+
+    @cached_property
+    def values(self) -> list[float]:
+        """The metric of each run, as recorded."""
+        return [run["metrics"][self.metric.column] for run in self.runs]
+
+    @property
+    def mean(self) -> float:
+        """The mean over all runs, in the paper's unit."""
+        return mean(self.values) * self.scale
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What the runs spent: the same for every seed, because no ε depends on data."""
+        unnamed = {"unit": "patient"}  # in records of older versions
+        return unnamed | self.runs[0]["privacy"]
+
+    @property
+    def provenance(self) -> str:
+        """The provenance of the data; empty without runs."""
+        return self.runs[0]["data"]["provenance"] if self.runs else ""
+
+    @cached_property
+    def cells(self) -> dict[str, str]:
+        """What each column shows."""
+        cells = dict.fromkeys(COLUMNS, "")
+        cells |= {"row": self.label, "metric": self.metric.column.replace("_", " ")}
+        if not self.filling.on:
+            printed = (self.epsilon_printed or "").replace("inf", "∞")
+            cells |= {"paper": self.metric.printed, "ε printed": printed}
+        if not self.runs:
+            return cells | {"ours": f"not run: {self.missing or f'`{self.filling.command}`'}"}
+        spent = self.privacy
+        return cells | {
+            "ours": mean_and_deviation(self.values, self.metric.unit),
+            "difference": self._difference(),
+            "ε claimed": epsilon(spent["epsilon_claimed"]),
+            "ε tight": interval(spent.get("epsilon_tight_at_least"), spent["epsilon_tight"]),
+            "ε per unit": self._per_unit(),
+            "δ": f"{spent['delta']:g}",
+            "provenance": self.provenance,
+        }
+
+    def _difference(self) -> str:
+        if self.paper is None or math.isnan(self.mean):
+            return ""
+        difference = self.mean - self.paper
+        return f"{difference:+.2f}" if self.metric.unit == "%" else f"{difference:+.3g}"
+
+    def _per_unit(self) -> str:
+        spent = self.privacy
+        if "epsilon_patient" not in spent:
+            return ""
+        tight = interval(spent.get("epsilon_tight_at_least"), spent["epsilon_tight"])
+        together = interval(spent.get("epsilon_patient_at_least"), spent["epsilon_patient"])
+        return together if together == tight else f"{together} ({spent['unit']})"
+
+    @property
+    def numbers(self) -> dict[str, object]:
+        """What the CSV holds: the numbers behind the cells, unrounded."""
+        numbers: dict[str, object] = {
+            "row": self.label,
+            "recipe": self.filling.recipe,
+            "overrides": " ".join(self.filling.overrides),
+            "on": self.filling.on,
+            "variant": self.filling.variant,
+            "metric": self.metric.column,
+            "unit": self.metric.unit,
+            "paper": self.paper,
+            "epsilon_printed": None if self.filling.on else self.epsilon_printed,
+            "n": len(self.runs),
+        }
+        if not self.runs:
+            return numbers
+        spent = self.privacy
+        return numbers | {
+            "mean": round(self.mean, 6),
+            "lowest": round(min(self.values) * self.scale, 6),
+            "highest": round(max(self.values) * self.scale, 6),
+            "values": " ".join(f"{value * self.scale:.6g}" for value in self.values),
+            "seeds": " ".join(str(run["seed"]) for run in self.runs),
+            "epsilon_claimed": spent["epsilon_claimed"],
+            "claimed_by": spent["claimed_by"],
+            "epsilon_tight": spent["epsilon_tight"],
+            "epsilon_tight_at_least": spent.get("epsilon_tight_at_least"),
+            "epsilon_patient": spent.get("epsilon_patient"),
+            "records_per_patient": spent.get("records_per_patient"),
+            "privacy_unit": spent["unit"],
+            "delta": spent["delta"],
+            "z": spent["z"],
+            "steps": spent["steps"],
+            "provenance": self.provenance,
+            "runs": " ".join(run["run"][:16] for run in self.runs),
+        }
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table ready to print."""
+    """A paper's table with our runs in it."""
 
     name: str
     title: str
@@ -85,15 +231,33 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """The columns shown: a patient's or image's ε only where one is in more than one record."""
+        """The columns shown: ε per unit only where it differs from a record's."""
         return [column for column in COLUMNS if column != "ε per unit" or _units_differ(self.rows)]
 
+    def sheet(self) -> Sheet:
+        """Return the table ready to show."""
+        columns = self.columns
+        cells = [[row.cells[column] for column in columns] for row in self.rows]
+        numbers = [row.numbers for row in self.rows]
+        return Sheet(self.title, columns, cells, self.notes, origin(self.name), numbers)
 
-def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
-    """Lay a table out, a line for each metric of each row, in the paper's order; a variant of ours follows the row it varies.
+    def as_rich(self) -> list[Any]:
+        """Return what the terminal shows, part by part."""
+        return [self.sheet().as_rich()]
+
+    def write(self, results: Path) -> list[Path]:
+        """Write `results/tables/PAPER_tableN.md` and `.csv`."""
+        return self.sheet().write(results / "tables" / papers.file_stem(self.name))
+
+
+def build(
+    table: str, results: Path, fillings: Sequence[Filling], missing: Missing | None = None
+) -> Table:
+    """Lay a table out: a line for each metric of each row, in the paper's order, then our variants.
 
     Args:
-        fillings: what may stand in the table (see `claims.fillings`).
+        fillings: what may stand in the table (see `experiments.claims.fillings`).
+        missing: why jobs were not run, where that is known.
 
     Raises:
         UserError: no such table, or one that no recipe fills.
@@ -101,211 +265,84 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     numbers = papers.reference(table)
     if not papers.recipes_of(table):
         raise UserError(
-            f"table '{table}' is filled by no recipe; its numbers are measured by `zdp-bench bench {table}`."
+            f"table '{table}' is filled by no recipe; "
+            f"its numbers are measured by `zdp-bench bench {table}`."
         )
     order = list(dict.fromkeys(number.row for number in numbers))
     fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
     every = records.read_all(results)
-    rows, shown = [], []
-    families: dict[
-        tuple[str, str], Family
-    ] = {}  # metric and data digest -> rows that can be compared with one another
+    rows = []
     for filling in fillings:
-        runs = [
-            r for r in every if (r["recipe"], r["experiment"]) == (filling.recipe, filling.digest)
-        ]
-        shown += runs
+        runs = [run for run in every if filling.fits(run)]
+        why = (missing or {}).get((filling.recipe, filling.overrides), "")
         printed = {number.column: number for number in numbers if number.row == filling.row}
-        for metric in (number for column, number in printed.items() if column != "epsilon"):
-            rows.append(_row(filling, metric, printed.get("epsilon"), runs))
-            if runs:
-                family = families.setdefault(
-                    (metric.column, runs[0]["data"]["digest"]), Family(metric.column, {})
-                )
-                family.rows[rows[-1].cells["row"]] = runs
-    notes = [
-        "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss distribution of what was really run.",
-        "Hyper-parameter search is not counted in any ε.",
-        *papers.notes(table),
-    ]
-    notes += sorted(
-        {
-            f"{r['data']['name']}: {r['data']['provenance']}, {r['data']['notes']}."
-            for r in shown
-            if r["data"]["notes"]
-        }
-    )
-    notes += sorted({words for run in shown if (words := _baseline(run))})
-    notes += [sentence for family in families.values() for sentence in family.sentences(results)]
+        claim = printed.pop("epsilon", None)
+        epsilon_printed = claim.value if claim else None
+        rows += [Row(filling, metric, epsilon_printed, runs, why) for metric in printed.values()]
+    title = f"{numbers[0].paper}, Table {numbers[0].table}"
+    return Table(table, title, rows, _notes(table, rows, results))
+
+
+def _notes(table: str, rows: list[Row], results: Path) -> list[str]:
+    runs = [run for row in rows for run in row.runs]
+    notes = [*EPSILONS, *papers.notes(table), *data_notes(runs), *_baselines(runs)]
+    notes += [sentence for family in _families(rows) for sentence in family.sentences(results)]
     if any(" to " in row.cells["ε tight"] for row in rows):
         notes.append(INTERVAL)
     if _units_differ(rows):
-        notes.append(
-            "ε per unit: of all training records that one patient, or the unit named behind it, is in, together; the other ε "
-            "are of one record."
-        )
-    ours = dict.fromkeys(f.recipe for f in fillings if f.variant)
-    notes += [
-        f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}."
-        for recipe in ours
-    ]
-    if any(f.on for f in fillings):
-        notes.append(
-            "Rows 'on' another data set than the paper's are no reproduction, and are compared with no number of it."
-        )
-    return Table(table, f"{numbers[0].paper}, Table {numbers[0].table}", rows, notes)
+        notes.append(PER_UNIT)
+    for recipe in dict.fromkeys(row.filling.recipe for row in rows if row.filling.variant):
+        notes.append(f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}.")
+    if any(row.filling.on for row in rows):
+        notes.append(OTHER_DATA)
+    return notes
+
+
+def _families(rows: list[Row]) -> list[Family]:
+    """Return the rows that can be compared with one another: one metric, run on the same data."""
+    families: dict[tuple[str, str], Family] = {}
+    for row in rows:
+        if row.runs:
+            key = row.metric.column, row.runs[0]["data"]["digest"]
+            families.setdefault(key, Family(row.metric.column, {})).rows[row.label] = row.runs
+    return list(families.values())
+
+
+def _baselines(runs: list[Record]) -> list[str]:
+    """Return the metrics of the zero-filled images that reconstructions start from."""
+    notes = set()
+    for run in runs:
+        shown = [
+            f"{name.removeprefix('zero_filled_')} {value:.4g}"
+            for name, value in run["metrics"].items()
+            if name.startswith("zero_filled_")
+        ]
+        if shown:
+            notes.add(f"{run['data']['name']}, zero-filled: {', '.join(shown)}.")
+    return sorted(notes)
 
 
 def _units_differ(rows: list[Row]) -> bool:
-    """Whether, in some row, a patient's or image's ε is another than a record's."""
+    """True if some row's ε of a patient or image differs from its ε of a record."""
     return any(row.cells["ε per unit"] not in ("", row.cells["ε tight"]) for row in rows)
 
 
-def _baseline(run: Record) -> str:
-    """What the metrics are of the zero-filled image that a reconstruction starts from; empty for a run without one."""
-    of = {
-        name.removeprefix("zero_filled_"): value
-        for name, value in run["metrics"].items()
-        if name.startswith("zero_filled_")
+def data_notes(runs: Iterable[Record]) -> list[str]:
+    """Return what the runs' data sets say of themselves, each once."""
+    notes = {
+        f"{data['name']}: {data['provenance']}, {data['notes']}."
+        for data in (run["data"] for run in runs)
+        if data["notes"]
     }
-    return (
-        f"{run['data']['name']}, zero-filled: "
-        + ", ".join(f"{n} {v:.4g}" for n, v in of.items())
-        + "."
-        if of
-        else ""
-    )
+    return sorted(notes)
 
 
-def _row(filling: Filling, metric: Reference, printed: Reference | None, runs: list[Record]) -> Row:
-    marks = ([f"{filling.variant}, ours"] if filling.variant else []) + (
-        [f"on {filling.on}"] if filling.on else []
-    )
-    label = metric.label + (f" ({'; '.join(marks)})" if marks else "")
-    cells = dict.fromkeys(COLUMNS, "")
-    cells |= {"row": label, "metric": metric.column.replace("_", " ")}
-    plain: dict[str, object] = {
-        "recipe": filling.recipe,
-        "overrides": " ".join(filling.overrides),
-        "on": filling.on,
-    }
-    plain |= {"variant": filling.variant, "metric": metric.column, "unit": metric.unit}
-    plain |= {"paper": None, "epsilon_printed": None}
-    if not filling.on:  # a number on other data is compared with nothing
-        cells["paper"] = metric.printed
-        plain["paper"] = metric.number
-        if printed:
-            cells["ε printed"] = printed.value.replace("inf", "∞")
-            plain["epsilon_printed"] = printed.value
-    if not runs:
-        words = [f"recipe={filling.recipe}", *filling.overrides, *_dataset_words(filling.on)]
-        cells["ours"] = f"not run: `zdp-bench run {' '.join(words)}`"
-        return Row(cells, plain | {"n": 0})
-    values = [run["metrics"][metric.column] for run in runs]
-    scale = 100.0 if metric.unit == "%" else 1.0
-    ours = mean(values) * scale
-    privacy = runs[0]["privacy"]  # the same for every seed: no ε depends on data
-    provenance = runs[0]["data"]["provenance"]
-    cells |= {
-        "ours": mean_and_deviation(values, metric.unit),
-        "ε claimed": epsilon(privacy["epsilon_claimed"]),
-        "ε tight": interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"]),
-        "δ": f"{privacy['delta']:g}",
-        "provenance": provenance,
-    }
-    if isinstance(plain["paper"], float) and not math.isnan(ours):
-        cells["difference"] = (
-            f"{ours - plain['paper']:+.2f}" if scale == 100.0 else f"{ours - plain['paper']:+.3g}"
-        )
-    unit = privacy.get("unit", "patient")  # records of older versions do not name it
-    if "epsilon_patient" in privacy:
-        together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
-        cells["ε per unit"] = together if together == cells["ε tight"] else f"{together} ({unit})"
-    return Row(
-        cells,
-        plain
-        | {
-            "n": len(runs),
-            "mean": round(ours, 6),
-            "lowest": round(min(values) * scale, 6),
-            "highest": round(max(values) * scale, 6),
-            "values": " ".join(f"{value * scale:.6g}" for value in values),
-            "seeds": " ".join(str(run["seed"]) for run in runs),
-            "epsilon_claimed": privacy["epsilon_claimed"],
-            "claimed_by": privacy["claimed_by"],
-            "epsilon_tight": privacy["epsilon_tight"],
-            "epsilon_tight_at_least": privacy.get("epsilon_tight_at_least"),
-            "epsilon_patient": privacy.get("epsilon_patient"),
-            "records_per_patient": privacy.get("records_per_patient"),
-            "privacy_unit": unit,
-            "delta": privacy["delta"],
-            "z": privacy["z"],
-            "steps": privacy["steps"],
-            "provenance": provenance,
-            "runs": " ".join(run["run"][:16] for run in runs),
-        },
-    )
+def mark(label: str, variant: str | None, on: str | None) -> str:
+    """'MNIST', 'tuned', 'fashion_mnist' -> 'MNIST (tuned, ours; on fashion_mnist)'."""
+    marks = ([f"{variant}, ours"] if variant else []) + ([f"on {on}"] if on else [])
+    return label + (f" ({'; '.join(marks)})" if marks else "")
 
 
-def _dataset_words(on: str | None) -> list[str]:
-    """The overrides that put the data set of a filling's label, `NAME, OPTION=VALUE, ...`, in its recipe."""
-    name, *options = re.split(r", (?=\w+=)", on) if on else [""]
-    return [
-        shlex.quote(word)
-        for word in ([f"dataset={name}"] if name else [])
-        + [f"dataset.{option}" for option in options]
-    ]
-
-
-# ---------------------------------------------------------------------------------------------------------- writing
-
-
-def as_rich(table: Table) -> RichTable:
-    """The table on a terminal."""
-    shown = RichTable(
-        title=table.title,
-        title_justify="left",
-        caption="\n".join(table.notes),
-        caption_justify="left",
-    )
-    for column in table.columns:
-        shown.add_column(column)
-    for row in table.rows:
-        shown.add_row(*(row.cells[column] for column in table.columns))
-    return shown
-
-
-def as_markdown(table: Table) -> str:
-    """The table as Markdown."""
-    lines = [
-        f"# {table.title}",
-        "",
-        f"`zdp-bench table {table.name}` made this from the records; do not edit.",
-        "",
-    ]
-    lines += ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
-    lines += [
-        "| " + " | ".join(row.cells[column] for column in table.columns) + " |"
-        for row in table.rows
-    ]
-    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
-
-
-def as_csv(table: Table) -> str:
-    """The numbers behind the table, unrounded, one column each."""
-    columns = list(dict.fromkeys(key for row in table.rows for key in row.numbers))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, ["row", *columns], lineterminator="\n")
-    writer.writeheader()
-    for row in table.rows:
-        writer.writerow({"row": row.cells["row"], **row.numbers})
-    return out.getvalue()
-
-
-def write(table: Table, results: Path) -> list[Path]:
-    """Write `results/tables/PAPER_tableN.md` and `.csv`."""
-    stem = results / "tables" / file_stem(table.name)
-    paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    records.write_text(paths[0], as_markdown(table))
-    records.write_text(paths[1], as_csv(table))
-    return paths
+def origin(table: str) -> str:
+    """The sentence that says what made a page of `results/tables`."""
+    return f"`zdp-bench table {table}` made this from the records; do not edit."

@@ -14,7 +14,7 @@ from zdp_bench.data import N_UNIFORMS, Augment, Source
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
-from zdp_bench.training.devices import ahead, pinned
+from zdp_bench.training.devices import pinned, read_ahead
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size
 
@@ -42,8 +42,10 @@ def micro_batches(
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        uniforms = ranks.share(torch.from_numpy(sampling.chance_of(indices, N_UNIFORMS, own)))
-    indices = ranks.share(indices)
+        uniforms = ranks.take_share(
+            torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
+        )
+    indices = ranks.take_share(indices)
     pin, prefetch = pinned(device), config.execution.prefetch
 
     def piece(cut: slice) -> Batch:
@@ -57,7 +59,7 @@ def micro_batches(
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
         count = (device.type == "cuda") if prefetch is None else prefetch
-        for inputs, targets in ahead(pieces, count):
+        for inputs, targets in read_ahead(pieces, count):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     fixed = config.trainer.micro_batch

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config.plugins import optimizer_class, scheduler_class
+from zdp_bench.config.plugins import find_builder
 from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, first_line
@@ -185,7 +185,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
             "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it "
             "out."
         )
-    make = optimizer_class(config.optimizer.name)
+    make = find_builder("optimizer", config.optimizer.name)
     try:
         _try_one_step(make, options, parameters)
         return make(parameters, **options)
@@ -227,9 +227,9 @@ def build_scheduler(
             f"dataset={config.dataset.name} has none: use another scheduler{advice}."
         )
     try:
-        schedule: torch.optim.lr_scheduler.LRScheduler = scheduler_class(config.scheduler.name)(
-            optimizer, **config.scheduler.options
-        )
+        schedule: torch.optim.lr_scheduler.LRScheduler = find_builder(
+            "scheduler", config.scheduler.name
+        )(optimizer, **config.scheduler.options)
     except (ValueError, TypeError) as error:
         raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None
     return schedule

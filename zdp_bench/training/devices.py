@@ -51,7 +51,7 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def own_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
+def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
     """A GPU that no other job of this user computes on, held until the end: for `device=auto` beside other jobs of a sweep.
 
     Yields the device's name. Where every GPU has its job, or there is at most one, `name` is yielded as it came: GPUs are then
@@ -178,7 +178,7 @@ def pinned(device: torch.device) -> Callable[[tuple[Tensor, Tensor]], tuple[Tens
     return lambda batch: (batch[0].pin_memory(), batch[1].pin_memory())
 
 
-def ahead(values: Iterator[T], count: int) -> Iterator[T]:
+def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
     """The same values in the same order, `count` of them read ahead by another thread; none read ahead for 0."""
     if count < 1:
         yield from values

@@ -1,11 +1,11 @@
-"""Several processes, one run: `torchrun --nproc-per-node=N -m zdp_bench run recipe=NAME`, on one machine or many.
+"""Several processes for one run: `torchrun --nproc-per-node=N -m zdp_bench run recipe=NAME`.
 
-All ranks hold the same model and draw the same batch over the whole data set; each bounds and sums its share of the records, and
-the sums are added up (`Ranks.all_reduce`). What must be done once is done by rank 0, before its share leaves it: the ledger's
-line, and the noise, which is added to rank 0's share. So the release is drawn in one place, whatever the source of its noise;
-every rank receives the same bits of it; and the model, the optimiser and their decisions stay the same everywhere.
+All ranks hold the same model and draw the same batch from the whole data set. Each clips and sums
+its share of the examples, and the sums are added up (`Ranks.all_reduce`). Rank 0 writes the
+ledger's line and adds the noise to its own sum before that sum leaves it. So each release is drawn
+in one place, every rank receives the same bits of it, and model and optimiser stay the same.
 
-The ranks trust one another and what lies between them: sums without noise travel there.
+The ranks and the network between them are trusted: sums without noise travel there.
 """
 
 from __future__ import annotations
@@ -26,27 +26,30 @@ from torch import Tensor
 T = TypeVar("T")
 S = TypeVar("S", np.ndarray, Tensor)
 
-PATIENCE = timedelta(days=1)  # how long a rank waits for another: rank 0 may evaluate for long
+PATIENCE = timedelta(days=1)  # a rank waits so long for another: rank 0 may evaluate
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its run; one process alone is rank 0 of 1."""
+    """This process among those of its run. A single process is rank 0 of 1."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def first(self) -> bool:
-        """Whether this is the rank that writes, draws noise and speaks."""
+    def is_first(self) -> bool:
+        """True for rank 0, which writes, draws noise and reports."""
         return self.rank == 0
 
-    def share(self, of: S) -> S:
-        """This rank's rows of what has one row for each record of a step, an array or a tensor."""
+    def take_share(self, of: S) -> S:
+        """Return this rank's rows of an array or tensor with one row for each example of a step."""
         return of[self.rank :: self.size] if self.size > 1 else of
 
     def all_reduce(self, total: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Σ over ranks of each block, in place and the same bits on every rank: one message for each precision there is."""
+        """Sum each block over the ranks, in place; one message for each dtype.
+
+        Every rank gets the same bits.
+        """
         if self.size == 1:
             return total
         for name, value in total.items():
@@ -66,15 +69,15 @@ class Ranks:
         return total
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's `value`, on every rank."""
+        """Return rank 0's `value` on every rank."""
         if self.size == 1:
             return value
         held = [value]
         dist.broadcast_object_list(held, src=0)
         return held[0]
 
-    def largest(self, number: int) -> int:
-        """The largest of the ranks' numbers: they must agree on whether to stop."""
+    def max(self, number: int) -> int:
+        """Return the largest of the ranks' numbers."""
         if self.size == 1:
             return number
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -86,22 +89,21 @@ class Ranks:
 ALONE = Ranks()
 
 
-def launched() -> bool:
-    """Whether torchrun, or something that speaks like it, started this process beside others."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() and int(
-        os.environ["WORLD_SIZE"]
-    ) > 1
+def is_distributed() -> bool:
+    """True if torchrun, or a launcher like it, started this process beside others."""
+    expected = {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
+    return expected <= os.environ.keys() and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def rank() -> int:
-    """This process's rank, before or after `join`; 0 where there is one process."""
-    return int(os.environ["RANK"]) if launched() else 0
+    """Return this process's rank, before or after `join`; 0 for a single process."""
+    return int(os.environ["RANK"]) if is_distributed() else 0
 
 
 @cache
 def join(device_type: str) -> Ranks:
-    """Meet the other ranks; NCCL between GPUs, gloo between CPUs. Without torchrun, one rank alone."""
-    if not launched():
+    """Connect to the other ranks, by NCCL between GPUs and gloo between CPUs."""
+    if not is_distributed():
         return ALONE
     dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
     atexit.register(dist.destroy_process_group)
@@ -109,13 +111,13 @@ def join(device_type: str) -> Ranks:
 
 
 def leave(code: int) -> None:
-    """End this process, if it has met others, without taking the interpreter apart.
+    """Exit at once, without shutting the interpreter down, if this process has joined others.
 
-    Seen in one of twenty runs: a thread of gloo or torch that outlives the interpreter ends the rank with SIGABRT, and torchrun
-    reports a run as failed whose record is written. Everything a run keeps is on disk when it ends.
+    In one of twenty runs, a thread of gloo or torch outlived the interpreter and ended the rank
+    with SIGABRT, so that torchrun reported a finished run as failed.
     """
     if dist.is_initialized():
-        atexit._run_exitfuncs()  # the ranks part, and whoever else wants to know
+        atexit._run_exitfuncs()  # among them, the end of the process group
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from zdp_bench import __version__, registry
+from zdp_bench import __version__, kernels, registry
 from zdp_bench.assets import CONF
 
 Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
@@ -69,7 +69,7 @@ def foreign_code(used: Plugins) -> str:
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
 
-def made_with(
+def execution_digest(
     used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool
 ) -> str:
     """Name everything that decides the bits of a step, beside its key and the state it starts from; SHA-256.
@@ -92,6 +92,7 @@ def made_with(
         chip,
         platform.machine(),
         torch.get_num_threads(),
+        kernels.enabled(),
         ranks,
         micro_batch,
     )

@@ -21,7 +21,7 @@ EVALUATION_NUMBERS = (
 )  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
 
 
-def advance(
+def step_schedule(
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     model: nn.Module,
     task: Task,
@@ -63,7 +63,7 @@ def refuse_divergence(
 
 
 @torch.no_grad()
-def still_answers(model: nn.Module, test: Source, device: torch.device) -> bool:
+def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> bool:
     """Whether the model answers one record of a public set with finite numbers.
 
     A single forward pass, and on a GPU a wait for it: cheap, but not at every step. The loss of a step would cost less and tell
@@ -102,7 +102,7 @@ def predict(
     return torch.cat(outputs), torch.cat(kept)
 
 
-def final_metrics(
+def evaluate_trained(
     home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int
 ) -> dict[str, float]:
     """The trained model on the test set; what the task keeps of it beside the metrics is written into the run's folder."""

@@ -49,7 +49,7 @@ class Stopped(BaseException):
         return f"stopped by {signal.Signals(self.by).name}; all is saved, and the same command goes on from here"
 
 
-def covered_stop(error: BaseException) -> Stopped | None:
+def find_stop(error: BaseException) -> Stopped | None:
     """The stop that an error came of. A signal in the middle of a library's work may leave that in pieces (of OmegaConf, a list
     with a hole in it), and what the library then raises covers it."""
     under: BaseException | None = error
@@ -84,7 +84,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 
 @contextmanager
-def between_runs() -> Iterator[None]:
+def stop_on_sigterm() -> Iterator[None]:
     """Within, and outside of any run, SIGTERM raises `Stopped`: there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -94,7 +94,7 @@ def between_runs() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (stop := covered_stop(error)) is None:
+        if (stop := find_stop(error)) is None:
             raise
         raise stop from None
     finally:
@@ -102,7 +102,7 @@ def between_runs() -> Iterator[None]:
 
 
 @contextmanager
-def writes(home: Path) -> Iterator[None]:
+def explain_write_errors(home: Path) -> Iterator[None]:
     """Around all that writes into a run's folder: a write that fails is one sentence, and says what is kept.
 
     Raises:
@@ -124,7 +124,7 @@ def writes(home: Path) -> Iterator[None]:
         ) from None
 
 
-def refused(error: OSError) -> UserError | None:
+def explain_os_error(error: OSError) -> UserError | None:
     """What a person can do about a path that the system refuses; None where the error names no path, and so says nothing."""
     if not error.filename or not error.strerror:
         return None
@@ -134,7 +134,7 @@ def refused(error: OSError) -> UserError | None:
     )
 
 
-def probe(folder: Path) -> None:
+def require_writable(folder: Path) -> None:
     """Try whether `folder` can be written to or made, and leave nothing behind: before the work, not after it.
 
     Raises:

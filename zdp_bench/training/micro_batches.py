@@ -1,6 +1,7 @@
-"""How many records fit in memory at once: micro-batches that shrink when memory runs out. Speed and memory only, never a result.
+"""Micro-batches: how many examples fit in memory at once. They change speed and memory only.
 
-Sizes depend on the configuration, the machine and the shapes of the data; not on how many records a step drew, which is private.
+Sizes depend on the configuration, the machine and the shapes of the data, but not on how many
+examples a step drew, which is private.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from zdp_bench.gradients import Batch, Loss
 
 log = logging.getLogger(__name__)
 
-# Of what is free, a step may plan with this share; a record takes what its forward pass keeps, and as much again going back.
+# A step plans with this share of the free memory; a backward pass takes as much as a forward pass.
 SHARE, PASSES = 0.5, 2
 
 
 @dataclass
 class Size:
-    """How many records are processed at once. It only ever shrinks, and what one step learnt the next one knows."""
+    """How many examples are processed at once. It only shrinks, for this step and all later ones."""
 
-    records: int
+    examples: int
 
     def halve(self) -> bool:
-        """Half as many from now on; False where it is one record already."""
-        if self.records == 1:
+        """Use half as many from now on; return False if it is one example already."""
+        if self.examples == 1:
             return False
-        self.records = (self.records + 1) // 2
-        log.info("out of memory: going on with micro-batches of %d", self.records)
+        self.examples = (self.examples + 1) // 2
+        log.info("out of memory: going on with micro-batches of %d", self.examples)
         return True
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The `count` records of one step, in pieces of `size`. Every walk through them starts anew, in pieces of today's size.
+    """The `count` examples of one step, in pieces of `size`; each iteration starts from the first.
 
     Attributes:
-        placed: what becomes of the pieces on their way: to the device, fetched ahead.
+        placed: reads the pieces ahead and moves them to the device.
     """
 
     count: int
@@ -51,15 +52,13 @@ class MicroBatches:
     placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
 
     def __iter__(self) -> Iterator[Batch]:
-        records = self.size.records
-        return self.placed(
-            self.piece(slice(start, start + records)) for start in range(0, self.count, records)
-        )
+        most = self.size.examples
+        starts = range(0, self.count, most)
+        return self.placed(self.piece(slice(start, start + most)) for start in starts)
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory is at its end, on the GPU or on the CPU."""
-    said = str(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an error says that memory ran out, on the GPU or on the CPU."""
     words = (
         "out of memory",
         "can't allocate memory",
@@ -67,23 +66,24 @@ def ran_out(error: BaseException) -> bool:
         "CUBLAS_STATUS_ALLOC_FAILED",
     )
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        word in said for word in words
+        word in str(error) for word in words
     )
 
 
-def let_go() -> None:
-    """Give back what a pass that failed half way has left behind."""
+def free_memory() -> None:
+    """Release what a pass that failed half way has left behind."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def largest(
+def initial_size(
     model: nn.Module, loss: Loss, like: Batch, expected_batch_size: float, device: torch.device
 ) -> Size:
-    """The micro-batch to begin with: on a GPU the whole batch, to be halved until it fits; on a CPU what should fit.
+    """Return the micro-batch size to begin with.
 
-    A CPU's memory does not run out in an error but in a killed process, so there it is estimated: `bytes_a_record`.
+    On a GPU that is the whole batch, halved later until it fits. On a CPU it is estimated, because
+    a process without memory is killed there, without an error.
 
     Args:
         like: a batch of the shapes to come; its values are not used.
@@ -94,16 +94,16 @@ def largest(
         whole *= 2
     if device.type != "cpu":
         return Size(whole)
-    fit = int(SHARE * available_memory() / max(1, PASSES * bytes_a_record(model, loss, like)))
+    fit = int(SHARE * available_memory() / max(1, PASSES * bytes_per_example(model, loss, like)))
     while whole > max(1, fit):
         whole //= 2
     return Size(whole)
 
 
-def bytes_a_record(model: nn.Module, loss: Loss, like: Batch) -> int:
-    """What a forward pass keeps for the backward pass, for each record: what two records keep over what one does."""
+def bytes_per_example(model: nn.Module, loss: Loss, like: Batch) -> int:
+    """Return how many bytes a forward pass keeps for each example: those of two less those of one."""
 
-    def kept(records: int) -> int:
+    def kept(examples: int) -> int:
         seen: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def bytes_a_record(model: nn.Module, loss: Loss, like: Batch) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        inputs, targets = (part.new_zeros(records, *part.shape[1:]) for part in like)
+        inputs, targets = (part.new_zeros(examples, *part.shape[1:]) for part in like)
         with (
             torch.random.fork_rng(devices=[]),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
@@ -123,17 +123,17 @@ def bytes_a_record(model: nn.Module, loss: Loss, like: Batch) -> int:
 
 
 def available_memory() -> int:
-    """Bytes a process may still take: what the system has free, and no more than its control group's limit leaves."""
+    """Return how many bytes the process may still take, within its control group's limit."""
     free = _number("/proc/meminfo", "MemAvailable:", 1024)
     limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    room = [free] if free is not None else []
+    bounds = [free] if free is not None else []
     if limit is not None and used is not None:
-        room.append(max(0, limit - used))
-    return min(room, default=2**32)  # where nothing says, 4 GiB
+        bounds.append(max(0, limit - used))
+    return min(bounds, default=2**32)  # 4 GiB if nothing is known
 
 
 def _number(path: str, key: str | None = None, unit: int = 1) -> int | None:
-    """The number a file holds, or that stands behind `key` in it; None where there is none ("max" is none)."""
+    """Return the first number in a file, or the one after `key`; None if there is none."""
     try:
         words = Path(path).read_text().split()
         return unit * int(words[words.index(key) + 1] if key else words[0])

@@ -15,10 +15,12 @@ from typing import cast
 import torch
 from torch import nn
 
+from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.gradients import Batch
+from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
@@ -31,11 +33,12 @@ from zdp_bench.training.build import (
     build_model,
     build_optimizer,
     check_fit,
+    claim_of,
     zeros_like,
 )
 from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, Size, largest
+from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
 from zdp_bench.training.plan import Plan
 
 
@@ -87,6 +90,7 @@ class ModelSetup:
         Raises:
             UserError: the data or the device is not usable, or model and task do not fit the data.
         """
+        kernels.enable(config.execution.kernels == "auto")
         device = device or pick_device(config.device)
         data = data or load_data(config)
         task: Task = lookup("task", config.task.name)(**config.task.options)
@@ -161,6 +165,12 @@ class Setup(ModelSetup):
         steps = self.plan.range_test_steps + releases
         return tight_epsilon(self.mechanism, steps, self.config.privacy.delta)
 
+    def claimed_epsilon(self, releases: int) -> float:
+        """Return the ε that the configured accountant claims for as many releases."""
+        steps = self.plan.range_test_steps + releases
+        claim = claim_of(self.config, self.plan, self.algorithm.noise_multiplier, steps)
+        return claimed_epsilon(self.config.accountant, claim)
+
     def noise(self, key: str) -> NoiseSource:
         """Return the noise of a run: seeded by its key, or cryptographic if it is secure."""
         return SecureNoise() if self.config.privacy.secure else SeededNoise(key)
@@ -214,7 +224,7 @@ class Setup(ModelSetup):
         inputs, targets = self.data.train.batch(torch.zeros(1, dtype=torch.long))
         like = inputs.to(self.device), targets.to(self.device)
         expected = self.plan.sampling.expected_batch_size
-        return largest(self.model, self.task.loss, like, expected, self.device)
+        return initial_size(self.model, self.task.loss, like, expected, self.device)
 
     def draw(
         self, key: int | str, step: int, size: Size | None = None, ranks: Ranks = ALONE

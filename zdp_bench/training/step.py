@@ -1,4 +1,4 @@
-"""One step, for every algorithm: sample, bound, sum, noise once, write it down, descend."""
+"""One step of any algorithm: ledger, clipped sum, noise, gradient, descent. Noise is added here only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from zdp_bench.gradients import Batch
 from zdp_bench.nn.convolution import weights_kept
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, add_noise, rounded, widened
+from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, let_go, ran_out
+from zdp_bench.training.micro_batches import MicroBatches, free_memory, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Training:
     """What stays the same from step to step.
 
     Attributes:
-        max_releases: the budget, in steps; None where no `max_epsilon` was set.
-        ranks: this process among those that take the step together; each brings its share of the records.
+        max_releases: the budget in steps; None without a `max_epsilon`.
+        ranks: the processes that take the step together, each with its share of the examples.
     """
 
     algorithm: Algorithm
@@ -41,7 +41,7 @@ class Training:
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """All of the model's, by name: the objects that the optimizer holds. Which of them train may change between steps."""
+        """All parameters by name. Which of them train may change between steps."""
         return dict(self.model.named_parameters())
 
     @cached_property
@@ -49,7 +49,7 @@ class Training:
         return {}
 
     def mechanism(self) -> Mechanism:
-        """What the algorithm releases; asked of it again when other parameters train than ever before."""
+        """Return what a step releases, for the set of parameters that train now."""
         which = tuple(parameter.requires_grad for parameter in self.parameters.values())
         if which not in self._mechanisms:
             self._mechanisms[which] = self.algorithm.mechanism()
@@ -63,55 +63,50 @@ def private_step(
     expected_batch_size: float,
     of: str = "",
 ) -> None:
-    """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), whatever the algorithm.
+    """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), with any algorithm.
 
     Args:
-        step: its number, which names its noise.
-        micro_batches: the sampled records in pieces; may hold none (a Poisson batch on small data often does). Where they are
-            `memory.MicroBatches` and memory runs out, the pieces are halved.
+        step: its number, which seeds its noise.
+        micro_batches: the sampled examples in pieces; a Poisson batch may be empty. Pieces of
+            `MicroBatches` are halved when memory runs out.
         expected_batch_size: the divisor, known without looking at the batch.
-        of: the digest of what the step starts from, where that may differ when it is drawn again; see `Ledger.append`.
+        of: the digest of the weights the step starts from, if they may differ when it is drawn
+            again; see `Ledger.append`.
 
     Formal guarantees:
-        - The parameters change only through `total + ξ`; ξ has `algorithm.mechanism()`'s covariance, drawn once, by rank 0.
-        - The step stands in the ledger before any parameter changes, on whatever rank: none has the sum before rank 0 gives its
-          share, and rank 0 writes first.
+        - The parameters change only through `total + ξ`; ξ has the covariance that
+          `algorithm.mechanism()` states, and is drawn once, by rank 0.
+        - The step is in the ledger before any parameter changes on any rank: none has the sum
+          before rank 0 gives its share, and rank 0 writes first.
 
     Raises:
-        BudgetExceeded: the step would pass `max_epsilon`; nothing was drawn, nothing changed.
-        UserError: memory does not even hold one record at a time; or it ran out in a step that was taken before.
+        BudgetExceeded: the step would exceed `max_epsilon`; nothing was drawn or changed.
+        UserError: memory does not hold one example at a time, or ran out in a step taken before.
     """
-    spent = training.max_releases is not None and training.ledger.releases >= training.max_releases
-    if spent and not training.ledger.holds(
-        step, of
-    ):  # a step drawn before a kill, and now again, costs nothing new
+    ledger, ranks = training.ledger, training.ranks
+    spent = training.max_releases is not None and ledger.releases >= training.max_releases
+    if spent and not ledger.holds(step, of):  # a step drawn again after a kill costs nothing
         raise BudgetExceeded
-    algorithm, mechanism, ranks = training.algorithm, training.mechanism(), training.ranks
+    algorithm, mechanism = training.algorithm, training.mechanism()
     device = next(iter(training.parameters.values())).device
-    counted = training.ledger.releases
-    training.ledger.append(
-        step, of
-    )  # before the release exists, and before any of its noise is drawn
-    taken_again = training.ledger.releases == counted
-    pieces = micro_batches.size.records if isinstance(micro_batches, MicroBatches) else 0
-    total = widened(
-        summed(algorithm, mechanism, micro_batches, device, training.model), training.noise
-    )  # this rank's share of S
-    if isinstance(micro_batches, MicroBatches) and ranks.largest(
-        micro_batches.size.records != pieces
-    ):
-        training.ledger.doubt(
-            step
-        )  # the sum was cut into other pieces than it will be when it is drawn again
-        if taken_again:  # before the release: its noise belongs to a sum of other pieces
+    counted = ledger.releases
+    ledger.append(step, of)  # before any of the release or its noise exists
+    taken_again = ledger.releases == counted
+    pieces = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
+    own = sum_contributions(algorithm, mechanism, micro_batches, device, training.model)
+    total = widen(own, training.noise)  # this rank's share of S
+    if isinstance(micro_batches, MicroBatches) and ranks.max(micro_batches.size.examples != pieces):
+        ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces
+        if taken_again:  # its noise belongs to a sum of other pieces
             raise UserError(
-                f"out of memory in step {step:,}, which was taken before and would not come out the same in smaller pieces: run "
-                f"the same command with trainer.micro_batch={micro_batches.size.records}. It goes on with new noise, and counts "
-                "the step again."
+                f"out of memory in step {step:,}, which was taken before and would not come out "
+                "the same in smaller pieces: run the same command with "
+                f"trainer.micro_batch={micro_batches.size.examples}. It goes on with new noise, "
+                "and counts the step again."
             )
-    # The same numbers in one pass, where the noisy sum is only divided, and not sent or rounded before.
+    # Noise and division in one pass, if nothing is sent or rounded between them: the same numbers.
     at_once = algorithm.postprocess is mean and ranks.size == 1 and training.noise.repeatable
-    if ranks.first:
+    if ranks.is_first:
         total = add_noise(
             total,
             mechanism,
@@ -119,24 +114,27 @@ def private_step(
             step,
             times=1 / expected_batch_size if at_once else 1.0,
         )
-    release = rounded(ranks.all_reduce(total), mechanism, training.noise)
+    release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
     gradients = release if at_once else algorithm.postprocess(release, expected_batch_size)
     descend(training.parameters, training.optimizer, gradients)
 
 
-def summed(
+def sum_contributions(
     algorithm: Algorithm,
     mechanism: Mechanism,
     micro_batches: Iterable[Batch],
     device: torch.device,
     model: torch.nn.Module | None = None,
 ) -> dict[str, Tensor]:
-    """S: every record's share, added up over micro-batches; the `model`'s weights, where it is told, are prepared for them once.
+    """Return S, the sum of every example's share, over all micro-batches.
 
-    Where memory runs out the sum starts again from zero, over smaller pieces: a record already in it must not count twice.
+    When memory runs out the sum starts again from zero, in smaller pieces: no example counts twice.
+
+    Args:
+        model: its weights are prepared once for all pieces, if it is given.
 
     Raises:
-        UserError: memory does not even hold one record at a time.
+        UserError: memory does not hold one example at a time.
     """
     while True:
         total = Total(mechanism, device)  # S, one tensor a block
@@ -149,19 +147,23 @@ def summed(
                     ahead += islice(pieces, 1)
             return total.whole()
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error) or not isinstance(micro_batches, MicroBatches):
+            if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
                 raise
             if not micro_batches.size.halve():
                 raise UserError(
-                    "out of memory with one record at a time: take a smaller model or smaller inputs, or another device."
+                    "out of memory with one record at a time: take a smaller model or smaller "
+                    "inputs, or another device."
                 ) from None
         del total
-        let_go()  # after `except`: the error holds on to the tensors of the pass that failed
+        free_memory()  # after `except`: the error holds on to the tensors of the pass that failed
 
 
 class Total(dict[str, Tensor]):
-    """S before and while records are added: a block is zero until something is. What is added first may become the block itself
-    (`gradients.add_up`), which spares a large model two passes over its memory."""
+    """S while examples are added to it; a block is made when it is first used.
+
+    What is added first may become the block itself (`gradients.add_up`), which saves a large model
+    two passes over its memory.
+    """
 
     def __init__(self, mechanism: Mechanism, device: torch.device) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ class Total(dict[str, Tensor]):
         return self[name]
 
     def whole(self) -> dict[str, Tensor]:
-        """Every block, in the mechanism's order; those nothing was added to are zero."""
+        """Return every block in the mechanism's order; those nothing was added to are zero."""
         return {name: self[name] for name in self.blocks}
 
 
@@ -183,7 +185,7 @@ def descend(
     optimizer: torch.optim.Optimizer,
     gradients: dict[str, Tensor],
 ) -> None:
-    """One optimiser step along the released gradient, of those `parameters` that train."""
+    """Take one optimiser step along the released gradient of the parameters that train."""
     for name, parameter in parameters.items():
         if parameter.requires_grad:
             parameter.grad = gradients[name]

@@ -11,7 +11,7 @@ from typing import Any
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.training.run import Watcher
+from zdp_bench.training.loop import Watcher
 
 
 class Board:

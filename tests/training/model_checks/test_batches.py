@@ -150,11 +150,13 @@ def test_where_gradients_take_too_long_outputs_are_compared(
     monkeypatch.setattr(batches, "SECONDS", 10.0)
     model, inputs = mlp(above(4, without_mean)), torch.randn(40, 5)
     assert (
-        batches.largest_kept_apart(model, inputs, SAMPLES, took=100.0, steady=True, backward=True)
+        batches.check_growing_batches(
+            model, inputs, SAMPLES, took=100.0, steady=True, backward=True
+        )
         == SAMPLES
     )
     with pytest.raises(UserError, match=r"layer '1' \(Layer\) lets one sample see another, so"):
-        batches.largest_kept_apart(model, inputs, SAMPLES, took=0.1, steady=True, backward=False)
+        batches.check_growing_batches(model, inputs, SAMPLES, took=0.1, steady=True, backward=False)
 
 
 def test_a_slow_model_is_compared_in_smaller_batches_or_none(
@@ -194,7 +196,7 @@ def test_where_memory_runs_out_the_last_batch_that_fitted_counts() -> None:
         return x
 
     assert (
-        batches.largest_kept_apart(
+        batches.check_growing_batches(
             mlp(Layer(greedy)), torch.randn(60, 5), SAMPLES, took=0.1, steady=True, backward=True
         )
         == 12

@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.audit import audit
     from zdp_bench.config import configured
     from zdp_bench.report import audit as report
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
     all_cases = options.cases == "all"
     if all_cases:
-        probe(options.results)
+        require_writable(options.results)
     config = configured(options.overrides)
     title = f"Audit of recipe {config.recipe}, seed {config.seed}"
     settings = (options.cases, options.confidence, options.canaries, options.steps)
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "rich":
         console().print(report.as_rich(findings, title))
     else:
-        print(report.as_text(findings, options.format, title))
+        print(report.sheet(findings, title).as_text(options.format))
     if all_cases:
         for path in report.write(findings, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)

@@ -41,10 +41,10 @@ def run(options: argparse.Namespace) -> int:
 
     from zdp_bench.bench import pages, tables
     from zdp_bench.config.ranges import require_threads
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
-    probe(options.results)
+    require_writable(options.results)
     require_threads("--threads", options.threads)
     for name in options.tables:
         if name not in tables.available():

@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
-    from zdp_bench.report.data_root import as_rich, state
+    from zdp_bench.report.data_root import sheet, state
     from zdp_bench.training.progress import console
 
     root = data_root(options)
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
-        console().print(as_rich(root, chosen))
+        console().print(sheet(root, chosen).as_rich())
         return 0
     if options.action == "fetch" and not options.dataset:
         names = ", ".join(card.name for card in chosen)

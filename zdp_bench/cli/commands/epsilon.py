@@ -80,26 +80,24 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_papers(options: argparse.Namespace) -> None:
     """Print and write every ε of the five papers."""
-    from zdp_bench.report import epsilon, formats
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.report import epsilon
+    from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
-    probe(options.results)
+    require_writable(options.results)
     for name in (*SETTING, "accountant"):
         if getattr(options, name) is not None:
             raise UserError(
                 f"--{name.replace('_', '-')} alone says too little: "
                 "add --sigma or --target-epsilon."
             )
-    table = epsilon.rows()
-    paths = epsilon.write(table, options.results)
+    sheet = epsilon.sheet(epsilon.rows())
+    paths = sheet.write(options.results / "tables" / "epsilon")
     if options.format == "rich":
-        console().print(epsilon.as_rich(table))
+        console().print(epsilon.as_rich(sheet))
         print("\n".join(f"written: {path}" for path in paths))
-    elif options.format == "md":
-        print(epsilon.as_markdown(table))
     else:
-        print(formats.as_text(epsilon.plain(table), options.format))
+        print(sheet.as_text(options.format))
 
 
 def _print_own(options: argparse.Namespace) -> None:
@@ -115,6 +113,6 @@ def _print_own(options: argparse.Namespace) -> None:
     else:
         answers = own_epsilon.for_target(setting, options.target_epsilon, options.accountant)
     if options.format == "rich":
-        console().print(own_epsilon.as_rich(setting, answers))
+        console().print(own_epsilon.sheet(setting, answers).as_rich())
     else:
-        print(own_epsilon.as_text(setting, answers, options.format))
+        print(own_epsilon.numbers(setting, answers).as_text(options.format))

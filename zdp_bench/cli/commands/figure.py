@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
-    probe(options.results)
+    require_writable(options.results)
     for name in options.figures:
         drawn = figures.draw(name, options.results, data_root(options))
         for path in figures.write(drawn, name, options.results):

@@ -50,5 +50,5 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
-        console().print(lr_finder.as_rich(report))
+        console().print(lr_finder.sheet(report).as_rich())
     return 0

@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.report import page, papers, tables
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
-    probe(options.results)
+    require_writable(options.results)
     output = options.output or options.results / "report.html"
-    probe(output.parent)
+    require_writable(output.parent)
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
     made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]

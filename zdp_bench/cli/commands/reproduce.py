@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import require_unchanged
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
 
-    probe(options.results)
+    require_writable(options.results)
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     if "=" in options.table:
@@ -80,7 +80,7 @@ def _run_profile(options: argparse.Namespace) -> int:
 
     if options.profile not in reproduce.PROFILES:
         raise unknown("profile", options.profile, reproduce.PROFILES)
-    closing = reproduce.carry_out(
+    outcome = reproduce.reproduce_all(
         options.profile,
         options.seeds,
         options.results,
@@ -89,13 +89,13 @@ def _run_profile(options: argparse.Namespace) -> int:
     )
     columns = ("table", "row", "metric", "verdict", "why")
     shown = Table(*columns, title="Every cell", title_justify="left")
-    for verdict in closing.verdicts:
+    for verdict in outcome.verdicts:
         shown.add_row(*(getattr(verdict, column) for column in columns))
     console().print(shown)
-    counts = verdicts.counts(closing.verdicts).items()
+    counts = verdicts.counts(outcome.verdicts).items()
     counted = ", ".join(f"{count} {kind}" for kind, count in counts)
-    print(f"{len(closing.verdicts)} cells: {counted}. {verdicts.RULE}")
-    print("\n".join(f"written: {path}" for path in closing.pages))
-    for job, reason in closing.failed:
+    print(f"{len(outcome.verdicts)} cells: {counted}. {verdicts.RULE}")
+    print("\n".join(f"written: {path}" for path in outcome.pages))
+    for job, reason in outcome.failed:
         print(f"zdp-bench: {job}: {reason}", file=sys.stderr)
-    return 2 if closing.failed else 0
+    return 2 if outcome.failed else 0

@@ -35,8 +35,9 @@ def run(options: argparse.Namespace) -> int:
             "Name the results folder of your runs."
         )
     frame = results.select(folder, options.filters, options.columns, options.sort, options.by)
+    sheet = results.sheet(frame)
     if options.format == "rich":
-        console().print(results.as_rich(frame))
+        console().print(sheet.as_rich())
     else:
-        print(results.as_text(frame, options.format))
+        print(sheet.as_text(options.format))
     return 0

@@ -20,11 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import hydra_session
-    from zdp_bench.config.messages import readable
+    from zdp_bench.config.messages import readable_errors
     from zdp_bench.experiments.sweep import Job, sweep
     from zdp_bench.training import distributed
 
-    if options.multirun and distributed.launched():
+    if options.multirun and distributed.is_distributed():
         raise UserError(
             "torchrun carries out one run: leave -m out, "
             "or sweep with launcher=joblib or launcher=slurm."
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             f"{launchers[-1]}: a launcher carries out a sweep; add -m, or leave it out."
         )
-    with readable(options.overrides), hydra_session() as driver:
+    with readable_errors(options.overrides), hydra_session() as driver:
         if not options.multirun:
             error = driver.run(
                 config_name="config", task_function=Job(), overrides=options.overrides
@@ -75,8 +75,9 @@ def _print_faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) ->
     if not found:
         raise UserError("the face-off has no run to show: every job was skipped.")
     for one in found:
-        console().print(faceoff.as_rich(one))
-        for path in faceoff.write(one, config.results, command_of(one)):
+        sheet = one.sheet(command_of(one))
+        console().print(sheet.as_rich())
+        for path in sheet.write(config.results / "tables" / one.name):
             print(f"written: {path}")
     drawn = figures.draw("faceoff", config.results, config.data_root)
     for path in figures.write(drawn, "faceoff", config.results):

@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
-    probe(options.results)
+    require_writable(options.results)
     print_table(options.table, options.results)
     return 0
 
@@ -30,13 +30,7 @@ def print_table(name: str, results: Path) -> None:
     from zdp_bench.report import curves, papers, tables
     from zdp_bench.training.progress import console
 
-    filled = fillings(name, results)
-    if papers.is_figure(name):
-        figure = curves.build(name, results, filled)
-        console().print(*curves.as_rich(figure), sep="\n")
-        paths = curves.write(figure, results)
-    else:
-        table = tables.build(name, results, filled)
-        console().print(tables.as_rich(table))
-        paths = tables.write(table, results)
-    print("\n".join(f"written: {path}" for path in paths))
+    build = curves.build if papers.is_figure(name) else tables.build
+    table = build(name, results, fillings(name, results))
+    console().print(*table.as_rich(), sep="\n")
+    print("\n".join(f"written: {path}" for path in table.write(results)))

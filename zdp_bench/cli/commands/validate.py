@@ -24,15 +24,15 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.config import configured
     from zdp_bench.experiments.validate import validate
     from zdp_bench.report import validation
-    from zdp_bench.training.interrupts import probe
+    from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
     config = configured(options.overrides)
-    probe(config.results)  # as its run would
+    require_writable(config.results)  # as its run would
     report = dataclasses.asdict(validate(config))
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
-        for table in validation.as_rich(report):
-            console().print(table)
+        for sheet in validation.sheets(report):
+            console().print(sheet.as_rich())
     return 0

@@ -25,7 +25,8 @@ def endpoint(config: Run) -> tuple[str, int]:
     """
     if config.federated.nodes is None:
         raise UserError(
-            "federated.nodes is not set: say how many nodes the federation has, such as federated.nodes=3."
+            "federated.nodes is not set: say how many nodes the federation has, "
+            "such as federated.nodes=3."
         )
     address = config.federated.address
     host, colon, port = address.rpartition(":")
@@ -51,7 +52,7 @@ def pem(config: Run, key: str) -> str:
 
 
 def node_key(config: Run) -> ec.EllipticCurvePrivateKey:
-    """Read the private key of `federated.node_key`, in the format of Flower's `--auth-supernode-private-key`.
+    """Read the private key of `federated.node_key` (the format that Flower's SuperNode reads).
 
     Raises:
         UserError: there is none, or it is not one of the kind that Flower takes.
@@ -69,7 +70,7 @@ def node_key(config: Run) -> ec.EllipticCurvePrivateKey:
 
 
 def node_keys(config: Run) -> list[bytes]:
-    """Read the nodes' public keys (PEM), in the order of their numbers: a line each of the file `federated.node_keys`.
+    """Read the nodes' public keys (PEM) by number: one line each of `federated.node_keys`.
 
     Raises:
         UserError: the file does not hold one key for each node.

@@ -1,15 +1,15 @@
-"""Serve Flower's Fleet API to the nodes: the server's end of a connection, with all checks that Flower leaves open.
+"""Serve Flower's Fleet API to the nodes: the server's end of a connection.
 
-Why not `flower-superlink` and `flower-supernode` as shipped (Flower 1.41): a SuperNode fetches the app's
-code from the server, which no hospital should run, and starts a process for every message, which would
-load torch anew for each private step. Its SuperLink takes an answer of any size, and lets a node with a
-key of its own answer in the name of another. So this file and `link.py` put Flower's own parts together
-in one process: on the server its Fleet API over TLS, its state and its node authentication; at a site
-its HTTP client with its signatures. This file checks what Flower does not: who speaks, how much, and
-that a node has one client.
+Why not `flower-superlink` and `flower-supernode` as shipped (Flower 1.41): a SuperNode fetches the
+app's code from the server, which no hospital should run, and starts a process per message, which
+would load torch anew for each private step. Its SuperLink takes an answer of any size, and lets a
+node with a key of its own answer in the name of another. So this file and `link.py` put Flower's
+own parts together in one process: on the server its Fleet API over TLS, its state and its node
+authentication; at a site its HTTP client with its signatures. This file checks what Flower does
+not: who speaks, how much, and that a node has one client.
 
-These two files hold all imports of Flower's private modules. Flower may move those in any release, so
-pyproject.toml holds to 1.41.
+These two files hold all imports of Flower's private modules. Flower may move those in any release,
+so pyproject.toml holds to 1.41.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def fleet_api(
     """Within, Flower's Fleet API is served over TLS; yields the grid of the nodes that join.
 
     Args:
-        keys: of each node, in the order of their numbers, its public key (PEM); nobody else is let in.
+        keys: the nodes' public keys (PEM), by node number; nobody else is let in.
 
     Raises:
         UserError: the port is taken, or the host is not this machine's.
@@ -146,7 +146,8 @@ def fleet_api(
                 time.sleep(PAUSE)
             if not server.started:
                 raise UserError(
-                    f"federated.address={host}:{port}: the Fleet API did not start; its own words are above."
+                    f"federated.address={host}:{port}: the Fleet API did not start; "
+                    "its own words are above."
                 )
             yield grid
         finally:
@@ -155,7 +156,10 @@ def fleet_api(
 
 
 def _register(state: InMemoryLinkState, node: int, public: bytes) -> None:
-    """Do what `flwr supernode register` does, under a number of ours: then a client outlives a server that is started anew."""
+    """Do what `flwr supernode register` does, under a fixed number.
+
+    So a client can go on with a server that was started anew.
+    """
     drawn = state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, BEAT)
     info = state.nodes.pop(drawn)
     info.node_id = node
@@ -165,7 +169,7 @@ def _register(state: InMemoryLinkState, node: int, public: bytes) -> None:
 
 
 class Limit:
-    """Refuse a request of more bytes than any node needs before it is read, and tell of whoever has no key of this run."""
+    """Refuse oversized requests before they are read, and log clients without a key of this run."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -195,10 +199,10 @@ class Limit:
 
 
 def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
-    """Check what Flower leaves open once it knows whose key signed a request: the node speaks for itself alone, and not too much.
+    """Check what Flower leaves open: a node speaks for itself alone, and not too much.
 
     Raises:
-        HTTPException: it does not; the client gets the status.
+        HTTPException: it does not. The client gets the status.
     """
     if isinstance(asked, ActivateNodeRequest):
         node = state.get_node_id_by_public_key(asked.public_key)
@@ -237,10 +241,10 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
 
 
 class LinkGrid(Grid):
-    """A grid on the state of a SuperLink in this process: what Flower's HttpGrid does with a SuperLink in another.
+    """A grid on the state of a SuperLink in this process (Flower's HttpGrid uses another process).
 
     Attributes:
-        asked: of every message that waits for its answer: how many objects and bytes the answer may have.
+        asked: message -> how many objects and bytes its answer may have.
     """
 
     def __init__(self, state: InMemoryLinkState) -> None:
@@ -322,10 +326,10 @@ class LinkGrid(Grid):
         return answers
 
     def _whole(self, asked: str) -> Message | None:
-        """The answer with its content, which follows it in pieces: None while they arrive, an Error where they never will.
+        """Return the whole answer, None while pieces of it arrive, an Error if they never will.
 
-        Nothing waits here: a node that dies between two pieces must not keep the others' answers waiting. Who answers what is the
-        question's word, never that of the answer's own content.
+        Does not wait: a node that dies between two pieces must not hold up the others' answers.
+        Which question an answer belongs to is read from the question, never from the answer.
         """
         answer, to, store = self._arriving[asked], self._sent[asked], self._state.object_store
         if answer.has_error():

@@ -1,4 +1,4 @@
-"""Connect a node to the server: Flower's HTTP client with its signatures (see `fleet_api` for why)."""
+"""Connect a node to the server by Flower's HTTP client with its signatures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Answer = TypeVar("Answer")
 
 
 class Lost(Exception):  # noqa: N818 - an event, not a fault
-    """The server is not there any more."""
+    """The server is gone."""
 
 
 class Refused(Exception):  # noqa: N818 - an event, not a fault
@@ -71,7 +71,7 @@ class Refused(Exception):  # noqa: N818 - an event, not a fault
 def connected(
     address: str, authority: str, key: ec.EllipticCurvePrivateKey, patience: float
 ) -> Iterator[Link]:
-    """Within, the server takes this process for the node whose key it is.
+    """Join the server as the node whose key this is, and send heartbeats until the block ends.
 
     Raises:
         Refused: it does not.
@@ -108,14 +108,14 @@ def connected(
 
 
 class Link:
-    """A node's connection: takes messages, and brings answers."""
+    """A node's connection: receives messages and sends answers."""
 
     def __init__(self, client: FleetHttpClient, node: Node, patience: float) -> None:
         self.node, self._client = node, client
         self._ask = partial(_patiently, patience=patience)
 
     def receive(self) -> Message | None:
-        """Take the next message, if there is one.
+        """Return the next message, or None.
 
         Raises:
             Lost: the server does not answer, or knows this node no more.
@@ -144,7 +144,7 @@ class Link:
         return message
 
     def send(self, answer: Message) -> None:
-        """Bring an answer; one that comes too late is dropped by the server.
+        """Send an answer; the server drops one that comes too late.
 
         Raises:
             Lost: the server does not answer, or knows this node no more.

@@ -1,11 +1,13 @@
-"""The server of a federation over the network (`zdp-bench federate server`): one process a node, TLS between them and the server.
+"""Run the server of a federation over the network (`zdp-bench federate server`).
 
-The server holds Flower's SuperLink state and serves its Fleet API, and nothing else of it, over HTTPS; a client is a SuperNode
-that runs its ClientApp in its own process (`fleet` says why). So a node needs no port of its own, and no code travels: every site
-installs zdp-bench and starts it with the recipe.
+One process per node, TLS between them and the server. The server holds Flower's SuperLink state and
+serves its Fleet API, and nothing else of it, over HTTPS; a client is a SuperNode that runs its
+ClientApp in its own process (`fleet_api` says why). So a node needs no open port, and no code
+travels: every site installs zdp-bench and starts it with the recipe.
 
-A client knows that it speaks to its server by the server's certificate. The server knows a node by its key, as Flower's SuperLink
-does with `--enable-supernode-auth`: `federated.node_keys` holds the public half of each, and nobody else is let in.
+A client knows its server by the server's certificate. The server knows a node by its key, as
+Flower's SuperLink does with `--enable-supernode-auth`: `federated.node_keys` holds the public half
+of each.
 """
 
 from __future__ import annotations
@@ -27,20 +29,22 @@ from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.run import Outcome, Watcher, once
+from zdp_bench.training.loop import Watcher
+from zdp_bench.training.run_folder import Outcome, find_or_run
 from zdp_bench.training.setup import load_data
 
-PAUSE = 0.05  # seconds between two looks whether the clients have gone
+PAUSE = 0.05  # seconds between two checks whether the clients have gone
 GOODBYE = 10.0  # seconds that a server waits for its clients to hear that the run is over
 
 
 def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
-    """How `experiment.run` carries out a federation whose nodes come over the network.
+    """Run a federation whose nodes come over the network; `training.run` calls it for such a run.
 
     Raises:
-        UserError: the certificate, its key, the nodes' keys or the port is not usable, or what `server.conduct` raises.
+        UserError: the certificate, its key, the nodes' keys or the port is not usable, or what
+            `server.conduct` raises.
     """
-    if distributed.launched():
+    if distributed.is_distributed():
         raise UserError(
             "torchrun carries out central runs; start `zdp-bench federate server` by itself."
         )
@@ -52,7 +56,8 @@ def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) 
         )
     except (ssl.SSLError, OSError) as error:
         raise UserError(
-            f"federated.certificate={certificate} and federated.key={key} are no certificate with its key: {error}."
+            f"federated.certificate={certificate} and federated.key={key} are no certificate "
+            f"with its key: {error}."
         ) from None
     keys = node_keys(config)
     data = load_data(config)
@@ -70,4 +75,4 @@ def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) 
                 time.sleep(PAUSE)
         return result.get()
 
-    return once(config, digest, ALONE, wait, train)
+    return find_or_run(config, digest, ALONE, wait, train)

@@ -1,4 +1,4 @@
-"""One node of a federation over the network: a Flower SuperNode that runs the ClientApp in this process; see `superlink`."""
+"""Run one node of a federation over the network: a Flower SuperNode with the ClientApp in this process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated.client import client_app, reply_of, site_open
+from zdp_bench.federated.client import client_app, open_site, reply_to
 from zdp_bench.federated.flower import FIRST, ClientApp, Context, RecordDict
 from zdp_bench.federated.network.endpoint import RUN, endpoint, node_key, pem
 from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 from zdp_bench.federated.node import Site
 from zdp_bench.training.interrupts import Stopped, stop_signals
-from zdp_bench.training.run import only_one_process
+from zdp_bench.training.run_folder import only_one_process
 
 PAUSE = 0.05  # seconds between two looks for messages
 BLIP = 30.0  # seconds that a connection may be away without this node having to join anew
@@ -25,8 +25,8 @@ def run_client(config: Run, say: Callable[[str], None]) -> None:
     """Be one node until the server says that the run is over.
 
     Raises:
-        UserError: the server cannot be reached within `federated.patience`, is not the one the authority vouches for, does not
-            know this node's key, or has a live client of this node all that time.
+        UserError: the server cannot be reached within `federated.patience`, is not the one the
+            authority vouches for, does not know this node's key, or has another live client of it.
         Busy: another process is this node.
         Stopped: a signal asked for it; the ledger has every step, and the same command joins again.
     """
@@ -37,13 +37,14 @@ def run_client(config: Run, say: Callable[[str], None]) -> None:
     private = node_key(config)
     if not config.privacy.secure:
         say(
-            "the noise comes from the seed, which the server knows: a rehearsal. privacy.secure=true is for real patients."
+            "the noise comes from the seed, which the server knows: a rehearsal. "
+            "privacy.secure=true is for real patients."
         )
     key = f"node {number}"
     here = config.results / "runs" / config.recipe / f"node-{number:02d}-seed-{config.seed}"
     with (
         only_one_process(here, wait=False),
-        site_open(key, Site(config)) as site,
+        open_site(key, Site(config)) as site,
         stop_signals() as asked,
     ):
         app, context = (
@@ -63,7 +64,8 @@ def run_client(config: Run, say: Callable[[str], None]) -> None:
                 ) as link:
                     if link.node.node_id != FIRST + number:
                         raise UserError(
-                            f"federated.node_key is node {link.node.node_id - FIRST}'s, and this is node {number}."
+                            f"federated.node_key is node {link.node.node_id - FIRST}'s, "
+                            f"and this is node {number}."
                         )
                     say(f"node {number}: joins {host}:{port}")
                     over = session(app, context, link, asked)
@@ -84,9 +86,8 @@ def run_client(config: Run, say: Callable[[str], None]) -> None:
                 raise Stopped(signal)
             time.sleep(0 if over else 10 * PAUSE)
         ledger = site.node(number).ledger
-        say(
-            f"node {number}: the run is over; {ledger.releases if ledger else 0} steps stand in its ledger"
-        )
+        steps = ledger.releases if ledger else 0
+        say(f"node {number}: the run is over; {steps} steps stand in its ledger")
 
 
 def reach(host: str, port: int, authority: str, patience: float, asked: Callable[[], int]) -> None:
@@ -113,16 +114,16 @@ def reach(host: str, port: int, authority: str, patience: float, asked: Callable
                 return
         except ssl.SSLCertVerificationError as error:
             raise UserError(
-                f"{where}: its certificate is not vouched for by federated.authority={authority}, or is another host's: "
-                f"{error.verify_message}."
+                f"{where}: its certificate is not vouched for by "
+                f"federated.authority={authority}, or is another host's: {error.verify_message}."
             ) from None
         except OSError as error:
             if signal := asked():
                 raise Stopped(signal) from None
             if time.monotonic() > until:
                 raise UserError(
-                    f"{where}: no server of zdp-bench answers there ({error.strerror or error}) within "
-                    f"federated.patience={patience:g} seconds."
+                    f"{where}: no server of zdp-bench answers there ({error.strerror or error}) "
+                    f"within federated.patience={patience:g} seconds."
                 ) from None
         time.sleep(10 * PAUSE)
 
@@ -138,7 +139,7 @@ def session(app: ClientApp, context: Context, link: Link, asked: Callable[[], in
         if (message := link.receive()) is None:
             time.sleep(PAUSE)
             continue
-        link.send(reply_of(app, message, context))
+        link.send(reply_to(app, message, context))
         if message.metadata.message_type == "query.dismiss":
             return True
     return False

@@ -1,49 +1,44 @@
-"""Embedding tables: a record's gradient is non-zero only in the rows it looked up."""
+"""Embedding tables: an example's gradient is non-zero only in the rows that it looks up."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, weigh
 from zdp_bench.gradients.norms import squared_norms
-from zdp_bench.gradients.rules import NoRule, Share, Terms, rule, weigh
+from zdp_bench.gradients.rules import NoRule, rule
 
 
 @rule(nn.Embedding)
-def embedding(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
-    """x [B, *] indices, g [B, *, E]. The norm sums the output gradients of equal indices first, then squares."""
+def embedding(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+    """x [B, *] indices, g [B, *, E]. Norms: sum the output gradients of equal indices, square."""
     assert isinstance(layer, nn.Embedding)
     if layer.scale_grad_by_freq or layer.sparse or layer.max_norm is not None:
         raise NoRule("an embedding with scale_grad_by_freq, sparse or max_norm")
-    records, table = len(x), layer.weight.shape[0]
-    x, g = x.reshape(records, -1), g.reshape(records, -1, g.shape[-1])  # [B, T], [B, T, E]
+    examples, table, width = len(x), layer.weight.shape[0], g.shape[-1]
+    x, g = x.reshape(examples, -1), g.reshape(examples, -1, width)  # [B, T], [B, T, E]
+    positions = x.shape[1]
     if layer.padding_idx is not None:
         g = g * (x != layer.padding_idx).unsqueeze(-1)
 
-    def rows(start: int, stop: int) -> Tensor:
-        zeros = g.new_zeros(stop - start, table, g.shape[-1])
-        return zeros.scatter_add_(
-            1, x[start:stop].unsqueeze(-1).expand(-1, -1, g.shape[-1]), g[start:stop]
-        )
+    def per_sample(start: int, stop: int) -> Tensor:
+        index = x[start:stop].unsqueeze(-1).expand(-1, -1, width)
+        return g.new_zeros(stop - start, table, width).scatter_add_(1, index, g[start:stop])
 
     def weighted_sum(factors: Tensor) -> Tensor:
-        return g.new_zeros(table, g.shape[-1]).index_add_(
-            0, x.flatten(), weigh(g, factors).flatten(0, 1)
-        )
+        weighted = weigh(g, factors).flatten(0, 1)
+        return g.new_zeros(table, width).index_add_(0, x.flatten(), weighted)
 
-    def ghost() -> Tensor:
-        owner = torch.arange(records, device=x.device).unsqueeze(1)
-        looked_up, where = torch.unique(
-            owner * table + x, return_inverse=True
-        )  # (record, index) pairs
-        summed = g.new_zeros(len(looked_up), g.shape[-1]).index_add_(
-            0, where.flatten(), g.flatten(0, 1)
-        )
-        squares = torch.zeros(records, dtype=torch.float64, device=g.device)
-        return squares.index_add_(0, looked_up // table, squared_norms(summed))
+    def ghost_norms() -> Tensor:
+        example = torch.arange(examples, device=x.device).unsqueeze(1)
+        pairs, which = torch.unique(example * table + x, return_inverse=True)  # (example, index)
+        summed = g.new_zeros(len(pairs), width).index_add_(0, which.flatten(), g.flatten(0, 1))
+        squares = torch.zeros(examples, dtype=torch.float64, device=g.device)
+        return squares.index_add_(0, pairs // table, squared_norms(summed))
 
-    def terms() -> Terms:
-        looked_up = x.shape[1]
-        return Terms((squared_norms(g) * looked_up).sqrt(), looked_up)  # Σ_t ‖g_t‖ ≤ √T ‖g‖
+    def summands() -> Summands:
+        return Summands((squared_norms(g) * positions).sqrt(), positions)  # Σ_t ‖g_t‖ ≤ √T ‖g‖
 
-    return {"weight": Share(rows, weighted_sum, ghost, terms=terms)}
+    weight = LayerGradient(per_sample, weighted_sum, squared_norms=ghost_norms, summands=summands)
+    return {"weight": weight}

@@ -1,11 +1,12 @@
-"""Normalisation with a trained scale and shift: y = w·x̂ + b, so a record's gradients are Σ g·x̂ (x̂ conjugated) and Σ g."""
+"""Normalisation with scale and shift, y = w·x̂ + b: gradients Σ g·x̂ (x̂ conjugated) and Σ g."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.gradients.rules import NoRule, Share, kept, rule
+from zdp_bench.gradients.layer_gradient import LayerGradient
+from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.nn.normalisation import (
     ComplexGroupNorm,
     ComplexInstanceNorm,
@@ -15,21 +16,21 @@ from zdp_bench.nn.normalisation import (
 
 
 @rule(nn.GroupNorm)
-def group_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+def group_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     """x, g [B, C, *]."""
     assert isinstance(layer, nn.GroupNorm)
     return _by_channel(F.group_norm(x, layer.num_groups, eps=layer.eps), g)
 
 
 @rule(ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm)
-def complex_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+def complex_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     """Complex x, g [B, C, *]; the whitened input is computed again rather than kept."""
     assert isinstance(layer, ComplexGroupNorm)
     return _by_channel(normalise(x, layer.groups, eps=layer.eps), g)
 
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def instance_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+def instance_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     """x, g [B, C, *]."""
     if layer.track_running_stats:
         raise NoRule("an instance norm that tracks running statistics, which mix records")
@@ -37,7 +38,7 @@ def instance_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
 
 
 @rule(nn.LayerNorm)
-def layer_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
+def layer_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     """x, g [B, *, *normalized_shape]."""
     assert isinstance(layer, nn.LayerNorm)
     shape = layer.normalized_shape
@@ -45,22 +46,26 @@ def layer_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
 
 
 @rule(nn.RMSNorm)
-def rms_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Share]:
-    """x, g [B, *, *normalized_shape]."""
+def rms_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+    """x, g [B, *, *normalized_shape]; no shift."""
     assert isinstance(layer, nn.RMSNorm)
     shape = layer.normalized_shape
     return {"weight": _by_position(F.rms_norm(x, shape, eps=layer.eps), g, len(shape))["weight"]}
 
 
-def _by_channel(normalised: Tensor, g: Tensor) -> dict[str, Share]:
+def _by_channel(normalised: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     """Scale and shift [C] of x̂, g [B, C, *]."""
-    positions = tuple(range(2, g.dim()))
-    weight = (g * normalised.conj()).sum(dim=positions) if positions else g * normalised.conj()
-    return {"weight": kept(weight), "bias": kept(g.sum(dim=positions) if positions else g)}
+    return _summed(normalised, g, tuple(range(2, g.dim())))
 
 
-def _by_position(normalised: Tensor, g: Tensor, trailing: int) -> dict[str, Share]:
+def _by_position(normalised: Tensor, g: Tensor, trailing: int) -> dict[str, LayerGradient]:
     """Scale and shift [*normalized_shape], the last `trailing` dimensions of x̂, g."""
-    between = tuple(range(1, g.dim() - trailing))
-    weight = (g * normalised).sum(dim=between) if between else g * normalised
-    return {"weight": kept(weight), "bias": kept(g.sum(dim=between) if between else g)}
+    return _summed(normalised, g, tuple(range(1, g.dim() - trailing)))
+
+
+def _summed(normalised: Tensor, g: Tensor, dims: tuple[int, ...]) -> dict[str, LayerGradient]:
+    weight = g * normalised.conj()
+    return {
+        "weight": LayerGradient.of(weight.sum(dim=dims) if dims else weight),
+        "bias": LayerGradient.of(g.sum(dim=dims) if dims else g),
+    }

@@ -1,13 +1,15 @@
 """The accountants that make a claim: from the numbers a paper states to the ε it would print.
 
-An accountant is a function of a `Claim`, registered under the name that `accountant: {name: ...}` and
-`zdp-bench epsilon --accountant` use. Its YAML in `conf/accountant/` says in its first line what it is.
+An accountant is a function of a `Claim`, registered under the name that `accountant: {name: ...}`
+and `zdp-bench epsilon --accountant` use. Its YAML in `conf/accountant/` says in its first line what
+it is.
 
     @register("accountant", "my_paper_2027")
     def my_paper_2027(claim: Claim) -> float: ...
 
-Such a function is a convention: it believes the numbers it is given. One that also has an ε for the mechanism
-that was run says so with `@for_mechanisms`, and `zdp-bench epsilon` lists it for every kind of noise.
+Such a function is a convention: it believes the numbers it is given. One that also has an ε for the
+mechanism that was run says so with `@for_mechanisms`, and `zdp-bench epsilon` lists it for every
+kind of noise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from zdp_bench.registry import lookup, names
 
 @dataclass(frozen=True)
 class Claim:
-    """The numbers a paper gives to its accountant: the NOMINAL noise multiplier σ, whatever the mechanism really gives.
+    """The numbers a paper gives to its accountant: the NOMINAL noise multiplier σ, whatever the
+    mechanism really gives.
 
     Attributes:
         noise_multiplier: σ as the paper states it.
@@ -32,7 +35,8 @@ class Claim:
         records: training examples.
         epochs: passes over them.
         batch_size: stated batch; None: sample_rate × examples.
-        sensitivity: where σ is the noise on the MEAN of a batch (DP-DFA), how far one example moves the batch's SUM; else None.
+        sensitivity: where σ is the noise on the MEAN of a batch (DP-DFA), how far one example moves
+            the batch's SUM; else None.
     """
 
     noise_multiplier: float
@@ -59,7 +63,8 @@ class ForMechanisms:
     """What an accountant says of a mechanism that was run.
 
     Attributes:
-        kind: tight (exact or nearly so), bound (looser), or approximation (can fall below the truth).
+        kind: tight (exact or nearly so), bound (looser), or approximation (can fall below the
+            truth).
         epsilon: its ε.
         at_least: a lower bound on the true ε, where it knows one.
     """
@@ -96,7 +101,9 @@ def claimed_epsilon(accountant: str, claim: Claim) -> float:
 
 
 def answer_for_mechanisms() -> dict[str, ForMechanisms]:
-    """The accountants that have an ε for a mechanism: tight ones first, then bounds, then approximations."""
+    """The accountants that have an ε for a mechanism: tight ones first, then bounds, then
+    approximations.
+    """
     found = {
         name: getattr(lookup("accountant", name), "for_mechanisms", None)
         for name in names("accountant")

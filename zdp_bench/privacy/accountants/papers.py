@@ -1,4 +1,4 @@
-"""The conventions of the papers: how each one gets the digits it prints from the numbers it states."""
+"""The papers' conventions: how each gets the digits it prints from the numbers it states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from zdp_bench.registry import register
 
 @register("accountant", "zeta_dp_2021")
 def zeta_dp_2021(claim: Claim) -> float:
-    """The 0.53 of Ziller et al. 2021, Table 1: deepee's default, GDP-CLT with uniform lots of 64, not the stated q = 0.01.
+    """The 0.53 of Ziller et al. 2021, Table 1: deepee's default, GDP-CLT with uniform lots of 64,
+    not the stated q = 0.01.
 
     Its Tables 2, 3 and 5 are reproduced by nothing that was tried.
     """
@@ -26,7 +27,11 @@ def zeta_dp_2021(claim: Claim) -> float:
 
 @register("accountant", "zeta_dp_2024")
 def zeta_dp_2024(claim: Claim) -> float:
-    """Riess et al. 2024 state targets, no σ: Poisson RDP, as in Opacus, which they built on. σ is calibrated to the target."""
+    """Riess et al.
+
+    2024 state targets, no σ: Poisson RDP, as in Opacus, which they built on. σ is calibrated to the
+    target.
+    """
     return rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
@@ -34,8 +39,8 @@ def zeta_dp_2024(claim: Claim) -> float:
 def dp_dfa_2020(claim: Claim) -> float:
     """Lee & Kifer 2020, 23 of 24 captions to the digit (truncated, not rounded).
 
-    z = σ·m/C, ⌊n/m⌋ steps an epoch with n = 60,000 (for CIFAR-10's 50,000 records too), and `rdp_wor`: the improved Theorem 27
-    of Wang et al. 2019, not the Lemma 3 that the paper prints.
+    z = σ·m/C, ⌊n/m⌋ steps an epoch with n = 60,000 (for CIFAR-10's 50,000 records too), and
+    `rdp_wor`: the improved Theorem 27 of Wang et al. 2019, not the Lemma 3 that the paper prints.
     """
     records, batch = 60_000, claim.batch
     z = claim.noise_multiplier * (batch / claim.sensitivity if claim.sensitivity else 1.0)
@@ -51,7 +56,10 @@ def deepee_2021(claim: Claim) -> float:
 
 @register("accountant", "deepee_2021_rdp")
 def deepee_2021_rdp(claim: Claim) -> float:
-    """Ziller et al. 2021 (deepee), its RDP column: Poisson RDP, orders 1.1 to 10.9 and 12 to 63, classic conversion."""
+    """Ziller et al.
+
+    2021 (deepee), its RDP column: Poisson RDP, orders 1.1 to 10.9 and 12 to 63, classic conversion.
+    """
     if claim.noise_multiplier == 0:
         return math.inf
     orders = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
@@ -62,5 +70,8 @@ def deepee_2021_rdp(claim: Claim) -> float:
 
 @register("accountant", "gredp_2024")
 def gredp_2024(claim: Claim) -> float:
-    """Wang et al. 2024 state targets, no σ: Poisson RDP of σ, which assumes z = σ. σ is calibrated to the target."""
+    """Wang et al.
+
+    2024 state targets, no σ: Poisson RDP of σ, which assumes z = σ. σ is calibrated to the target.
+    """
     return rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)

@@ -40,7 +40,9 @@ def rdp(claim: Claim) -> float:
 @register("accountant", "gdp_clt")
 @for_mechanisms("approximation", _gdp_clt_epsilon)
 def gdp_clt(claim: Claim) -> float:
-    """Gaussian DP by the central limit theorem, uniform batches: an approximation that can fall below the truth."""
+    """Gaussian DP by the central limit theorem, uniform batches: an approximation that can fall
+    below the truth.
+    """
     return accounting.gdp_clt(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 

@@ -1,11 +1,14 @@
-"""Figures, one file per paper: each is a function `(results, data_root) -> Figure`, registered as PAPER/figN.
+"""Figures: each is a function `(results, data_root) -> Figure`, registered as PAPER/figN.
 
     @register("figure", "zeta_dp_2021/fig1")
     def example_ecgs(results: Path, data_root: Path) -> Figure: ...
 
-A figure reads records and tables under `results`, and example records under the data root; it never trains. What it lacks
-it says in one UserError with the command that makes it. Fonts, colours and sizes are set here, once: the colours are Okabe
-and Ito's (2008), told apart by colour-blind readers, and the first four also in grey print with the line styles beside them.
+Figures of curves are drawn by `panels.py` and need no function. Figures read records and tables
+under `results` and examples under the data root; they never train. If something is missing, they
+raise one UserError with the command that makes it.
+
+Fonts, colours and sizes are set here. The colours are Okabe and Ito's (2008), which colour-blind
+readers tell apart; with their line styles, the first four also work in grey print.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def legend_below(figure: Figure) -> None:
 
 
 def write(figure: Figure, name: str, results: Path) -> list[Path]:
-    """Write `results/figures/PAPER_figN.png` and `.svg`, whole or not at all; returns both paths."""
+    """Write `results/figures/PAPER_figN.png` and `.svg`, each whole or not at all."""
     folder = results / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     stem = name.replace("/", "_")

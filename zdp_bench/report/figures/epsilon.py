@@ -1,4 +1,4 @@
-"""ε as five papers print it against ε as it is: one point a claim, from `results/tables/epsilon.csv`."""
+"""Draws ε as five papers print it against the tight ε, from `results/tables/epsilon.csv`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKERS = "osD^v"
 
 @register("figure", "epsilon")
 def printed_against_tight(results: Path, data_root: Path) -> Figure:
-    """Every finite printed ε of the five papers against the tight ε of the mechanism it stands for, both axes logarithmic.
+    """Every finite printed ε of the five papers against the tight ε of its mechanism, log-log.
 
     Raises:
         UserError: the ε table has not been made.

@@ -1,4 +1,4 @@
-"""The face-off: test metric against tight ε, a curve an algorithm, a panel for each data set and network that was tried."""
+"""Draws the face-off: test metric against tight ε, a panel for each data set and network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEIGHT = 2.8  # inches a row of panels
 
 @register("figure", "faceoff")
 def faceoff(results: Path, data_root: Path) -> Figure:
-    """All algorithms at equal tight ε: mean over seeds, and a band from the least to the largest."""
+    """All algorithms at equal tight ε: mean over seeds, with a band from least to largest."""
     found = read(results)
     if not found:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Draws every figure of curves, panel beside panel, from the CSV that `zdp-bench table PAPER/figN` writes."""
+"""Draws every figure of curves from the CSV that `zdp-bench table PAPER/figN` writes."""
 
 from __future__ import annotations
 

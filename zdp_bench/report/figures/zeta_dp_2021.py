@@ -1,4 +1,4 @@
-"""The figures of Ziller et al. 2021: example ECGs, and a spoken word with its spectrogram; from real or synthetic records."""
+"""Draws Figures 1 and 2 of Ziller et al. 2021 from real or synthetic examples."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ SECONDS = 5.0  # of each ECG that are shown
 
 @register("figure", "zeta_dp_2021/fig1")
 def example_ecgs(results: Path, data_root: Path) -> Figure:
-    """Figure 1: lead III of a normal ECG and of one with a bundle branch block, left if there is one, else right.
+    """Figure 1: lead III of a normal ECG and of one with a bundle branch block.
+
+    The block is left if there is such an ECG, else right.
 
     Raises:
-        UserError: neither CPSC 2018 nor its synthetic stand-in is under the data root, or one of the two kinds is missing.
+        UserError: the data root has neither CPSC 2018 nor its synthetic stand-in, or one of the two
+            kinds is missing.
     """
     synthetic = sorted((data_root / "synthetic").glob("cpsc2018-*"))
     folder = (
@@ -31,8 +34,8 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
     )
     if folder is None:
         raise UserError(
-            f"{data_root}: holds no ECGs. Put CPSC 2018 there, or make its stand-in with `zdp-bench run recipe=ecg "
-            "dataset=cpsc2018_synthetic`; --root names another folder."
+            f"{data_root}: holds no ECGs. Put CPSC 2018 there, or make its stand-in with "
+            "`zdp-bench run recipe=ecg dataset=cpsc2018_synthetic`; --root names another folder."
         )
     found: dict[str, ecg.Recording] = {}
     for _, one in ecg.read_all(folder, channel=3):
@@ -44,7 +47,8 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
     blocked = next((name for name in ("LBBB", "RBBB") if name in found), None)
     if blocked is None or "Normal" not in found:
         raise UserError(
-            f"{folder}: a normal ECG and one with LBBB or RBBB are needed; --root names another data root."
+            f"{folder}: a normal ECG and one with LBBB or RBBB are needed; "
+            "--root names another data root."
         )
 
     figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
@@ -71,10 +75,10 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
 
 @register("figure", "zeta_dp_2021/fig2")
 def example_word(results: Path, data_root: Path) -> Figure:
-    """Figure 2: the waveform of an utterance of 'stop', and real and imaginary part of its spectrogram.
+    """Figure 2: the waveform of a spoken 'stop', and the parts of its complex spectrogram.
 
     Raises:
-        UserError: neither Speech Commands nor its synthetic stand-in is under the data root.
+        UserError: the data root has neither Speech Commands nor its synthetic stand-in.
     """
     folders = (data_root / speech.FOLDER, *sorted((data_root / "synthetic").glob("speech-*")))
     clips = next(
@@ -82,8 +86,9 @@ def example_word(results: Path, data_root: Path) -> Figure:
     )
     if not clips:
         raise UserError(
-            f"{data_root}: holds no word 'stop'. Put Speech Commands there, or make its stand-in with `zdp-bench run "
-            "recipe=speech dataset=speech_commands_synthetic`; --root names another folder."
+            f"{data_root}: holds no word 'stop'. Put Speech Commands there, or make its stand-in "
+            "with `zdp-bench run recipe=speech dataset=speech_commands_synthetic`; "
+            "--root names another folder."
         )
     wave = speech.read_clip(clips[0])
     spectrum = speech.stft(torch.from_numpy(wave[None]))[0].numpy()  # [124, 129]
@@ -108,7 +113,7 @@ def example_word(results: Path, data_root: Path) -> Figure:
 
 
 def log_magnitude(part: np.ndarray) -> np.ndarray:
-    """log₁₀ of |part|, and not below 10⁻⁴: as the paper's caption has it, 'log-magnitude transformed for clarity'."""
+    """Return log₁₀ of |part|, 10⁻⁴ at least: 'log-magnitude transformed for clarity' (caption)."""
     return np.log10(np.maximum(np.abs(part), 1e-4))
 
 

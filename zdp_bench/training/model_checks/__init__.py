@@ -18,28 +18,28 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.kernels.memory_format import rounded_alike
-from zdp_bench.training.micro_batches import largest
-from zdp_bench.training.model_checks.batches import PASSES, largest_kept_apart, next_size
+from zdp_bench.training.micro_batches import initial_size
+from zdp_bench.training.model_checks.batches import PASSES, check_growing_batches, next_size
 from zdp_bench.training.model_checks.probes import (
     Innermost,
-    describe,
+    change_sample,
+    copy_state,
+    describe_layer,
+    describe_owner,
     differs,
+    draw_synthetic,
     forward,
-    gradients,
-    left_as_it_was,
-    other_sample,
-    owner,
+    preserve_state,
     probe,
-    restore,
-    state_of,
-    synthetic,
+    restore_state,
+    sample_gradients,
 )
-from zdp_bench.training.model_checks.sample_independence import no_sample_sees_another
+from zdp_bench.training.model_checks.sample_independence import check_samples_stay_apart
 
 log = logging.getLogger(__name__)
 
@@ -79,24 +79,24 @@ def check(
     """
     device = next(model.parameters()).device
     batch = (
-        synthetic(like[0], SAMPLES, outputs, device),
-        synthetic(like[1], SAMPLES, outputs, device),
+        draw_synthetic(like[0], SAMPLES, outputs, device),
+        draw_synthetic(like[1], SAMPLES, outputs, device),
     )
-    with left_as_it_was(model, device), rounded_alike():
-        _takes(model, batch[0])
+    with preserve_state(model, device), kernels.disabled():
+        _check_shapes(model, batch[0])
         start = time.perf_counter()
         steady = _is_deterministic(model, batch[0])
         a_pass = (time.perf_counter() - start) / 2
         try:
-            no_sample_sees_another(model, batch[0], steady)
+            check_samples_stay_apart(model, batch[0], steady)
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
             raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
-        _keeps_nothing(model, batch[0])
-        _one_loss_a_record(model, loss, batch)
+        _check_state(model, batch[0])
+        _check_losses(model, loss, batch)
         start = time.perf_counter()
-        _every_parameter_has_a_gradient(model, batch[0])
+        _check_gradients(model, batch[0])
         there_and_back = time.perf_counter() - start
-        tried = _in_a_large_batch(
+        tried = _check_large_batch(
             model, loss, like, outputs, records, steady, (a_pass, there_and_back)
         )
         if tried < records:
@@ -105,11 +105,11 @@ def check(
                 tried,
                 records,
             )
-        _contributions_add_up(model, algorithm, batch, steady)
-        return _fixed_state(model, batch[0])
+        _check_contributions(model, algorithm, batch, steady)
+        return _find_fixed_state(model, batch[0])
 
 
-def _takes(model: nn.Module, inputs: Tensor) -> None:
+def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     inside = Innermost(model)
     try:
         with torch.no_grad(), inside:
@@ -126,7 +126,7 @@ def _takes(model: nn.Module, inputs: Tensor) -> None:
         )
 
 
-def _in_a_large_batch(
+def _check_large_batch(
     model: nn.Module,
     loss: Loss,
     like: Batch,
@@ -144,16 +144,16 @@ def _in_a_large_batch(
     if next_size(SAMPLES, forward_pass, records) is None:
         return SAMPLES
     device = next(model.parameters()).device
-    _takes(model, synthetic(like[0], 1, outputs, device))
-    fit = min(records, largest(model, loss, like, records, device).records)
-    inputs, targets = (synthetic(part, fit, outputs, device) for part in like)
-    size = largest_kept_apart(model, inputs, SAMPLES, there_and_back, steady, backward=True)
-    size = largest_kept_apart(
+    _check_shapes(model, draw_synthetic(like[0], 1, outputs, device))
+    fit = min(records, initial_size(model, loss, like, records, device).examples)
+    inputs, targets = (draw_synthetic(part, fit, outputs, device) for part in like)
+    size = check_growing_batches(model, inputs, SAMPLES, there_and_back, steady, backward=True)
+    size = check_growing_batches(
         model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False
     )
     if size > SAMPLES:
-        _keeps_nothing(model, inputs[:size])
-        _one_loss_a_record(model, loss, (inputs[:size], targets[:size]))
+        _check_state(model, inputs[:size])
+        _check_losses(model, loss, (inputs[:size], targets[:size]))
     return size
 
 
@@ -162,20 +162,20 @@ def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
         return not differs(forward(model, inputs, seed=1), forward(model, inputs, seed=2))
 
 
-def _keeps_nothing(model: nn.Module, inputs: Tensor) -> None:
+def _check_state(model: nn.Module, inputs: Tensor) -> None:
     """Two passes with different samples from the same state must leave the same state."""
-    start = state_of(model)
+    start = copy_state(model)
     ends = []
     with torch.no_grad():
-        for samples in (inputs, other_sample(inputs, 0, 2.0).expand_as(inputs)):
+        for samples in (inputs, change_sample(inputs, 0, 2.0).expand_as(inputs)):
             forward(model, samples)
-            ends.append(state_of(model))
-            restore(model, start)
+            ends.append(copy_state(model))
+            restore_state(model, start)
     for (module, key), value in ends[0].items():
         after = ends[1].get((module, key))
         if after is None or after.shape != value.shape or differs(value, after, tolerance=0.0):
             raise UserError(
-                f"{describe(model, module)} keeps what it sees of the training records in '{key}', which nothing bounds and no "
+                f"{describe_layer(model, module)} keeps what it sees of the training records in '{key}', which nothing bounds and no "
                 "noise covers: " + _advice_on_state(model, module)
             )
 
@@ -188,7 +188,7 @@ def _advice_on_state(model: nn.Module, module: str) -> str:
     )
 
 
-def _one_loss_a_record(model: nn.Module, loss: Loss, batch: Batch) -> None:
+def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
     inputs, targets = batch
     with torch.no_grad():
         output = forward(model, inputs)
@@ -212,8 +212,8 @@ def _one_loss_a_record(model: nn.Module, loss: Loss, batch: Batch) -> None:
             )
 
 
-def _every_parameter_has_a_gradient(model: nn.Module, inputs: Tensor) -> None:
-    reached = gradients(model, inputs, 0)
+def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
+    reached = sample_gradients(model, inputs, 0)
     for name in trainable(model):
         if name not in reached:
             raise UserError(
@@ -222,7 +222,7 @@ def _every_parameter_has_a_gradient(model: nn.Module, inputs: Tensor) -> None:
             )
 
 
-def _contributions_add_up(
+def _check_contributions(
     model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool
 ) -> None:
     """The sum the algorithm makes of a batch must be that of what it says each record contributes."""
@@ -237,7 +237,7 @@ def _contributions_add_up(
         raise
     except Exception as error:
         raise _no_gradient(inside.name, error) from None
-    _within_bounds(algorithm, shares)
+    _check_bounds(algorithm, shares)
     if not steady:  # dropout drew different masks for the two
         return
     sizes = {
@@ -253,7 +253,7 @@ def _contributions_add_up(
             > 1e-3 * sizes[name] + rounding
         ):
             raise UserError(
-                f"{owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
+                f"{describe_owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
                 "algorithm.gradients=reference."
             )
 
@@ -279,10 +279,10 @@ def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
             vmap(model, randomness="different")(inputs.unsqueeze(1))
     except RuntimeError:
         return inside.name
-    return describe(model, "")
+    return describe_layer(model, "")
 
 
-def _within_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
+def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
     mechanism = algorithm.mechanism()
     squares = {
         name: share.abs().double().square().flatten(1).sum(dim=1) for name, share in shares.items()
@@ -298,7 +298,7 @@ def _within_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
             )
 
 
-def _fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
+def _find_fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
     """Buffers and frozen parameters the output depends on, by name."""
     fixed = []
     with torch.no_grad():

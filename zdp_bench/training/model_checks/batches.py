@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.training.micro_batches import ran_out
+from zdp_bench.training.micro_batches import is_out_of_memory
 from zdp_bench.training.model_checks.probes import (
     ROUNDED,
     Innermost,
+    change_sample,
+    describe_owner,
     differs,
     gradients_of,
-    other_sample,
-    owner,
 )
-from zdp_bench.training.model_checks.sample_independence import mixes, mixing_layer
+from zdp_bench.training.model_checks.sample_independence import find_mixing_layer, mixing_error
 
 SECONDS = 2.0  # no batch is begun that would take longer, and no more of its samples are compared when so long has passed
 GROWTH = 4  # each batch to the one before
@@ -37,7 +37,7 @@ def next_size(size: int, took: float, most: int) -> int | None:
     return larger if larger > size and larger >= min(2 * size, most) else None
 
 
-def largest_kept_apart(
+def check_growing_batches(
     model: nn.Module, inputs: Tensor, size: int, took: float, steady: bool, backward: bool
 ) -> int:
     """Compare samples in growing batches, up to all the `inputs`; return the size of the largest that time and memory allowed.
@@ -77,7 +77,7 @@ def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: 
     except UserError:
         raise
     except Exception as error:
-        if ran_out(error):
+        if is_out_of_memory(error):
             return False
         asked = f"the model cannot take both one sample and {len(inputs)} of shape {list(inputs.shape[1:])}"
         raise UserError(f"{asked}: {inside.name} says: {first_line(error)}") from None
@@ -87,22 +87,22 @@ def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: 
 def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: bool) -> None:
     """Hold some samples of a batch against themselves among other samples, and against themselves alone."""
     watched = list(range(group, len(inputs), -(-len(inputs) // GROUP)))  # all over the batch
-    changed = other_sample(inputs, slice(None), 1.0)
+    changed = change_sample(inputs, slice(None), 1.0)
     changed[watched] = inputs[watched]
     before, gradients = _look(model, [inputs], watched, backward)
     after, gradients_after = _look(model, [changed], watched, backward)
     if differs(before, after):
-        raise mixes(mixing_layer(model, inputs, changed, watched))
+        raise mixing_error(find_mixing_layer(model, inputs, changed, watched))
     for name, value in gradients.items():
         if differs(value, gradients_after[name], ROUNDED):
-            raise mixes(owner(model, name), "in its gradient")
+            raise mixing_error(describe_owner(model, name), "in its gradient")
     if not steady:
         return
     samples = [inputs[at : at + 1] for at in watched]
     alone, gradients_alone = _look(model, samples, slice(None), backward)
     for at, sample, in_batch, by_itself in zip(watched, samples, before, alone, strict=True):
         if differs(in_batch, by_itself, ALONE):
-            raise mixes(mixing_layer(model, inputs, sample, [at], [0]))
+            raise mixing_error(find_mixing_layer(model, inputs, sample, [at], [0]))
     largest = max((float(value.abs().max()) for value in gradients.values()), default=0.0)
     for (
         name,
@@ -110,7 +110,7 @@ def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backwar
     ) in gradients.items():  # a bias in front of a norm has a gradient of rounding errors only
         allowed = ALONE_GRADIENT * float(value.abs().max()) + 1e-3 * largest
         if not torch.allclose(value, gradients_alone[name], rtol=0.0, atol=allowed, equal_nan=True):
-            raise mixes(owner(model, name), "in its gradient")
+            raise mixing_error(describe_owner(model, name), "in its gradient")
 
 
 def _look(

@@ -16,7 +16,7 @@ from zdp_bench.gradients.clipping import trainable
 SAME, ROUNDED = 1e-6, 1e-4
 
 
-def synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
+def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
     """Random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device."""
     generator = torch.Generator().manual_seed(0)
     shape = (samples, *like.shape[1:])
@@ -26,7 +26,7 @@ def synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> T
     return torch.randint(0, high, shape, generator=generator).to(device=device, dtype=like.dtype)
 
 
-def other_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
+def change_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
     """Another sample to stand at `at`, or others."""
     if inputs.dtype.is_complex or inputs.dtype.is_floating_point:
         return -scale * inputs[at] + 0.5 * scale
@@ -39,7 +39,7 @@ def forward(model: nn.Module, inputs: Tensor, seed: int = 0) -> Tensor:
     return model(inputs)
 
 
-def gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
+def sample_gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
     """The gradient of one sample's output, by parameter; those that get none are left out."""
     with torch.enable_grad():
         return gradients_of(model, forward(model, inputs)[sample])
@@ -66,9 +66,9 @@ def probe(output: Tensor) -> Tensor:
 
 
 @contextmanager
-def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
+def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Buffers, attributes, gradients wanted, and torch's random state stay what they were, whatever is tried inside."""
-    state = state_of(model)
+    state = copy_state(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
@@ -76,10 +76,10 @@ def left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
         finally:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(wanted[name])
-            restore(model, state)
+            restore_state(model, state)
 
 
-def state_of(model: nn.Module) -> dict[tuple[str, str], Tensor]:
+def copy_state(model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Every tensor a module holds that is no parameter: buffers and plain attributes, (module, name) -> a copy."""
     return {
         (name, key): value.detach().clone()
@@ -89,7 +89,7 @@ def state_of(model: nn.Module) -> dict[tuple[str, str], Tensor]:
     }
 
 
-def restore(model: nn.Module, state: dict[tuple[str, str], Tensor]) -> None:
+def restore_state(model: nn.Module, state: dict[tuple[str, str], Tensor]) -> None:
     for name, module in model.named_modules():
         for key, value in list(module._buffers.items()):
             if value is not None and (name, key) in state:
@@ -128,7 +128,7 @@ class Innermost:
         for handle in self.handles:
             handle.remove()
         if kind and self.stack:
-            self.name = describe(self.model, self.stack[-1])
+            self.name = describe_layer(self.model, self.stack[-1])
 
 
 def differs(a: Tensor, b: Tensor, tolerance: float = SAME) -> bool:
@@ -143,14 +143,14 @@ def differs(a: Tensor, b: Tensor, tolerance: float = SAME) -> bool:
     return not torch.allclose(a, b, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
-def describe(model: nn.Module, name: str) -> str:
+def describe_layer(model: nn.Module, name: str) -> str:
     """ "layer 'net.1' (BatchNorm2d)", or "the model (MLP)" for what stands in its own forward."""
     kind = type(model.get_submodule(name)).__name__
     return f"layer '{name}' ({kind})" if name else f"the model ({kind})"
 
 
-def owner(model: nn.Module, parameter: str) -> str:
+def describe_owner(model: nn.Module, parameter: str) -> str:
     """The layer a parameter belongs to; a block that is no parameter is named as it is."""
     if parameter not in dict(model.named_parameters()):
         return f"block '{parameter}'"
-    return describe(model, parameter.rpartition(".")[0])
+    return describe_layer(model, parameter.rpartition(".")[0])

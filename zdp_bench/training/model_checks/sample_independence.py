@@ -15,36 +15,36 @@ from zdp_bench.errors import UserError
 from zdp_bench.training.model_checks.probes import (
     ROUNDED,
     SAME,
-    describe,
+    change_sample,
+    describe_layer,
+    describe_owner,
     differs,
     forward,
-    gradients,
-    other_sample,
-    owner,
+    sample_gradients,
 )
 
 
-def no_sample_sees_another(model: nn.Module, inputs: Tensor, steady: bool) -> None:
+def check_samples_stay_apart(model: nn.Module, inputs: Tensor, steady: bool) -> None:
     """Change one sample, by little and by much, and leave one out: the others must come out as before."""
     last = len(inputs) - 1
     for changed, scale in ((0, 1.0), (last, 1000.0)):
         other = inputs.clone()
-        other[changed] = other_sample(inputs, changed, scale)
+        other[changed] = change_sample(inputs, changed, scale)
         watched = last if changed == 0 else 0
         with torch.no_grad():
             if differs(forward(model, inputs)[watched], forward(model, other)[watched]):
-                raise mixes(mixing_layer(model, inputs, other, [watched]))
-        before, after = (gradients(model, x, watched) for x in (inputs, other))
+                raise mixing_error(find_mixing_layer(model, inputs, other, [watched]))
+        before, after = (sample_gradients(model, x, watched) for x in (inputs, other))
         for name, value in before.items():
             if differs(value, after[name], ROUNDED):
-                raise mixes(owner(model, name), "in its gradient")
+                raise mixing_error(describe_owner(model, name), "in its gradient")
     if steady:  # with another number of samples, dropout would draw other masks
         with torch.no_grad():
             if differs(forward(model, inputs)[0], forward(model, inputs[:last])[0], ROUNDED):
-                raise mixes(mixing_layer(model, inputs, inputs[:last], [0]))
+                raise mixing_error(find_mixing_layer(model, inputs, inputs[:last], [0]))
 
 
-def mixes(layer: str, where: str = "") -> UserError:
+def mixing_error(layer: str, where: str = "") -> UserError:
     where = f" {where}" if where else ""
     advice = (
         "set model.replace_batchnorm=group, instance or frozen"
@@ -57,7 +57,7 @@ def mixes(layer: str, where: str = "") -> UserError:
     )
 
 
-def mixing_layer(
+def find_mixing_layer(
     model: nn.Module,
     inputs: Tensor,
     other: Tensor,
@@ -79,10 +79,10 @@ def mixing_layer(
                 and differs(before.value, after.value, tolerance)
             ):
                 # A layer that is GIVEN something mixed is innocent: what called it mixed before.
-                return describe(
+                return describe_layer(
                     model, before.name if before.leaving else before.name.rpartition(".")[0]
                 )
-    return describe(model, "")
+    return describe_layer(model, "")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""Which cells the recipes' jobs fill: as the recipes are now, and on other data."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.test_records import record, save
+from zdp_bench import assets, cli
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.errors import UserError
+from zdp_bench.experiments import claims, sweep
+from zdp_bench.report import papers
+
+TABLE = "zeta_dp_2021/1"
+
+
+@pytest.mark.parametrize("table", [name for name in papers.available() if papers.recipes_of(name)])
+def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(table: str) -> None:
+    """As the note below every table says; the ∞ of non-private runs may be by any accountant."""
+    general = {"pld", "rdp", "rdp_wor", "gdp_clt"}
+    for claim in claims.claims_of(table):  # raises for a row that the table lacks
+        private = claim.config.algorithm.name != "sgd"
+        assert not private or claim.config.accountant not in general, claim.filling
+
+
+def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path) -> None:
+    moved = parse(compose(["recipe=mnist", "dataset=fashion_mnist"]))
+    more = parse(compose(["recipe=mnist", "dataset=fashion_mnist", "trainer.epochs=1"]))
+    for seed, config in enumerate((moved, more)):
+        used = {"dataset": config.resolved["dataset"]}
+        save(tmp_path, record("mnist", seed, experiment=experiment_digest(config), config=used))
+    on = [filling for filling in claims.fillings(TABLE, tmp_path) if filling.on]
+    assert [(filling.recipe, filling.on, filling.digest) for filling in on] == [
+        ("mnist", "fashion_mnist", experiment_digest(moved))
+    ]
+
+
+@pytest.fixture
+def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe that sweeps, with a row of its own for each job."""
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    body = """
+        defaults: [{override /dataset: phase_digits}]
+        claims: {table: zeta_dp_2021/1, row: "${algorithm.gradient}"}
+        hydra:
+          sweeper:
+            params: {algorithm.gradient: "wirtinger,autograd", seed: "1,2", model.hidden: "[8]"}
+    """
+    (recipes / "sweeping.yaml").write_text(textwrap.dedent(body), encoding="utf-8")
+    monkeypatch.setattr(assets, "RECIPES", recipes)
+    return "sweeping"
+
+
+def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
+    assert claims.jobs_of(sweeping) == [
+        ("algorithm.gradient=wirtinger", "model.hidden=[8]"),
+        ("algorithm.gradient=autograd", "model.hidden=[8]"),
+    ]
+    with pytest.raises(
+        UserError, match=r"row of zeta_dp_2021/1 in recipe 'sweeping', 'wirtinger' is not known"
+    ):
+        claims.fillings(TABLE, Path("none"))
+
+
+def test_the_sweep_is_hydras_own(
+    sweeping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(
+        sweep.Job,
+        "__call__",
+        lambda self, config: called.append(f"{config.algorithm.gradient} {config.seed}"),
+    )
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["run", "-m", f"recipe={sweeping}", f"paths.results={tmp_path}"])
+    assert stop.value.code == 0
+    assert sorted(called) == ["autograd 1", "autograd 2", "wirtinger 1", "wirtinger 2"]

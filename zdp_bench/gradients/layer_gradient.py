@@ -1,0 +1,150 @@
+"""`LayerGradient`: what a rule returns for each parameter, and the helpers that rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zdp_bench.gradients.clipping import flushed
+from zdp_bench.gradients.norms import squared_norms
+from zdp_bench.nn.memory_format import memory_order
+
+# Arithmetic operations a core does while it moves one byte of memory to and fro; 4 to 16 today.
+OPERATIONS_PER_BYTE = 8
+
+
+class Summands(NamedTuple):
+    """What one example's gradient is added up from: `number` products, norms Σ ≤ `mass` [B]."""
+
+    mass: Tensor
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGradient:
+    """The per-sample gradients gᵢ of one parameter in one call of its layer.
+
+    They follow PyTorch's `.grad`: gᵢ xᵢᴴ for y = W x. Nothing is computed before a function is
+    called. The first two are enough; the others save time where a layer has them, and
+    `ParameterGradient.measure` decides which of them is used.
+
+    Attributes:
+        per_sample: (start, stop) -> gradients of these examples, [stop - start, *shape].
+        weighted_sum: real factors c [B] -> Σᵢ cᵢ gᵢ, [*shape].
+        squared_norms: () -> ‖gᵢ‖² [B] in float64, where that takes no gradient formed (a ghost
+            norm), or gradients exist already.
+        per_sample_and_norms: as `per_sample`, with ‖gᵢ‖² [stop - start] in float64.
+        summands: () -> what `weighted_sum` adds up; needed unless that is the very numbers that
+            `squared_norms` measures. Summands that cancel in a norm leave rounding errors in a sum
+            (`clipping.guarded`).
+    """
+
+    per_sample: Callable[[int, int], Tensor]
+    weighted_sum: Callable[[Tensor], Tensor]
+    squared_norms: Callable[[], Tensor] | None = None
+    per_sample_and_norms: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
+    summands: Callable[[], Summands] | None = None
+
+    @classmethod
+    def of(cls, gradients: Tensor) -> LayerGradient:
+        """From gradients [B, *shape] that exist already, as small ones always do."""
+        return cls(
+            lambda start, stop: gradients[start:stop],
+            lambda factors: contract(gradients, factors),
+            squared_norms=lambda: squared_norms(gradients),
+        )
+
+    def form(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the gradients of these examples and their squared norms."""
+        if self.per_sample_and_norms is not None:
+            return self.per_sample_and_norms(start, stop)
+        gradients = self.per_sample(start, stop)
+        return gradients, squared_norms(gradients)
+
+
+def add_calls(calls: list[LayerGradient]) -> LayerGradient:
+    """Return the gradient of a parameter over several calls; norms need the gradients formed."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def summands() -> Summands:
+        each = [_summands(call) for call in calls]
+        mass = torch.stack([of_call.mass for of_call in each]).sum(dim=0)
+        return Summands(mass, sum(of_call.number for of_call in each))
+
+    return LayerGradient(
+        lambda start, stop: reduce(torch.add, (call.per_sample(start, stop) for call in calls)),
+        lambda factors: reduce(torch.add, (call.weighted_sum(factors) for call in calls)),
+        summands=summands,
+    )
+
+
+def _summands(call: LayerGradient) -> Summands:
+    if call.summands is not None:
+        return call.summands()
+    assert call.squared_norms is not None
+    return Summands(call.squared_norms().sqrt(), 1)
+
+
+def bound_summands(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Summands:
+    """Bound the summands of Σ_t g_t x_tᴴ, g and x [B, ...]: Σ_t ‖g_t‖‖x_t‖ ≤ ‖g‖‖x‖·√uses.
+
+    That is the inequality of Cauchy and Schwarz.
+
+    Args:
+        positions: number of positions t.
+        uses: at how many positions one entry of x is used at most (the size of a kernel).
+    """
+    return Summands((squared_norms(g) * squared_norms(x) * uses).sqrt(), positions)
+
+
+def contract(gradients: Tensor, factors: Tensor) -> Tensor:
+    """Return Σᵢ cᵢ gᵢ: [B, *shape], real [B] -> [*shape]; one pass, in any memory order."""
+    if gradients.dim() == 2 and not gradients.is_complex():
+        return torch.mv(gradients.T, factors.to(gradients.dtype))
+    real = torch.view_as_real(gradients.resolve_conj()) if gradients.is_complex() else gradients
+    order = [*range(1, real.dim())] if real.is_contiguous() else memory_order(real)
+    ordered = real.permute(0, *order)
+    rows = ordered.reshape(len(real), prod(real.shape[1:]))
+    summed = torch.mv(rows.T, factors.to(real.dtype)).view(ordered.shape[1:])
+    summed = summed.permute([order.index(dim) for dim in range(1, real.dim())]).contiguous()
+    return torch.view_as_complex(summed) if gradients.is_complex() else summed
+
+
+def weigh(g: Tensor, factors: Tensor) -> Tensor:
+    """Return cᵢ gᵢ for g [B, ...], `flushed`."""
+    if g.is_complex():  # torch multiplies a complex number by a real one as four products
+        return torch.view_as_complex(weigh(torch.view_as_real(g.resolve_conj()), factors))
+    return flushed(g * factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1)))
+
+
+def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
+    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], lazily conjugated: (gᴴx)‾ suits BLAS."""
+    return (g.mH @ x).conj()
+
+
+def gram_norms(g: Tensor, x: Tensor) -> Tensor:
+    """Return ‖Σ_t g_t x_tᴴ‖² = Σ_tu (g_uᴴ g_t)(x_tᴴ x_u), [B], for g [B, T, O] and x [B, T, D].
+
+    In float64: the terms cancel where the gradient is small.
+    """
+    wide = torch.complex128 if g.is_complex() else torch.float64
+    g, x = g.to(wide), x.to(wide)
+    grams = torch.bmm(g, g.mH), torch.bmm(x, x.mH)  # [B, T, T]
+    return (grams[0] * grams[1].conj()).real.sum(dim=(1, 2)).clamp(min=0)
+
+
+def ghost_is_cheaper(positions: int, outputs: int, inputs: int, itemsize: int) -> bool:
+    """True if one example's two T×T Gram matrices cost less than forming its gradient [O, D].
+
+    Both ways end in one product of 2·T·O·D operations (the weighted sum here, the gradient there).
+    What counts is the rest: Gram matrices in float64, or writing the gradient and reading it twice.
+    """
+    gram = 4 * positions**2 * (outputs + inputs)
+    return gram < 3 * itemsize * outputs * inputs * OPERATIONS_PER_BYTE

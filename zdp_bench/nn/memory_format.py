@@ -1,0 +1,60 @@
+"""Memory order of maps, and complex channels as interleaved real ones.
+
+Channel c becomes 2c (real part) and 2c + 1 (imaginary part). In channels-last memory the two are the
+same bytes, so neither direction copies, and real kernels (convolution, pooling) do complex work.
+
+Gradients pass without a copy where `view_as_real` and its inverse see contiguous numbers, because
+torch makes their gradients contiguous. So the channels are moved last before, and back afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def in_transform(x: Tensor) -> bool:
+    """True if x is inside one of torch.func's transforms.
+
+    Always False while torch compiles: asking would cut the compiled code in two, at a map whose
+    memory format `torch.compile` (2.11) does not understand.
+    """
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """x [B, C, *] with the channels of one position adjacent in memory; copied only if needed."""
+    if x.dim() == 4 and not in_transform(x):  # vmap does not support torch.channels_last
+        return x.contiguous(memory_format=torch.channels_last)
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def as_real_channels(x: Tensor) -> Tensor:
+    """Complex [B, C, *] -> real [B, 2C, *]; a view if x is channels-last."""
+    parts = torch.view_as_real(x.resolve_conj().movedim(1, -1))  # [B, *, C, 2]
+    return parts.flatten(-2).movedim(-1, 1)
+
+
+def as_complex_channels(x: Tensor) -> Tensor:
+    """Real [B, 2C, *] -> complex [B, C, *]; a view if x is channels-last."""
+    pairs = channels_last(x).movedim(1, -1).unflatten(-1, (-1, 2))
+    return torch.view_as_complex(pairs).movedim(-1, 1)
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """The dimensions of x [B, *map] except the first, from the largest stride to the smallest."""
+    return sorted(range(1, x.dim()), key=x.stride, reverse=True)
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """[B, *map] -> [B, n], each map's numbers as they are in memory; a view if x has no gaps."""
+    return x.permute(0, *memory_order(x)).flatten(1)
+
+
+def in_own_order(flat: Tensor, x: Tensor) -> Tensor:
+    """Undo `in_memory_order`: [*, n] in the memory order of x [B, *map] -> [*, n] in row-major order."""
+    order = memory_order(x)
+    before = flat.dim() - 1
+    mapped = flat.unflatten(-1, [x.shape[dim] for dim in order])
+    back = (before + order.index(dim) for dim in range(1, x.dim()))
+    return mapped.permute(*range(before), *back).flatten(before)

@@ -1,0 +1,117 @@
+"""`Sheet`, a table ready to show, and its four forms: terminal, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table as RichTable
+
+from zdp_bench.records import write_text
+
+Numbers = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table as it is shown, and the numbers behind it.
+
+    Attributes:
+        columns: the headings; without any, none is shown.
+        rows: cells as shown.
+        notes: sentences below the table.
+        origin: a sentence below the title of the Markdown page: what made it.
+        numbers: what CSV and JSON hold, one mapping a row.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    origin: str = ""
+    numbers: Sequence[Numbers] = ()
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[Numbers]) -> Sheet:
+        """Return a sheet whose cells are the numbers themselves."""
+        return cls(
+            "", list(numbers[0]), [[str(v) for v in n.values()] for n in numbers], (), "", numbers
+        )
+
+    def as_rich(self) -> RichTable:
+        """Return the table for a terminal."""
+        table = RichTable(
+            *self.columns,
+            title=self.title,
+            caption="\n".join(self.notes) or None,
+            title_justify="left",
+            caption_justify="left",
+            show_header=bool(self.columns),
+        )
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def as_markdown(self) -> str:
+        """Return a page with title and notes; without notes, only the table."""
+        table = markdown_table(self.columns, self.rows)
+        if not self.notes:
+            return "\n".join(table) + "\n"
+        return markdown_page(self.title, self.origin, [*table, ""], self.notes)
+
+    def as_text(self, form: str) -> str:
+        """Return the sheet as "md", "csv" or "json", without a line break at its end."""
+        if form == "md":
+            return self.as_markdown().rstrip()
+        return to_csv(self.numbers).rstrip() if form == "csv" else to_json(self.numbers)
+
+    def write(self, stem: Path) -> list[Path]:
+        """Write `stem`.md and `stem`.csv."""
+        return write_pair(stem, self.as_markdown(), to_csv(self.numbers))
+
+
+def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:
+    """Write the two forms that `results/tables` keeps of a table, and return their paths."""
+    paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
+    write_text(paths[0], markdown)
+    write_text(paths[1], numbers)
+    return paths
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *cells)]
+
+
+def markdown_page(title: str, origin: str, body: Sequence[str], notes: Sequence[str]) -> str:
+    """Return a Markdown page: title, origin, the lines of `body`, and the notes as a list."""
+    head = [f"# {title}", "", *([origin, ""] if origin else [])]
+    return "\n".join([*head, *body, *(f"- {note}" for note in notes)]) + "\n"
+
+
+def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:
+    """Return numbers as CSV with the keys of all rows, or with `columns` if there is no row."""
+    keys = dict.fromkeys(key for row in numbers for key in row) or columns
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(keys), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(numbers)
+    return out.getvalue()
+
+
+def to_json(numbers: Sequence[Numbers]) -> str:
+    """Return numbers as a JSON list; ∞ is "inf" and NaN null there."""
+
+    def valid(value: object) -> object:
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+        return None if math.isnan(value) else str(value)
+
+    plain = [{key: valid(value) for key, value in row.items()} for row in numbers]
+    return json.dumps(plain, indent=1, ensure_ascii=False)

@@ -1,0 +1,126 @@
+"""What a run's record says: the run, its privacy, its results, and what it was made on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from torch import nn
+
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import OPERATIONAL
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.batchnorm import surgery
+from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.records import Record
+from zdp_bench.training.environment import environment, peak_memory
+from zdp_bench.training.loop import Loop
+from zdp_bench.training.setup import Setup
+
+# Keys that may differ between a run and its resumption.
+NOT_RECORDED = set(OPERATIONAL) - {"claims"}
+
+
+class Stopwatch:
+    """Measures a run's seconds from its creation."""
+
+    def __init__(self) -> None:
+        self.started, self._clock = datetime.now(UTC), time.perf_counter()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._clock
+
+
+def run_record(
+    loop: Loop,
+    watch: Stopwatch,
+    fixed_state: list[str],
+    privacy: dict[str, Any],
+    stopped_by: str,
+    metrics: dict[str, float],
+) -> Record:
+    """Return the record of a run that has ended.
+
+    Args:
+        fixed_state: what `Setup.check_model` returned.
+        privacy: the section that `privacy_report` returned.
+        metrics: of the trained model on the test set.
+    """
+    setup = loop.setup
+    config, data, headline = setup.config, setup.data, setup.task.headline
+    return {
+        "format": 1,
+        "recipe": config.recipe,
+        "run": loop.run,
+        "experiment": experiment_digest(config),
+        "seed": config.seed,
+        "claims": vars(config.claims),
+        "config": {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED},
+        "data": {
+            "name": config.dataset.name,
+            "provenance": data.provenance,
+            "digest": data.digest,
+            "notes": data.notes,
+            "train": len(data.train),
+            "test": len(data.test),
+            "validation": len(data.validation) if data.validation else 0,
+        },
+        "model": {
+            "parameters_real": count_real(trainable(setup.model).values()),
+            "surgery": surgery(setup.model),
+            "fixed_state": fixed_state,
+        },
+        "privacy": privacy,
+        "stopped_by": stopped_by,
+        "headline": {"name": headline, "value": metrics[headline]},
+        "metrics": metrics,
+        "epochs": loop.epochs,
+        "environment": environment(setup.device)
+        | {"ranks": loop.ranks.size, "execution": vars(config.execution)},
+        "measured": {
+            "started_utc": watch.started.isoformat(timespec="seconds"),
+            "train_seconds": round(watch.seconds(), 2),
+            "peak_memory_bytes": peak_memory(setup.device),
+            "micro_batch": loop.size.examples,
+            "resumed_at_step": loop.resumed_at,
+        },
+    }
+
+
+def count_real(parameters: Iterable[nn.Parameter]) -> int:
+    """Return how many real numbers the parameters hold: two for each complex entry."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in parameters)
+
+
+def privacy_report(
+    setup: Setup, ledger: Ledger, examples_per_patient: int, unit: str
+) -> dict[str, Any]:
+    """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
+    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
+    releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
+    at_least, tight = tight_interval(mechanism, releases, delta)
+    patient_at_least, patient = patient_interval(mechanism, examples_per_patient, releases, delta)
+    return {
+        "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
+        "claimed_by": config.accountant,
+        "epsilon_tight": tight,
+        "epsilon_tight_at_least": at_least,
+        "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
+        "epsilon_patient": patient,
+        "epsilon_patient_at_least": patient_at_least,
+        "records_per_patient": examples_per_patient,
+        "unit": unit,
+        "delta": delta,
+        "noise_multiplier": setup.algorithm.noise_multiplier,
+        "z": mechanism.z,
+        "steps": releases,
+        "range_test_steps": plan.range_test_steps,
+        "adjacency": plan.sampling.adjacency,
+        "sampling": vars(plan.sampling),
+        "mechanism": mechanism.as_dict(),
+        "randomness": "cryptographic" if config.privacy.secure else "seeded",
+        "ledger": {"entries": ledger.position.entries, "digest": ledger.position.digest},
+    }

@@ -1,0 +1,121 @@
+"""A run's folder: its lock, its ledger, and its record, which is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from zdp_bench import records
+from zdp_bench.config.schema import Run
+from zdp_bench.errors import Busy, UserError
+from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.records import Record
+from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.interrupts import explain_write_errors
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's record, its file, and whether it was made before."""
+
+    record: Record
+    path: Path
+    found: bool
+
+
+def find_or_run(
+    config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Record]
+) -> Outcome:
+    """Return the record of a run; carry the run out first if there is none.
+
+    One process at a time is at a run, and rank 0 alone writes.
+
+    Args:
+        wait: for another process at this run.
+        train: carries the run out in its folder, on every rank.
+
+    Raises:
+        Busy: another process is at this run, and `wait` is false.
+    """
+    home = records.folder(config.results, config.recipe, digest)
+    with (
+        explain_write_errors(home),
+        only_one_process(home, wait) if ranks.is_first else nullcontext(),
+    ):
+        if config.force and ranks.is_first:
+            _start_anew(home)
+        if done := ranks.broadcast(records.read(home / "record.json") if ranks.is_first else None):
+            return Outcome(done, home / "record.json", found=True)
+        record = ranks.broadcast(train(home))
+        if ranks.is_first:
+            records.write(home / "record.json", record)
+            records.rebuild_csv(config.results)
+    return Outcome(record, home / "record.json", found=False)
+
+
+def _start_anew(home: Path) -> None:
+    """Clear a run's folder but for its ledgers, which are set aside: a release stays counted.
+
+    The record goes first, so that a kill on the way never leaves a record without its ledger.
+    """
+    ledgers = [*home.rglob("*.jsonl")]
+    kept = {*ledgers, *home.rglob("*.jsonl.*")}
+    for path in sorted(home.rglob("*"), key=lambda path: path.name != "record.json"):
+        if path not in kept and not path.is_dir():
+            path.unlink()
+    for path in ledgers:
+        set_aside(path)
+
+
+@contextmanager
+def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the run's lock. A second process waits, and then finds the run done.
+
+    Raises:
+        Busy: another process holds it, and `wait` is false.
+    """
+    import fcntl
+
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home.with_suffix(".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Busy(f"{home}: another process is at this run.") from None
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def open_ledger(
+    path: Path,
+    mechanism: Mechanism,
+    repeatable: bool,
+    at_least: Position | None,
+    start: tuple[str, int, str],
+    ranks: Ranks = ALONE,
+    whose: str = "",
+) -> Ledger:
+    """Return the run's ledger, begun at `start` (`Ledger.begin`).
+
+    Rank 0's writes the file; the other ranks' is a copy that counts along.
+
+    Raises:
+        UserError: the file is not to be trusted.
+    """
+    if not ranks.is_first:
+        return ranks.broadcast(Copy((), Position(0, ""), repeatable))
+    try:
+        ledger = Ledger(path, mechanism, repeatable, at_least, whose)
+    except LedgerError as error:
+        raise UserError(
+            f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to "
+            "start anew."
+        ) from None
+    ledger.begin(*start)
+    ranks.broadcast(ledger.copy())
+    return ledger
