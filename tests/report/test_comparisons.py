@@ -1,4 +1,4 @@
-"""The sentences that compare rows: DeLong's test seed by seed, Student's t over seeds, Bonferroni."""
+"""Sentences that compare rows: DeLong's test seed by seed, Student's t over seeds, Bonferroni."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: everything on it, nothing outside of it; verdicts by one rule; it fits a phone in a real browser."""
+"""The page: everything on it, nothing outside of it; one rule for verdicts; it fits a phone."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from tests.test_records import record, save
 from zdp_bench.report import epsilon_curves, page, tables, verdicts
 
 
-def private(recipe: str, seed: int, value: float, **more: Any) -> dict:
+def private(recipe: str, seed: int, value: float) -> dict[str, Any]:
     epochs = [
         {"epoch": n, "step": n, "epsilon_tight": 0.5 * n, "accuracy": value * n / 4}
         for n in range(1, 5)
     ]
-    of = record(recipe, seed, value, epochs=epochs, **more)
-    of["privacy"] |= {"epsilon_tight": 2.0}
-    return of
+    run = record(recipe, seed, value, epochs=epochs)
+    run["privacy"] |= {"epsilon_tight": 2.0}
+    return run
+
+
+def write_page(results: Path) -> Path:
+    return page.write([tables.build(TABLE, results, FILLINGS)], results, results / "report.html")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[str, Path]:
+def path(tmp_path: Path) -> Path:
     """A page on two papers' rows, one of them run thrice, beside a measured table and a figure."""
     results = tmp_path / "results"
     save(results, *(private("phasemnist", seed, 0.9895 + seed / 1000) for seed in (1, 2, 3)))
@@ -39,70 +43,56 @@ def made(tmp_path: Path) -> tuple[str, Path]:
         "# Measured\n\n| a | b |\n| --- | --- |\n| <script>x</script> | 1 |\n"
     )
     (results / "figures").mkdir()
-    head = '<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="3pt" height="3pt" viewBox="0 0 3 3">'
     (results / "figures" / "p_fig1.svg").write_text(
-        head + "<metadata>made by</metadata><path/></svg>"
+        '<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="3pt" height="3pt" '
+        'viewBox="0 0 3 3"><metadata>made by</metadata><path/></svg>'
     )
-    path = page.write([tables.build(TABLE, results, FILLINGS)], results, results / "report.html")
-    return path.read_text(encoding="utf-8"), path
+    return write_page(results)
 
 
-class Outline(HTMLParser):
-    """Tags that are opened and closed, and everything that leads out of the page."""
+class Reader(HTMLParser):
+    """Collects the links of a page; fails if a tag is not closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.out: list[str] = []
-        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in ("meta", "br", "link", "img"):
             self.open.append(tag)
-        self.out += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
-        self.ids += [value or "" for name, value in attrs if name == "id" and tag == "section"]
+        self.handle_startendtag(tag, attrs)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.out += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href")
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_beside_it(made: tuple[str, Path]) -> None:
-    text, path = made
-    outline = Outline()
-    outline.feed(text)
-    assert outline.open == []
-    outside = [link for link in outline.out if not link.startswith("#")]
+def test_the_page_needs_nothing_beside_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    links = Reader(text).links
+    outside = [link for link in links if not link.startswith("#")]
     assert len(outside) == 4
-    for link in outside:
-        assert (path.parent / link).is_file(), link
-    for link in outline.out:
-        if link.startswith("#") and not link.startswith(
-            ("#m", "#C", "#g", "#D")
-        ):  # but for what an SVG uses of itself
-            assert link[1:] in text
+    assert all((path.parent / link).is_file() for link in outside)
+    within_svg = ("#m", "#C", "#g", "#D")
+    inside = [link for link in links if link.startswith("#") and not link.startswith(within_svg)]
+    assert all(link[1:] in text for link in inside)
     assert "<script" not in text
-    assert not re.search(
-        r"@import|url\(\s*['\"]?(?!#)|//[a-z]+\.[a-z]+(?<!www\.w3)",
-        re.sub(r'xmlns(:\w+)?="[^"]*"', "", text),
-    )
+    unnamed = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert not re.search(r"@import|url\(\s*['\"]?(?!#)|//[a-z]+\.[a-z]+(?<!www\.w3)", unnamed)
 
 
-def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(made: tuple[str, Path]) -> None:
-    text, _ = made
+def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
     row = text[text.index("PhaseMNIST ζ-DP-SGD</td>") :].split("</tr>")[0]
-    for shown in (
-        "99.0 %",
-        "99.15 ± 0.10 % (n = 3)",
-        ">0.53<",
-        ">0.5<",
-        'class="over">2<',
-        "official",
-        "reproduced",
-        "seed 3",
-    ):
+    ours = ("99.15 ± 0.10 % (n = 3)", ">0.5<", 'class="over">2<', "official", "seed 3")
+    for shown in ("99.0 %", ">0.53<", *ours, "reproduced"):
         assert shown in row, shown
     assert '<li class="reproduced"><b>1</b>' in text
     assert '<li class="different"><b>1</b>' in text
@@ -113,15 +103,11 @@ def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(made: tuple[s
     assert "made by" not in text
 
 
-def test_two_pages_of_the_same_records_are_the_same_but_for_the_time(
-    made: tuple[str, Path], tmp_path: Path
-) -> None:
-    text, path = made
-    results = path.parent
-    again = page.write([tables.build(TABLE, results, FILLINGS)], results, path).read_text(
-        encoding="utf-8"
-    )
-    assert re.sub(r"Made .*? UTC", "", again) == re.sub(r"Made .*? UTC", "", text)
+def test_two_pages_of_the_same_records_differ_only_in_the_time(path: Path) -> None:
+    first = path.read_text(encoding="utf-8")
+    second = write_page(path.parent).read_text(encoding="utf-8")
+    time = re.compile(r"Made .*? UTC")
+    assert time.sub("", first) == time.sub("", second)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +121,7 @@ def test_two_pages_of_the_same_records_are_the_same_but_for_the_time(
         ([0.99], {"on": "d"}, "not compared"),
     ],
 )
-def test_verdicts(tmp_path: Path, values: list[float], more: dict, verdict: str) -> None:
+def test_verdicts(tmp_path: Path, values: list[float], more: dict[str, Any], verdict: str) -> None:
     save(tmp_path, *(record("phasemnist", seed, value) for seed, value in enumerate(values)))
     table = tables.build(TABLE, tmp_path, [filling("phasemnist", **more)])
     (found,) = verdicts.of_table(table)
@@ -151,15 +137,10 @@ def test_a_number_the_paper_does_not_print_is_compared_with_nothing(tmp_path: Pa
 
 
 def test_curves_need_a_private_run() -> None:
-    assert (
-        epsilon_curves.draw(
-            [record("r", 1, 0.9, epochs=[{"epsilon_tight": math.inf, "accuracy": 0.9}])]
-        )
-        is None
-    )
-    figure = epsilon_curves.draw(
-        [private("r", 1, 0.9), private("r", 2, 0.8), record("plain", 1, 0.95, epochs=[])]
-    )
+    unbounded = record("r", 1, 0.9, epochs=[{"epsilon_tight": math.inf, "accuracy": 0.9}])
+    assert epsilon_curves.draw([unbounded]) is None
+    plain = record("plain", 1, 0.95, epochs=[])
+    figure = epsilon_curves.draw([private("r", 1, 0.9), private("r", 2, 0.8), plain])
     assert figure is not None
     assert len(figure.axes[0].lines) == 3
     assert figure.axes[0].get_legend_handles_labels()[1] == ["r, d", "plain, d (ε = ∞)"]
@@ -171,27 +152,19 @@ BROWSER = (
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
-def test_the_page_fits_a_phone_in_a_browser(made: tuple[str, Path], tmp_path: Path) -> None:
-    text, path = made
+def test_the_page_fits_a_phone_in_a_browser(path: Path, tmp_path: Path) -> None:
     probe = path.with_name("probe.html")
-    script = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('svg').length]"
-    probe.write_text(text.replace("</body>", script + "</script></body>"), encoding="utf-8")
-    words = [
-        str(BROWSER),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]
-    seen = subprocess.run(
-        [*words, "--window-size=500,900", "--dump-dom", probe.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
-    ).stdout
-    title = re.search(r"<title>(\d+),(\d+),(\d+)</title>", seen)
-    assert title, seen[:500]
+    script = (
+        "<script>document.title = [document.documentElement.scrollWidth, innerWidth, "
+        "document.querySelectorAll('svg').length]</script></body>"
+    )
+    text = path.read_text(encoding="utf-8").replace("</body>", script)
+    probe.write_text(text, encoding="utf-8")
+    words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
+    words += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
+    title = re.search(r"<title>(\d+),(\d+),(\d+)</title>", done.stdout)
+    assert title, done.stdout[:500]
     width, window, drawings = map(int, title.groups())
     assert width <= window, "the page is wider than the phone"
     assert drawings == 2

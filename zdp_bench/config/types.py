@@ -58,7 +58,7 @@ def check_types(
     merged = OmegaConf.structured(make_dataclass("Options", plain))
     for key, value in values.items():
         try:
-            merged = OmegaConf.merge(merged, {key: value})
+            merged[key] = value
         except OmegaConfBaseException as error:
             rule = _rule_of(_without_literals(types[key][0])) or first_line(error).rstrip(".")
             raise UserError(f"{dot}{key}={value}: {rule}.") from None

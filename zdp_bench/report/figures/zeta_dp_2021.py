@@ -28,43 +28,39 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
         UserError: the data root has neither CPSC 2018 nor its synthetic stand-in, or one of the two
             kinds is missing.
     """
-    synthetic = sorted((data_root / "synthetic").glob("cpsc2018-*"))
-    folder = (
-        data_root / "CPSC2018" if (data_root / "CPSC2018").is_dir() else next(iter(synthetic), None)
-    )
-    if folder is None:
+    official, synthetic = data_root / "CPSC2018", data_root / "synthetic"
+    folders = [official] if official.is_dir() else sorted(synthetic.glob("cpsc2018-*"))
+    if not folders:
         raise UserError(
             f"{data_root}: holds no ECGs. Put CPSC 2018 there, or make its stand-in with "
             "`zdp-bench run recipe=ecg dataset=cpsc2018_synthetic`; --root names another folder."
         )
     found: dict[str, ecg.Recording] = {}
-    for _, one in ecg.read_all(folder, channel=3):
-        if isinstance(one, ecg.Recording):
-            for name in one.diagnoses if len(one.diagnoses) == 1 else ():
-                found.setdefault(name, one)
+    for _, one in ecg.read_all(folders[0], channel=3):
+        if isinstance(one, ecg.Recording) and len(one.diagnoses) == 1:
+            found.setdefault(next(iter(one.diagnoses)), one)
         if {"Normal", "LBBB"} <= found.keys():
             break
     blocked = next((name for name in ("LBBB", "RBBB") if name in found), None)
     if blocked is None or "Normal" not in found:
         raise UserError(
-            f"{folder}: a normal ECG and one with LBBB or RBBB are needed; "
+            f"{folders[0]}: a normal ECG and one with LBBB or RBBB are needed; "
             "--root names another data root."
         )
 
     figure = Figure(figsize=(WIDTH, 0.55 * WIDTH))
-    shown = (
-        ("A", "sinus rhythm", found["Normal"]),
-        ("B", f"{'left' if blocked == 'LBBB' else 'right'} bundle branch block", found[blocked]),
-    )
-    made = "synthetic" if folder in synthetic else "CPSC 2018"
-    for axes, (letter, what, one), colour in zip(
-        figure.subplots(2, sharex=True, sharey=True), shown, COLOURS, strict=False
-    ):
+    side = "left" if blocked == "LBBB" else "right"
+    shown = {
+        "A   sinus rhythm": found["Normal"],
+        f"B   {side} bundle branch block": found[blocked],
+    }
+    source = "CPSC 2018" if folders[0] == official else "synthetic"
+    grid = figure.subplots(2, sharex=True, sharey=True)
+    for axes, (title, one), colour in zip(grid, shown.items(), COLOURS, strict=False):
         samples = one.signal[: round(SECONDS * ecg.RATE)]
-        axes.plot(
-            np.arange(len(samples)) / ecg.RATE, samples, color=colour, linewidth=0.8, linestyle="-"
-        )
-        axes.set_title(f"{letter}   {what} ({made}, {one.name})")
+        time = np.arange(len(samples)) / ecg.RATE
+        axes.plot(time, samples, color=colour, linewidth=0.8, linestyle="-")
+        axes.set_title(f"{title} ({source}, {one.name})")
         axes.set_ylabel("lead III in mV")
         axes.set_xlim(0, SECONDS)
     axes.set_xlabel(f"time in s; the first {512 / ecg.RATE:.2f} s are what the network sees")
