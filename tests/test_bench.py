@@ -1,4 +1,6 @@
-"""The bench: sides must agree before they are timed, ratios are to the fastest baseline, and what is written can be read."""
+"""The bench: sides must agree before they are timed, ratios are to the fastest baseline, and what
+is written can be read.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_a_compiled_side_computes_what_the_others_do() -> None:
     assert all(map(may_be_baseline, steps))
 
 
-def test_a_side_of_one_record_at_a_time_is_held_to_what_it_times(
+def test_a_side_of_one_example_at_a_time_is_held_to_what_it_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes: list[int] = []
@@ -98,7 +100,9 @@ def test_every_algorithm_takes_its_own_step(side: str) -> None:
 
 
 def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same noise in every step marches the weights off, until gradients are denormal and slow."""
+    """The same noise in every step marches the weights off, until gradients are denormal and
+    slow.
+    """
     drawn: list[int] = []
     monkeypatch.setattr(
         "zdp_bench.bench.steps.private_step", lambda training, step, *_: drawn.append(step)
@@ -164,9 +168,8 @@ def test_peak_memory_counts_the_weights() -> None:
     peak = peak_memory({**vars(wide)}, "private, fast", 1)
     assert peak is None or 2 * 38 < peak < 400  # weights and sum at least
     again = peak_memory({**vars(wide)}, "private, fast", 1)
-    assert (
-        peak is None or abs(again / peak - 1) < 0.05
-    )  # what an allocator keeps for later is not in it
+    # what an allocator keeps for later is not in it
+    assert peak is None or abs(again / peak - 1) < 0.05
 
 
 def test_a_table_is_written_with_what_it_was_measured_on(
@@ -284,9 +287,8 @@ def test_what_another_machine_measured_stays_beside_it(
     ]
     page = markdown.read_text()
     assert page.count("## MLP, batch 2") == 1
-    assert (
-        page.count("On cpu (one), 1 threads") == page.count("On cpu (other), 1 threads") == 4
-    )  # each case, and the line
+    # each case, and the line
+    assert page.count("On cpu (one), 1 threads") == page.count("On cpu (other), 1 threads") == 4
 
 
 def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
     there.write_text("case,side\nmine,own\n")
     with pytest.raises(
         UserError,
-        match=r"bench_scaling.csv: has no column 'deviation', as a table of `zdp-bench bench` has; move it",
+        match=r"bench_scaling.csv: has no column 'deviation', as a table of `zdp-bench bench` has",
     ):
         read_csv(there)
 

@@ -263,7 +263,7 @@ def test_every_paper_has_its_page() -> None:
 def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
     text = re.sub(r"```\{toctree\}[^`]*", "", page.read_text(encoding="utf-8"))
     roots = "zdp_bench|tests|recipes|conf|datasets|results|docs|papers"
-    paths = set(re.findall(rf"(?<![\w/.])(?:{roots})/[\w./*-]*\w", text))
+    paths = set(re.findall(rf"(?<![\w/.(])(?:{roots})/[\w./*-]*\w", text))
     paths = {path for path in paths if not re.search(r"NAME|PAPER|results/(runs|report)", path)}
     assert not [path for path in paths if not any(ROOT.glob(path))]
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)

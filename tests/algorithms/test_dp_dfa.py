@@ -1,7 +1,8 @@
-"""DP-DFA against its paper: a record-by-record reference, the thresholds solved from C, and bounds on hostile inputs.
+"""DP-DFA against its paper: an example-by-example reference, the thresholds solved from C, and
+bounds on hostile inputs.
 
-The reference is Algorithm 1 of Lee & Kifer 2020 written out with plain autograd for one record; it shares nothing with the
-package but the feedback matrices.
+The reference is Algorithm 1 of Lee & Kifer 2020 written out with plain autograd for one example; it
+shares nothing with the package but the feedback matrices.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ UNIFORM = Sampling("uniform", 128 / 60_000, 128, 60_000)
 
 
 class Chain(nn.Module):
-    """Two convolutions and three fully connected layers, real or complex, small enough for a loop."""
+    """Two convolutions and three fully connected layers, real or complex, small enough for a
+    loop.
+    """
 
     def __init__(self, dtype: torch.dtype, slopes: type[nn.Module]) -> None:
         super().__init__()
@@ -92,7 +95,7 @@ def norm(shares: dict[str, Tensor]) -> float:
     return math.sqrt(sum(float(share.abs().square().sum()) for share in shares.values()))
 
 
-# ------------------------------------------------------------------------------------------- one record, written out
+# ------------------------------------------------------------------------- one example, written out
 
 
 def clipped(v: Tensor, bound: float) -> Tensor:
@@ -101,8 +104,8 @@ def clipped(v: Tensor, bound: float) -> Tensor:
     return v * min(1.0, bound * SAFETY / size) if size else v
 
 
-def one_record(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Lines 6 to 16 of Algorithm 1 for one record, x [2, 6, 7]: its share by parameter name."""
+def share_of_one(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Lines 6 to 16 of Algorithm 1 for one example, x [2, 6, 7]: its share by parameter name."""
     model = algorithm.problem.model
     names = [
         name
@@ -169,14 +172,14 @@ def one_record(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", ["real", "complex"])
 @pytest.mark.parametrize("network", ["dense", "hybrid", "dfa"])
 @pytest.mark.parametrize("bound", [2.0, 0.35])
-def test_the_sum_is_algorithm_1_record_by_record(network: str, kind: str, bound: float) -> None:
+def test_the_sum_is_algorithm_1_example_by_example(network: str, kind: str, bound: float) -> None:
     model = dense(kind) if network == "dense" else chain(kind)
     algorithm = dfa(
         model, max_grad_norm=bound, convolutions="dfa" if network == "dfa" else "hybrid"
     )
     inputs, targets = batch(7, kind, scale=20.0)
     total = summed(algorithm, inputs, targets)
-    shares = [one_record(algorithm, x, y) for x, y in zip(inputs, targets, strict=True)]
+    shares = [share_of_one(algorithm, x, y) for x, y in zip(inputs, targets, strict=True)]
     assert total.keys() == shares[0].keys()
     for name, value in total.items():
         torch.testing.assert_close(
@@ -209,7 +212,9 @@ def test_a_first_layer_on_maps_learns_as_one_behind_flatten(convolutions: str) -
 
 
 def test_without_clipping_the_output_layer_learns_its_own_gradient() -> None:
-    """‖e‖ and ‖h‖ below their thresholds: the last layer's share is back-propagation's, and the others' are not."""
+    """‖e‖ and ‖h‖ below their thresholds: the last layer's share is back-propagation's, and the
+    others' are not.
+    """
     model = dense("real")
     algorithm = dfa(model, error_clip=10.0, max_grad_norm=1e3)
     inputs, targets = batch(5)
@@ -223,7 +228,7 @@ def test_without_clipping_the_output_layer_learns_its_own_gradient() -> None:
     assert not torch.allclose(total["net.0.weight"], by_name["net.0.weight"], rtol=0.1)
 
 
-# ------------------------------------------------------------------------------------------------- what follows from C
+# ------------------------------------------------------------------------------ what follows from C
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,9 @@ def test_in_the_hybrid_every_layer_has_its_share_of_c() -> None:
 
 
 def test_the_papers_formula_would_break_its_own_bound() -> None:
-    """One γβτ_e for all layers, as printed: τ_h comes out so large that the output layer alone can pass C."""
+    """One γβτ_e for all layers, as printed: τ_h comes out so large that the output layer alone can
+    pass C.
+    """
     printed = math.sqrt((2.0 / (0.25 * 0.9 * 0.1)) ** 2 / 3 - 1)
     assert 0.1 * math.sqrt(1 + printed**2) > 2.0
 
@@ -271,11 +278,12 @@ def test_no_share_exceeds_c_and_large_inputs_come_close(network: str, scale: flo
 
 
 def test_an_input_of_norm_1000_is_an_activation_too() -> None:
-    """The first layer's share is δ times the CLIPPED input: τ_h, not 1000, times that of its bias."""
+    """The first layer's share is δ times the CLIPPED input: τ_h, not 1000, times that of its
+    bias.
+    """
     model = dense("real")
-    algorithm = dfa(
-        model, slope=1.0
-    )  # a wrong γ, larger than sigmoid's: τ_h follows, and the bound still holds
+    # a wrong γ, larger than sigmoid's: τ_h follows, and the bound still holds
+    algorithm = dfa(model, slope=1.0)
     inputs, targets = batch(8)
     inputs *= 1000 / inputs.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     with torch.no_grad():
@@ -290,10 +298,12 @@ def test_an_input_of_norm_1000_is_an_activation_too() -> None:
 
 @pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
 @pytest.mark.parametrize("healthy", [0, 1])
-def test_records_that_break_in_front_contribute_nothing_whoever_stands_beside_them(
+def test_examples_that_break_in_front_contribute_nothing_whoever_stands_beside_them(
     convolutions: str, healthy: int
 ) -> None:
-    """tanh makes a finite activation of an infinite pixel, whose convolution's gradient is 0·∞: δ alone would still be summed."""
+    """tanh makes a finite activation of an infinite pixel, whose convolution's gradient is 0·∞: δ
+    alone would still be summed.
+    """
     algorithm = dfa(chain("real"), convolutions=convolutions)
     inputs, targets = batch(20 + healthy)
     inputs[:20, 0, 3, 3] = math.inf
@@ -335,14 +345,14 @@ def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> No
     assert not torch.equal(other._feedback["connected.0"], algorithm._feedback["connected.0"])
 
 
-# ---------------------------------------------------------------------------------------------------------------- ε
+# ------------------------------------------------------------------------------------------------ ε
 
 
 @pytest.mark.parametrize(
     ("sigma", "batch_size", "c", "epochs", "printed"),
     [(0.03, 512, 3.0, 50, 1.28), (0.05, 128, 2.0, 50, 1.03)],
 )
-def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_record(
+def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_example(
     sigma: float, batch_size: int, c: float, epochs: int, printed: float
 ) -> None:
     sampling = Sampling("uniform", batch_size / 60_000, batch_size, 60_000)
@@ -358,12 +368,11 @@ def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_rec
     assert mechanism.z == pytest.approx(multiplier / 2)
     tight = tight_epsilon(mechanism, steps, 1e-5)
     assert tight == pld_uniform(multiplier / 2, sampling.sample_rate, steps, 1e-5)
-    assert {block.std for block in mechanism.blocks} == {
-        sigma * batch_size
-    }  # on the sum; σ on the mean
+    # on the sum; σ on the mean
+    assert {block.std for block in mechanism.blocks} == {sigma * batch_size}
 
 
-# --------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 def test_networks_that_are_no_such_chain_are_refused() -> None:
@@ -392,7 +401,9 @@ def test_networks_that_are_no_such_chain_are_refused() -> None:
 def test_its_hooks_do_nothing_outside_of_a_step(
     build: Callable[[str], nn.Module], kind: str
 ) -> None:
-    """They stay on the model: another algorithm on it, evaluation and ordinary training must not meet them."""
+    """They stay on the model: another algorithm on it, evaluation and ordinary training must not
+    meet them.
+    """
     model, plain = build(kind), build(kind)
     inputs, targets = batch(5, kind)
     expected = summed(dfa(build(kind)), inputs, targets)

@@ -1,4 +1,6 @@
-"""What Spectral-DP and GReDP release, in distribution: the covariance of the noise, and which of them are DP-SGD in disguise."""
+"""What Spectral-DP and GReDP release, in distribution: the covariance of the noise, and which of
+them are DP-SGD in disguise.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,12 @@ R5 = np.eye(5)[[0, 4, 3, 2, 1]]  # index reversal: n → −n mod 5
 
 @pytest.mark.parametrize(
     ("noise", "expected"),
+    # Theorem 1; Corollary 1, which prints ½I
     [
         ("sound", I5),
         ("complex", I5 / 2),
         ("real", (I5 + R5) / 2),
-    ],  # Theorem 1; Corollary 1, which prints ½I
+    ],
 )
 def test_gredps_noise_has_the_covariance_of_its_docstring(noise: str, expected: np.ndarray) -> None:
     assert np.abs(covariance(algorithm("gredp", noise=noise)) - expected).max() < 0.11
@@ -112,7 +115,10 @@ def test_a_convolutions_noise_is_white_after_the_crop() -> None:
 
 
 def test_gredp_with_complex_noise_is_dp_sgd_with_less_of_it() -> None:
-    """Per-layer DP-SGD at σ/√2: the same releases in distribution, and the same tight ε. Theorem 1 claims σ."""
+    """Per-layer DP-SGD at σ/√2: the same releases in distribution, and the same tight ε.
+
+    Theorem 1 claims σ.
+    """
     for layer, records in (
         (CirculantLinear(5, 5, 5), torch.randn(3, 5)),
         (nn.Conv2d(1, 2, 2), torch.randn(3, 1, 3, 4)),
@@ -120,9 +126,8 @@ def test_gredp_with_complex_noise_is_dp_sgd_with_less_of_it() -> None:
         batch = 3 * records.double(), torch.tensor([1, 2, 0])
         ours = algorithm("gredp", layer, noise="complex")
         theirs = algorithm("dp_sgd", layer, SIGMA / math.sqrt(2), per_layer=True)
-        if (
-            layer.bias is not None
-        ):  # it has no spectrum: GReDP noises it at σ, so it is left out of the comparison
+        # it has no spectrum: GReDP noises it at σ, so it is left out of the comparison
+        if layer.bias is not None:
             width = sum(p.numel() for p in layer.parameters()) - layer.bias.numel()
         a, b = (
             releases(x, 900, batch, seed)[:, :width].numpy() for x, seed in ((ours, 1), (theirs, 2))

@@ -31,7 +31,8 @@ POISSON = Sampling("poisson", 0.1, 8.0, 80)
 class HostTraffic(TorchDispatchMode):
     """Counts numbers read from the device, each answered with 1, and tensors copied to the device.
 
-    torch itself raises an error for every other way to wait for a device (nonzero, a mask as index, a copy to the host).
+    torch itself raises an error for every other way to wait for a device (nonzero, a mask as index,
+    a copy to the host).
     """
 
     def __init__(self) -> None:

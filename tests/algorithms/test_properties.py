@@ -1,7 +1,8 @@
-"""What holds for every algorithm, on every kind of network it takes: one parametrised test a property.
+"""What holds for every algorithm, on every kind of network it takes: one parametrised test a
+property.
 
-A new algorithm joins by being registered. It is tried as its defaults have it and with each of its other choices in turn, on
-every network below that it does not refuse.
+A new algorithm joins by being registered. It is tried as its defaults have it and with each of its
+other choices in turn, on every network below that it does not refuse.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zdp_bench.training.step import Total, Training, descend, private_step
 
 POISSON = Sampling("poisson", 0.1, 8.0, 80)
 GAUSSIAN = {"noise_multiplier": 1.3, "max_grad_norm": 0.7}
-# kind of network -> the shape of its records
+# kind of network -> the shape of its examples
 NETWORKS: dict[str, tuple[int, ...]] = {
     "real": (5,),
     "convolutional": (2, 6, 7),
@@ -76,7 +77,7 @@ def network(kind: str) -> nn.Module:
     return model.to(model.dtype)
 
 
-def records(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
+def examples(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     parts = torch.randn(count, *NETWORKS[kind], 2, generator=generator, dtype=torch.float64) * scale
     inputs = torch.view_as_complex(parts) if kind in ("complex", "mixed") else parts[..., 0]
@@ -86,7 +87,7 @@ def records(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
 def make(case: Case) -> tuple[Algorithm, nn.Module, str]:
     name, options, kind = case
     model = network(kind)
-    problem = Problem(model, Classification().loss, POISSON, like=records(0, kind)[0])
+    problem = Problem(model, Classification().loss, POISSON, like=examples(0, kind)[0])
     return lookup("algorithm", name)(problem, **(GAUSSIAN | options)), model, kind
 
 
@@ -102,9 +103,8 @@ def choices(name: str) -> list[dict[str, Any]]:
             continue
         values = get_args(hints[option.name]) if get_origin(hints[option.name]) is Literal else ()
         values = (not option.default,) if isinstance(option.default, bool) else values
-        found += [
-            {option.name: value} for value in values if value not in (option.default, "fast")
-        ]  # auto is fast, checked
+        # auto is fast, checked
+        found += [{option.name: value} for value in values if value not in (option.default, "fast")]
     return found
 
 
@@ -149,7 +149,7 @@ def norm(blocks: dict[str, Tensor]) -> float:
 
 def test_the_sum_does_not_depend_on_how_the_batch_is_cut(case: Case) -> None:
     algorithm, _, kind = make(case)
-    inputs, targets = records(12, kind)
+    inputs, targets = examples(12, kind)
     whole = summed(algorithm, (inputs, targets))
     for cut in ([5, 7], [1] * 12, [12, 0]):
         parts = summed(algorithm, *zip(inputs.split(cut), targets.split(cut), strict=True))
@@ -159,15 +159,15 @@ def test_the_sum_does_not_depend_on_how_the_batch_is_cut(case: Case) -> None:
 
 def test_the_sum_is_the_sum_of_the_contributions(case: Case) -> None:
     algorithm, _, kind = make(case)
-    batch = records(9, kind)
+    batch = examples(9, kind)
     contributions = algorithm.contributions(batch)
     for name, value in summed(algorithm, batch).items():
         torch.testing.assert_close(contributions[name].sum(dim=0), value, rtol=1e-9, atol=1e-11)
 
 
-def test_a_record_twice_counts_exactly_twice(case: Case) -> None:
+def test_an_example_twice_counts_exactly_twice(case: Case) -> None:
     algorithm, _, kind = make(case)
-    inputs, targets = records(1, kind)
+    inputs, targets = examples(1, kind)
     once, twice = (
         summed(algorithm, (inputs, targets)),
         summed(algorithm, (torch.cat([inputs, inputs]), targets.repeat(2))),
@@ -178,7 +178,7 @@ def test_a_record_twice_counts_exactly_twice(case: Case) -> None:
 
 @pytest.mark.parametrize("weight_scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("input_scale", [0.0, 1e-3, 1.0, 1e3, 1e5])
-def test_no_record_moves_the_sum_by_more_than_the_bound(
+def test_no_example_moves_the_sum_by_more_than_the_bound(
     case: Case, weight_scale: float, input_scale: float
 ) -> None:
     algorithm, model, kind = make(case)
@@ -186,7 +186,7 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(
         for parameter in model.parameters():
             parameter.mul_(weight_scale)
     bound = algorithm.mechanism().blocks[0].bound
-    inputs, targets = records(4, kind, input_scale, seed=1)
+    inputs, targets = examples(4, kind, input_scale, seed=1)
     rest = summed(algorithm, (inputs[1:], targets[1:]))
     with_it = summed(algorithm, (inputs, targets))
     moved = norm({name: with_it[name] - rest[name] for name in rest})
@@ -196,9 +196,9 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, 1e308])
-def test_a_broken_record_contributes_nothing_and_spoils_nothing(case: Case, poison: float) -> None:
+def test_a_broken_example_contributes_nothing_and_spoils_nothing(case: Case, poison: float) -> None:
     algorithm, _, kind = make(case)
-    inputs, targets = records(4, kind)
+    inputs, targets = examples(4, kind)
     clean = summed(algorithm, (inputs[1:], targets[1:]))
     inputs[0] = poison
     total = summed(algorithm, (inputs, targets))
@@ -214,7 +214,7 @@ def test_a_broken_record_contributes_nothing_and_spoils_nothing(case: Case, pois
 
 def test_an_empty_batch_adds_nothing(case: Case) -> None:
     algorithm, _, kind = make(case)
-    assert norm(summed(algorithm, records(0, kind))) == 0
+    assert norm(summed(algorithm, examples(0, kind))) == 0
 
 
 def test_z_is_what_the_conventions_say_and_proportional_to_the_multiplier(case: Case) -> None:
@@ -232,7 +232,10 @@ def test_z_is_what_the_conventions_say_and_proportional_to_the_multiplier(case: 
 
 def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(case: Case) -> None:
     algorithm, model, kind = make(case)
-    first, second = summed(algorithm, records(3, kind)), summed(algorithm, records(4, kind, seed=1))
+    first, second = (
+        summed(algorithm, examples(3, kind)),
+        summed(algorithm, examples(4, kind, seed=1)),
+    )
 
     def post(noisy: dict[str, Tensor], expected: float) -> dict[str, Tensor]:
         return algorithm.postprocess(
@@ -252,7 +255,7 @@ def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(case: C
         )
 
 
-# ------------------------------------------------------------------------------------------------- through the engine
+# ------------------------------------------------------------------------------- through the engine
 
 
 @contextmanager
@@ -294,7 +297,7 @@ def test_the_step_stands_in_the_ledger_before_the_noise_is_drawn(
             real(self, *arguments)
 
         monkeypatch.setattr(SeededNoise, "add_white", spy)
-        private_step(run, 0, iter([records(4, kind)]), expected_batch_size=8.0)
+        private_step(run, 0, iter([examples(4, kind)]), expected_batch_size=8.0)
         assert seen
         assert all(count == 1 for count in seen)
 
@@ -305,7 +308,7 @@ def test_a_spent_budget_changes_nothing(case: Case, tmp_path: Path) -> None:
         yield
 
     with training(case, tmp_path, limit=1) as (run, model, kind):
-        private_step(run, 0, iter([records(4, kind)]), expected_batch_size=8.0)
+        private_step(run, 0, iter([examples(4, kind)]), expected_batch_size=8.0)
         before = [p.detach().clone() for p in model.parameters()]
         with pytest.raises(BudgetExceeded):
             private_step(run, 1, untouched(), expected_batch_size=8.0)
@@ -313,7 +316,7 @@ def test_a_spent_budget_changes_nothing(case: Case, tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------ conventions, refusals
+# ---------------------------------------------------------------------------- conventions, refusals
 
 
 def test_wirtinger_is_half_of_autograd_at_half_the_bound() -> None:
@@ -321,7 +324,7 @@ def test_wirtinger_is_half_of_autograd_at_half_the_bound() -> None:
     make_one = lookup("algorithm", "zeta_dp_sgd")
     wirtinger = make_one(problem, noise_multiplier=1.0, max_grad_norm=1.0, gradient="wirtinger")
     autograd = make_one(problem, noise_multiplier=1.0, max_grad_norm=2.0, gradient="autograd")
-    batch = records(6, "complex")
+    batch = examples(6, "complex")
     for (name, half), (_, full) in zip(
         summed(wirtinger, batch).items(), summed(autograd, batch).items(), strict=True
     ):
@@ -352,7 +355,7 @@ def test_no_mechanism_has_noise_or_a_bound_out_of_range(key: str, value: float, 
 def test_non_private_training_is_plain_gradient_descent() -> None:
     model = network("complex")
     twin = network("complex")
-    batch = records(7, "complex")
+    batch = examples(7, "complex")
     algorithm = lookup("algorithm", "sgd")(
         Problem(model, Classification().loss, Sampling("shuffled", 0.1, 7, 70))
     )

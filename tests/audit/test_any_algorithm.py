@@ -1,4 +1,6 @@
-"""Any registered algorithm can be audited as it is: one that nobody knows, sound, lying, and with a block that lacks noise."""
+"""Any registered algorithm can be audited as it is: one that nobody knows, sound, lying, and with a
+block that lacks noise.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from zdp_bench.training.setup import Setup
 
 
 class Invented:
-    """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more than its mechanism says."""
+    """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more
+    than its mechanism says.
+    """
 
     private = True
     noise_multiplier = 1.0
@@ -84,19 +88,18 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
 PLAIN = ("~algorithm.gradient", "~algorithm.gradients")
 
 
-def test_an_algorithm_the_audit_never_heard_of_is_audited(invented: Callable[..., Subject]) -> None:
+def test_an_unknown_algorithm_is_audited(invented: Callable[..., Subject]) -> None:
     findings = [
         *attack_recipe_release(invented(*PLAIN), 0.99, 4000),
-        attack_with_gradients(invented(*PLAIN), 0.99, 100, 1000),
-        attack_with_inputs(invented(*PLAIN), 0.99, 100, 1000),
+        attack_with_gradients(invented(*PLAIN), 0.99, 100, 200),
+        attack_with_inputs(invented(*PLAIN), 0.99, 100, 200),
     ]
     assert [finding.verdict for finding in findings] == ["passes"] * 4
-    assert (
-        findings[0].lower_bound > 0.4 * findings[0].epsilon_claimed
-    )  # it moves all blocks at once, along the weak direction
+    # it moves all blocks at once, along the weak direction
+    assert findings[0].lower_bound > 0.4 * findings[0].epsilon_claimed
 
 
-def test_and_caught_when_its_contributions_exceed_its_mechanism(
+def test_contributions_beyond_the_mechanism_are_caught(
     invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
@@ -104,7 +107,7 @@ def test_and_caught_when_its_contributions_exceed_its_mechanism(
     assert attack_recipe_release(lying, 0.99, 1200)[1].verdict == "flagged"
 
 
-def test_and_caught_when_one_of_its_blocks_lacks_noise(
+def test_a_block_without_noise_is_caught(
     invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weakened(monkeypatch, forget_one_bias)

@@ -42,7 +42,10 @@ def test_clopper_pearson_fails_no_more_often_than_it_says(p: float) -> None:
 def test_the_run_bound_gives_the_papers_examples(
     canaries: int, guesses: int, right: int, delta: float, printed: float
 ) -> None:
-    """Steinke et al. 2023: section 6, and the examples beside the code of appendix D; all at 95 %."""
+    """Steinke et al.
+
+    2023: section 6, and the examples beside the code of appendix D; all at 95 %.
+    """
     assert run_bound(canaries, guesses, right, delta, 0.95) == pytest.approx(printed, abs=1e-3)
 
 
@@ -64,7 +67,9 @@ def test_the_p_value_is_the_formula_written_out() -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.0, 0.01), (2.0, 0.002)])
 def test_no_mechanism_that_is_private_beats_the_p_value(epsilon: float, delta: float) -> None:
-    """Randomised response that tells a bit plainly with probability δ, and one that tells all of them together."""
+    """Randomised response that tells a bit plainly with probability δ, and one that tells all of
+    them together.
+    """
     m, q = 25, math.exp(epsilon) / (1 + math.exp(epsilon))
     for right in range(m + 1):
         bound = guess_p_value(m, m, right, epsilon, delta)

@@ -1,4 +1,6 @@
-"""The attacks on a whole run: the recipe's own sampling and steps, the same for the same seed, not blind."""
+"""The attacks on a whole run: the recipe's own sampling and steps, the same for the same seed, not
+blind.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_run_is_audited_the_same_for_the_same_seed() -> None:
 
 
 def test_input_canaries_are_seen_where_nothing_protects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wide network without noise learns wrong targets by heart; the black box attack must see it."""
+    """A wide network without noise learns wrong targets by heart; the black box attack must
+    see it.
+    """
     weakened(monkeypatch, torch.zeros_like)
     more = [
         "model.hidden=[128]",

@@ -13,11 +13,12 @@ from zdp_bench.audit.cases.algorithms import release_fourier, release_under_meas
 from zdp_bench.audit.release import RELEASE_DELTA, attack_release
 from zdp_bench.privacy.accounting import gdp_epsilon
 
+# trials; the others get 20,000
 QUICK = {
     "opacus": 14_000,
     "opacus_secure": 2_000,
     "opacus_ghost": 2_000,
-}  # trials; the others get 20,000
+}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -26,9 +27,8 @@ def test_every_built_in_case_gets_the_verdict_it_deserves(case: Case) -> None:
         pytest.importorskip(case.needs)
     finding = case.audit(seed=0, confidence=0.99, trials=QUICK.get(case.name, 20_000))
     assert finding.verdict == case.expected, finding
-    claimed = (
-        gdp_epsilon(1 / case.z, RELEASE_DELTA) if case.mechanism is None else 0.0
-    )  # at a δ above the rate
+    # at a δ above the rate
+    claimed = gdp_epsilon(1 / case.z, RELEASE_DELTA) if case.mechanism is None else 0.0
     assert finding.epsilon_claimed == pytest.approx(claimed)
 
 
@@ -46,7 +46,10 @@ def test_the_same_seed_gives_the_same_finding() -> None:
 
 
 def test_real_noise_in_the_fourier_domain_loses_every_time_whatever_sigma_is() -> None:
-    """Wang et al. 2024, Algorithm 2, at σ = 1000: the odd part of the gradient is released without noise."""
+    """Wang et al.
+
+    2024, Algorithm 2, at σ = 1000: the odd part of the gradient is released without noise.
+    """
     _, evidence = attack_release(release_fourier(0, noise="real", std=1000.0), 1000, 0.01, 0.99)
     assert evidence == "the attack wins 1,500 of 1,500"
 
@@ -66,9 +69,8 @@ def test_the_sound_cases_would_be_caught_at_a_smaller_claim() -> None:
 def test_the_clipper_that_measures_too_little_does_so_by_much() -> None:
     release = release_under_measured(0)
     moved = release(True, 4000).mean(dim=0) - release(False, 4000).mean(dim=0)
-    assert (
-        float(moved.norm()) > 1.3
-    )  # an ordinary record; the bound is 1, the standard error about 0.1
+    # an ordinary example; the bound is 1, the standard error about 0.1
+    assert float(moved.norm()) > 1.3
 
 
 def test_a_case_is_skipped_where_its_package_is_not_installed(

@@ -1,4 +1,6 @@
-"""Blocks as one real vector: an isometry of every kind of block, and canaries of exactly the bound."""
+"""Blocks as one real vector: an isometry of every kind of block, and canaries of exactly the
+bound.
+"""
 
 from __future__ import annotations
 

@@ -29,9 +29,8 @@ def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
 
 @pytest.mark.parametrize("overrides", [[], UNIFORM, ["privacy.secure=true"]])
 def test_a_sound_recipe_passes(overrides: list[str]) -> None:
-    secure = (
-        "privacy.secure=true" in overrides
-    )  # drawn anew in every run of this test, which must not fail by chance
+    # drawn anew in every run of this test, which must not fail by chance
+    secure = "privacy.secure=true" in overrides
     findings = run_findings(*overrides, confidence=1 - 1e-8 if secure else 0.99)
     assert all(finding.as_expected for finding in findings), findings
     assert [f.verdict for f in findings if f.expected == "passes"] == ["passes"] * 4
@@ -68,7 +67,7 @@ def test_a_recipe_with_broken_noise_is_caught(
 
 
 def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record in every step, where a tenth is claimed."""
+    """Every example in every step, where a tenth is claimed."""
     monkeypatch.setattr(
         Plan, "draw", lambda self, key, step, secure=False: (np.arange(1426), 142.6)
     )
@@ -79,7 +78,9 @@ def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.Mo
 def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Norms measured 2.4 times too small: the check before training refuses it, and the attack by records finds it too."""
+    """Norms measured 2.4 times too small: the check before training refuses it, and the attack by
+    examples finds it too.
+    """
     monkeypatch.setattr(
         reference, "clip_factors", lambda norms, bound: clipping.clip_factors(norms / 2.4, bound)
     )
@@ -87,9 +88,8 @@ def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
         subject("algorithm.gradients=reference")
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
     worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 1200)
-    assert (
-        worst.verdict == "passes"
-    )  # noise and mechanism agree; it is the contributions that are too large
+    # noise and mechanism agree; it is the contributions that are too large
+    assert worst.verdict == "passes"
     assert hostile.verdict == "flagged"
 
 

@@ -1,4 +1,6 @@
-"""The attack on one release: it comes near a Gaussian's ε, never above it, and finds a direction without noise."""
+"""The attack on one release: it comes near a Gaussian's ε, never above it, and finds a direction
+without noise.
+"""
 
 from __future__ import annotations
 

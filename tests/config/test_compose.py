@@ -1,4 +1,4 @@
-"""Recipes, data sets and plug-ins, and the YAML that stands for each of them."""
+"""Recipes, data sets and plug-ins, and the YAML file of each."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_mini_mnist
-from zdp_bench import assets, cli
+from tests.test_cli import run
+from zdp_bench import assets
 from zdp_bench.bench import tables as measured
 from zdp_bench.config import compose, parse
 from zdp_bench.data import files
@@ -47,21 +48,32 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (recipes / f"{name}.yaml").write_text(f"# {name}\n{body}")
     monkeypatch.setattr(assets, "RECIPES", recipes)
     monkeypatch.setattr(measured, "available", list)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     return tmp_path / "results"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["reproduce", *words])
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
+def test_a_table_runs_what_it_lacks(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mini_mnist(tmp_path / "root")
+    words = ["zeta_dp_2021/1", "--results", str(small), "--seeds", "2"]
+    words += [f"paths.data={tmp_path / 'root'}", "threads=1"]
+    code, out, err = run(capsys, "reproduce", *words)
+    assert (code, err) == (0, "")
+    table = (small / "tables" / "zeta_dp_2021_table1.md").read_text()
+    assert table.count("(n = 2)") == 2
+    assert "derived" in table
+    assert out.count("done before") == 0
+    code, out, _ = run(capsys, "reproduce", *words)
+    assert out.count("done before") == 4
 
 
 def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
-    small: Path, capsys: pytest.CaptureFixture[str]
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     words = ["--profile", "smoke", "--results", str(small), "threads=1", "paths.data=/nowhere"]
-    code, out, err = said(capsys, *words)
+    code, out, err = run(capsys, "reproduce", *words)
     assert (code, err) == (0, "")
     assert (
         "/2] zeta_dp_2021/1  recipe=phasemnist seed=1: accuracy" in out
@@ -79,7 +91,7 @@ def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
     assert all(row.numbers["n"] == 0 for row in made.rows if not row.numbers["on"]), (
         "a smoke run stands in a paper's cell"
     )
-    code, out, _ = said(capsys, *words)
+    code, out, _ = run(capsys, "reproduce", *words)
     assert out.count("(done before)") == 2
 
 
@@ -94,12 +106,12 @@ def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
         "threads=1",
         f"paths.data={tmp_path / 'root'}",
     ]
-    code, out, err = said(capsys, *words)
+    code, out, err = run(capsys, "reproduce", *words)
     assert (code, err) == (0, "")
     assert "2 cells: 0 reproduced, 0 different, 2 not run, 0 not compared" in out
     assert "the data root lacks train-images-idx3-ubyte.gz and 3 more" in out
     write_mini_mnist(tmp_path / "root")
-    code, out, err = said(capsys, *words)
+    code, out, err = run(capsys, "reproduce", *words)
     assert code == 0, err
     assert "2 cells: 0 reproduced, 2 different" in out
     assert "[2/2]" in out
@@ -133,7 +145,9 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
 ) -> None:
     path = assets.RECIPES / "mnist.yaml"
     path.write_text(path.read_text().replace("\nmodel:", "\noptimizer: {lr: 1.0e+30}\nmodel:"))
-    code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
+    code, out, err = run(
+        capsys, "reproduce", "--profile", "smoke", "--results", str(small), "threads=1"
+    )
     assert code == 2
     assert "zdp-bench: recipe=mnist seed=1: diverged at epoch" in err
     assert "1 not run, 1 not compared" in out
@@ -163,14 +177,14 @@ def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixtu
         "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_0.64}",
     )
     (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
-    code, out, err = said(capsys, "--profile", "smoke", "--results", str(small), "threads=1")
+    code, out, err = run(
+        capsys, "reproduce", "--profile", "smoke", "--results", str(small), "threads=1"
+    )
     assert (code, err) == (0, "")
     assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
     assert "0 reproduced, 0 different" in out
     assert "1 not compared" in out
-    with pytest.raises(SystemExit) as left:
-        cli.main(["report", "--results", str(small / "smoke")])
-    assert not left.value.code
+    assert run(capsys, "report", "--results", str(small / "smoke"))[0] == 0
 
 
 def test_smoke_tries_every_setting_of_a_sweep(small: Path) -> None:
@@ -197,7 +211,7 @@ def test_smoke_tries_every_setting_of_a_sweep(small: Path) -> None:
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    code, _, err = said(capsys, *words)
+    code, _, err = run(capsys, "reproduce", *words)
     assert code == 2
     assert message in err
 

@@ -61,7 +61,7 @@ def wait_for(at: Path, count: int, *at_it: subprocess.Popen[str]) -> None:
 
 
 def finished(out: str) -> list[str]:
-    """The seeds whose runs a process carried out itself, by its closing tables."""
+    """Return the seeds of the runs that a process carried out itself."""
     return re.findall(r"^quickstart, seed (\d+) *$", out, flags=re.MULTILINE)
 
 
@@ -80,27 +80,27 @@ def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_the
     first.kill()
     wait_for(tmp_path, jobs // 3, second)
     second.send_signal(signal.SIGTERM)
-    out = [first.communicate()[0], *second.communicate()]
-    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 75), out[2]
-    assert "all is saved" in out[2]
-    assert not set(finished(out[0])) & set(finished(out[1])), "a job was done twice"
+    outputs = [first.communicate()[0], *second.communicate()]
+    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 75), outputs[2]
+    assert "all is saved" in outputs[2]
+    assert not set(finished(outputs[0])) & set(finished(outputs[1])), "a job was done twice"
     left = records(tmp_path)
     assert jobs // 3 <= len(left) < len(good)
 
     again = start(*words, at=tmp_path)
-    said, told = again.communicate()
-    assert again.returncode == 2, told
-    assert f"sweep: {jobs} jobs, 3 failed" in said
+    out, err = again.communicate()
+    assert again.returncode == 2, err
+    assert f"sweep: {jobs} jobs, 3 failed" in out
     failed = re.findall(
-        r"^zdp-bench: .*seed=(-\d).*: seed=-\d: must be 0 or more\.$", told, flags=re.MULTILINE
+        r"^zdp-bench: .*seed=(-\d).*: seed=-\d: must be 0 or more\.$", err, flags=re.MULTILINE
     )
     assert failed == ["-1", "-2", "-3"]
-    assert len(told.splitlines()) == 3
+    assert len(err.splitlines()) == 3
     everything = records(tmp_path)
     assert sorted(json.loads(body)["seed"] for body in everything.values()) == list(good)
     assert {path: everything[path] for path in left} == left, "a finished job was done again"
-    assert len(finished(said)) == len(good) - len(left)
-    assert said.count("done before") == len(left)
+    assert len(finished(out)) == len(good) - len(left)
+    assert out.count("done before") == len(left)
 
 
 def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_end(
@@ -179,10 +179,10 @@ def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
 
 def test_slurm_jobs_are_tried_by_submitits_local_executor(tmp_path: Path) -> None:
     ended = start("launcher=submitit", *TINY, "seed=1,-1", at=tmp_path)
-    said, told = ended.communicate()
+    out, err = ended.communicate()
     assert ended.returncode == 2
-    assert "sweep: 2 jobs, 1 failed" in said
-    assert "seed=-1: must be 0 or more." in told
+    assert "sweep: 2 jobs, 1 failed" in out
+    assert "seed=-1: must be 0 or more." in err
     assert [json.loads(body)["seed"] for body in records(tmp_path).values()] == [1]
 
 

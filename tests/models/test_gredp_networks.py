@@ -1,4 +1,6 @@
-"""The networks of GReDP's Tables II to VI: sizes, what trains, and where ImageNet weights come from."""
+"""The networks of GReDP's Tables II to VI: sizes, what trains, and where ImageNet weights come
+from.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,11 @@ def test_transfer_trains_the_last_convolutions_and_a_new_head(
     assert list(trainable(model)) == [*retrained, "network.fc.weight", "network.fc.bias"]
     torch.testing.assert_close(model.network.conv1.weight, some_weights()["conv1.weight"])
     x = torch.randn(3, 3, 32, 32)
+    # nothing mixes examples, and nothing is kept of them
     one, several = (
         model.train()(x[:1]),
         model(x),
-    )  # nothing mixes records, and nothing is kept of them
+    )
     torch.testing.assert_close(one, several[:1])
     assert torch.equal(model.network.bn1.running_mean, some_weights()["bn1.running_mean"])
 

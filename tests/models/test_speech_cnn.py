@@ -1,4 +1,6 @@
-"""The speech network: the sizes of A.2.3, its activation everywhere, maps that are too small refused."""
+"""The speech network: the sizes of A.2.3, its activation everywhere, maps that are too small
+refused.
+"""
 
 from __future__ import annotations
 

@@ -35,14 +35,15 @@ def test_vgg11_has_as_many_parameters_as_the_paper_says() -> None:
 
 
 def test_the_original_unet_has_its_size() -> None:
-    assert (
-        30.9e6 < parameters("transposed_unet", (1, 256, 256), 2) < 31.1e6
-    )  # 31 million, as everywhere quoted
+    # 31 million, as everywhere quoted
+    assert 30.9e6 < parameters("transposed_unet", (1, 256, 256), 2) < 31.1e6
 
 
 @pytest.mark.parametrize("name", ["vgg11", "vgg11_unet"])
 def test_batchnorm_as_deepee_ran_it_is_an_instance_norm(name: str) -> None:
-    """deepee runs one copy of the network per record: BatchNorm over one record, with its running statistics switched off."""
+    """deepee runs one copy of the network per example: BatchNorm over one example, with its running
+    statistics switched off.
+    """
     torch.manual_seed(0)
     options = {"hidden": 8} if name == "vgg11" else {}
     model = lookup("model", name)((1, 64, 64), 2, norm="batch", width=8, **options)
@@ -88,9 +89,8 @@ def test_the_vgg_unet_answers_with_a_map() -> None:
 def test_unet_takes_a_norm_behind_every_convolution(name: str, how: str) -> None:
     shape, width, depth = (1, 16, 24), 8, 2
     plain = parameters(name, shape, 1, width=width, depth=depth)
-    scale_and_shift = (
-        2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)
-    )  # two convolutions a block
+    # two convolutions a block
+    scale_and_shift = 2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)
     assert (
         parameters(name, shape, 1, width=width, depth=depth, normalisation=how)
         == plain + scale_and_shift
@@ -98,7 +98,9 @@ def test_unet_takes_a_norm_behind_every_convolution(name: str, how: str) -> None
 
 
 def test_sequence_cnns_are_twins() -> None:
-    """As the 2024 paper describes it; the real one has twice the inputs, and real numbers in the place of complex ones."""
+    """As the 2024 paper describes it; the real one has twice the inputs, and real numbers in the
+    place of complex ones.
+    """
     rest = 9 * (32 * 64 + 64 * 128) + (32 + 64 + 128) * 3 + 128 * 4 + 4
     assert parameters("complex_sequence_cnn", (1, 32, 32), 4) == 9 * 32 + rest
     assert parameters("real_sequence_cnn", (1, 32, 32), 4) == 9 * 2 * 32 + rest
@@ -109,9 +111,8 @@ def test_sequence_cnns_are_twins() -> None:
         answer = model(x)
         assert answer.shape == (3, 4)
         assert not answer.is_complex()
-        assert not torch.allclose(
-            answer, model(x.conj().resolve_conj())
-        )  # the imaginary part counts
+        # the imaginary part counts
+        assert not torch.allclose(answer, model(x.conj().resolve_conj()))
 
 
 @pytest.mark.parametrize("size", [(17, 22), (19, 31)])
@@ -154,9 +155,8 @@ def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() ->
         [(x[1, 2, 1:6, column : column + 5] * plane).sum() for column in range(4)]
     )
     ratio = by_hand / found[1, 2, 5 * 2 + 3 - 1, 3, 2:6]
-    torch.testing.assert_close(
-        ratio, ratio[:1].abs().expand(4).to(ratio)
-    )  # real, positive, and one for all
+    # real, positive, and one for all
+    torch.testing.assert_close(ratio, ratio[:1].abs().expand(4).to(ratio))
 
 
 def test_a_harmonic_block_without_a_signal_stays_finite() -> None:

@@ -1,4 +1,6 @@
-"""The accountants: known values, the laws every ε obeys over random mechanisms, and per-patient ε."""
+"""The accountants: known values, the laws every ε obeys over random mechanisms, and per-
+patient ε.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def mechanism(z: float, q: float, scheme: Scheme = "poisson", records: int = 10_
     return Mechanism((Block("b", (2,), "float32", 1.0, z * sampling.shift, "real"),), sampling)
 
 
-random = settings(derandomize=True, deadline=None, max_examples=20)
+random = settings(derandomize=True, deadline=None, max_examples=12)
 zs = st.floats(0.4, 20.0)
 rates = st.floats(1e-4, 0.5)
 counts = st.integers(1, 3000)
@@ -84,7 +86,9 @@ def test_poisson_at_rate_one_is_the_gaussian_mechanism(z: float, steps: int, del
 def test_resumed_composition_equals_unbroken(
     z: float, q: float, before: int, after: int, scheme: Scheme
 ) -> None:
-    """Two stretches composed one onto the other by dp-accounting are worth what one stretch of both is."""
+    """Two stretches composed one onto the other by dp-accounting are worth what one stretch of both
+    is.
+    """
     from dp_accounting.pld.common import self_convolve
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
@@ -121,7 +125,7 @@ def test_the_error_of_the_grid_is_what_the_docstring_says(
     assert finer * (1 - 1e-4) < pld(z, q, steps, DELTA) < finer * 1.002
 
 
-# --------------------------------------------------------------------------------------------------------- intervals
+# ---------------------------------------------------------------------------------------- intervals
 
 
 @random
@@ -133,7 +137,7 @@ def test_the_lower_bound_is_below_the_upper(z: float, q: float, steps: int, coun
     assert low > 0.4 * high or high < 1e-3
 
 
-@settings(random, max_examples=6)
+@settings(random, max_examples=4)
 @given(zs, rates, counts, st.floats(1.1, 3.0))
 def test_the_lower_bound_grows_with_steps_and_rate_and_falls_with_noise(
     z: float, q: float, steps: int, by: float
@@ -181,20 +185,18 @@ def test_the_interval_of_trivial_mechanisms() -> None:
         == patient_interval(naked, 2, 1, DELTA)
         == (math.inf, math.inf)
     )
-    low, high = tight_interval(
-        mechanism(0.01, 0.1, "uniform"), 50, DELTA
-    )  # bounded in closed form from above
+    # bounded in closed form from above
+    low, high = tight_interval(mechanism(0.01, 0.1, "uniform"), 50, DELTA)
     assert 1000 < low < high < math.inf
     low, high = patient_interval(mechanism(0.01, 0.1, "uniform"), 3, 50, DELTA)
     assert 1000 < low < high < math.inf
 
 
-def test_a_patient_in_every_fixed_batch_is_told_apart_by_how_many_records_it_holds() -> None:
+def test_a_patient_in_every_fixed_batch_is_told_apart_by_how_many_examples_it_holds() -> None:
     release = mechanism(4.0, 0.3, "uniform", records=10)
     whole, most = (patient_interval(release, count, 30, DELTA) for count in (10, 9))
-    assert whole[0] == pytest.approx(
-        whole[1], rel=2e-3
-    )  # every record is the patient's: no sampling is left
+    # every example is the patient's: no sampling is left
+    assert whole[0] == pytest.approx(whole[1], rel=2e-3)
     assert most[0] < whole[0]
     assert most[1] == whole[1]
 
@@ -239,7 +241,7 @@ def test_uniform_batches_use_their_own_law() -> None:
     assert tight_epsilon(release, 1000, DELTA) > 1.15 * pld(release.z, 0.01, 1000, DELTA)
 
 
-def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_records() -> None:
+def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_examples() -> None:
     orders = list(range(2, 65))
     event = dp_accounting.SampledWithoutReplacementDpEvent(
         10_000, 100, dp_accounting.GaussianDpEvent(1.3)
@@ -283,18 +285,18 @@ def test_dp_accountings_warnings_are_not_shown(caplog: pytest.LogCaptureFixture)
     assert logging.getLogger("absl").level == level
 
 
-# ---------------------------------------------------------------------------------------------------------- patients
+# ----------------------------------------------------------------------------------------- patients
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "uniform", "full"])
-def test_a_patient_with_one_record_is_a_record(scheme: Scheme) -> None:
+def test_a_patient_with_one_example_is_an_example(scheme: Scheme) -> None:
     release = mechanism(1.2, 1.0 if scheme == "full" else 0.02, scheme)
     assert patient_epsilon(release, 1, 300, DELTA) == tight_epsilon(release, 300, DELTA)
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "uniform"])
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_patient_costs_more_than_a_record_and_less_than_group_privacy(
+def test_a_patient_costs_more_than_an_example_and_less_than_group_privacy(
     scheme: Scheme, count: int
 ) -> None:
     """Group privacy: δₖ(ε) ≤ δ(ε/k)·(e^ε − 1)/(e^{ε/k} − 1), for any mechanism."""
@@ -318,21 +320,19 @@ def test_patients_in_every_batch_are_the_plain_gaussian() -> None:
     assert patient_epsilon(full, 3, 10, DELTA) == pytest.approx(
         dp_accounting.get_epsilon_gaussian(4.0 / 3 / math.sqrt(10), DELTA)
     )
-    crowded = mechanism(
-        4.0, 0.9, "uniform", records=10
-    )  # 9 of 10 drawn: two of a patient's three at the least
+    # 9 of 10 drawn: two of a patient's three at the least
+    crowded = mechanism(4.0, 0.9, "uniform", records=10)
     assert patient_epsilon(crowded, 3, 10, DELTA) == patient_epsilon(full, 3, 10, DELTA)
-    single = mechanism(
-        4.0, 0.1, "uniform", records=10
-    )  # one drawn: it cannot be two of the patient's
+    # one drawn: it cannot be two of the patient's
+    single = mechanism(4.0, 0.1, "uniform", records=10)
     assert patient_epsilon(single, 10, 1, DELTA) == pytest.approx(
         dp_accounting.get_epsilon_gaussian(4.0, DELTA)
     )
     assert patient_epsilon(single, 9, 1, DELTA) < patient_epsilon(single, 10, 1, DELTA) * (1 + 1e-3)
 
 
-def test_patients_of_many_records() -> None:
-    """The 2024 paper's patients have 80 slices: finite, and far more than a record's."""
+def test_patients_of_many_examples() -> None:
+    """The 2024 paper's patients have 80 slices: finite, and far more than an example's."""
     release = mechanism(2.2, 24 / 3520, records=3520)
     assert (
         1000
@@ -342,12 +342,12 @@ def test_patients_of_many_records() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
-def test_a_patient_owns_some_of_the_records(count: int) -> None:
+def test_a_patient_owns_some_of_the_examples(count: int) -> None:
     with pytest.raises(ValueError, match="records_per_patient"):
         patient_epsilon(mechanism(1.0, 0.1), count, 1, DELTA)
 
 
-# ------------------------------------------------------------------------------------------------- budget and claims
+# -------------------------------------------------------------------------------- budget and claims
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "uniform"])
@@ -365,9 +365,8 @@ def test_every_accountant_has_its_yaml() -> None:
     assert set(files) == set(names("accountant"))
     for name, path in files.items():
         assert assets.read_yaml(path) == {"name": name}
-        assert path.read_text(encoding="utf-8").startswith(
-            "# "
-        )  # `zdp-bench list accountants` shows this line
+        # `zdp-bench list accountants` shows this line
+        assert path.read_text(encoding="utf-8").startswith("# ")
 
 
 @pytest.mark.parametrize("name", names("accountant"))
@@ -380,20 +379,22 @@ def test_every_claim_falls_with_noise_and_is_infinite_without(name: str) -> None
 
 
 def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
-    """σ on the mean of m records that may each move the sum by C is z = σm/C."""
+    """σ on the mean of m examples that may each move the sum by C is z = σm/C."""
     direct = Claim(1.6, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128)
     on_mean = Claim(0.025, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128, sensitivity=2.0)
     assert claimed_epsilon("dp_dfa_2020", direct) == pytest.approx(
         claimed_epsilon("dp_dfa_2020", on_mean)
     )
     cifar = Claim(0.025, 128 / 50_000, 1, DELTA, 50_000, 20, batch_size=128, sensitivity=2.0)
-    assert claimed_epsilon("dp_dfa_2020", cifar) == claimed_epsilon(
-        "dp_dfa_2020", on_mean
-    )  # it counts 60,000 records whatever there is
+    # it counts 60,000 examples whatever there is
+    assert claimed_epsilon("dp_dfa_2020", cifar) == claimed_epsilon("dp_dfa_2020", on_mean)
 
 
 def test_the_central_limit_is_that_of_its_papers() -> None:
-    """Bu, Dong, Long & Su 2020: Corollary 3 (Poisson), and with lots of 64 what Ziller et al. 2021 printed."""
+    """Bu, Dong, Long & Su 2020: Corollary 3 (Poisson), and with lots of 64 what Ziller et al.
+
+    2021 printed.
+    """
     mu = 0.01 * math.sqrt(100 * math.expm1(0.7**-2))
     assert gdp_clt(0.7, 0.01, 100, DELTA, "poisson") == pytest.approx(gdp_epsilon(mu, DELTA))
     claim = Claim(1.1, 0.01, 1000, DELTA, records=6400, epochs=10)

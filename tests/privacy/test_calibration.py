@@ -1,4 +1,6 @@
-"""σ for a target ε: right, on the private side, remembered, and never taken from a file that does not answer the question."""
+"""σ for a target ε: right, on the private side, remembered, and never taken from a file that does
+not answer the question.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The complex Gaussian mechanism, run: its privacy loss is what the formulas say, and not what the 2021 theorems say."""
+"""The complex Gaussian mechanism, run: its privacy loss is what the formulas say, and not what the
+2021 theorems say.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from zdp_bench.privacy.mechanism import Block
 
 
 def privacy_losses(covariance: np.ndarray, shift: np.ndarray, draws: int = 400_000) -> np.ndarray:
-    """log density ratio of neighbours at outputs of the first, for noise on (re, im) of one complex number; from densities."""
+    """log density ratio of neighbours at outputs of the first, for noise on (re, im) of one complex
+    number; from densities.
+    """
     rng = np.random.default_rng(7)
     noise = rng.standard_normal((draws, 2)) @ np.linalg.cholesky(covariance).T
     inverse = np.linalg.inv(covariance)
@@ -44,9 +48,8 @@ def test_circular_delta_and_rdp_are_measured() -> None:
     assert cg.published_2021_delta(sigma, epsilon) < 0.6 * measured  # Theorem 1 promises too much
     divergence = math.log(np.mean(np.exp((alpha - 1) * losses))) / (alpha - 1)
     assert cg.gdp_rdp(cg.circular_mu(sigma), alpha) == pytest.approx(divergence, rel=0.05)
-    assert cg.published_2021_rdp(sigma, alpha) == pytest.approx(
-        divergence / 2, rel=0.05
-    )  # Theorem 2 is half of it
+    # Theorem 2 is half of it
+    assert cg.published_2021_rdp(sigma, alpha) == pytest.approx(divergence / 2, rel=0.05)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, -0.6, 0.95])
@@ -76,9 +79,10 @@ def test_theorem_1_of_2024_with_known_parts() -> None:
     assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=0.0) == pytest.approx(
         math.sqrt(1 / 0.75)
     )
+    # the paper's loose split
     assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=1.0) > cg.correlated_mu(
         1.0, 0.5, 1.0
-    )  # the paper's loose split
+    )
     assert cg.correlated_mu(1.0, -1.0) == math.inf
 
 

@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "ledger.jsonl"
 
 
-# -------------------------------------------------------------------------------------------------------- what it counts
+# ----------------------------------------------------------------------------------- what it counts
 
 
 def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
@@ -89,21 +89,21 @@ def test_a_step_that_cannot_be_repeated_counts_every_time(path: Path) -> None:
 def test_releases_drawn_ahead_by_a_killed_process(tmp_path: Path) -> None:
     write(tmp_path / "seeded", 7)
     write(tmp_path / "secure", 7, repeatable=False)
-    assert (
-        reopen(tmp_path / "seeded").releases_before(4) == 4
-    )  # steps 4 to 6 will be drawn again, the same
-    assert (
-        reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7
-    )  # they were releases of their own
+    # steps 4 to 6 will be drawn again, the same
+    assert reopen(tmp_path / "seeded").releases_before(4) == 4
+    # they were releases of their own
+    assert reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7
 
 
-# --------------------------------------------------------------------------------------------- the same release, or another
+# --------------------------------------------------------------------- the same release, or another
 
 
 def begun(
     path: Path, made: str, step: int, state: str, upto: int, secure: bool = False
 ) -> tuple[Ledger, int]:
-    """A process that goes on at `step` and is stopped after `upto` steps; and how many it was told count again."""
+    """A process that goes on at `step` and is stopped after `upto` steps; and how many it was told
+    count again.
+    """
     ledger = Ledger(path, MECHANISM, repeatable=not secure)
     ledger.begin(made, step, state)
     for number in range(step, upto):
@@ -202,7 +202,7 @@ def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:
     assert begun(path, "code", 0, "new", 1, secure=True)[0].releases >= 6
 
 
-# -------------------------------------------------------------------------------------------------- on disk before the noise
+# ------------------------------------------------------------------------- on disk before the noise
 
 
 def test_append_returns_only_after_the_line_is_synced(
@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_a_step_that_is_counted(path: Path) -> None:
     assert reopen(path).releases == 2  # and from outside nobody can know
 
 
-# -------------------------------------------------------------------------------------------------------- what a kill leaves
+# ------------------------------------------------------------------------------- what a kill leaves
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
@@ -270,9 +270,8 @@ def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable:
         path = tmp_path / "cut"
         path.write_bytes(data[:length])
         ledger = reopen(path, repeatable)
-        begun = (
-            0 if length <= ends[0] else sum(length > end for end in ends)
-        )  # steps of which any byte was written
+        # steps of which any byte was written
+        begun = 0 if length <= ends[0] else sum(length > end for end in ends)
         assert ledger.releases == begun, length
         assert reopen(path, repeatable).releases == begun  # what was mended is whole
         goes_on = Ledger(path, MECHANISM, repeatable)
@@ -302,7 +301,7 @@ def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
     assert reopen(path, repeatable=False).releases == 3
 
 
-# ------------------------------------------------------------------------------------------------------- what it refuses
+# ---------------------------------------------------------------------------------- what it refuses
 
 
 def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
@@ -318,10 +317,11 @@ def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
         1: ["not json\n", *lines[1:]],
     }
     more = [
+        # its digest taken away
         (
             3,
             [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]],
-        ),  # its digest taken away
+        ),
         (3, [*lines[:2], "7\n", *lines[3:]]),
         (3, [*lines[:2], "[]\n", *lines[3:]]),
         (3, [*lines[:2], "\n", *lines[3:]]),

@@ -1,4 +1,6 @@
-"""Laws of privacy losses: above the true curve everywhere, tight, and never below what a real batch leaks."""
+"""Laws of privacy losses: above the true curve everywhere, tight, and never below what a real batch
+leaks.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +82,8 @@ def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps:
         for at in EPSILONS:
             true, ours = curve(z, q, at), law_delta(law, at)
             assert ours >= true - 1e-12
-            assert (
-                ours <= curve(z, q, at - law.width) + 1e-9
-            )  # the curve's chord over one cell of the grid
+            # the curve's chord over one cell of the grid
+            assert ours <= curve(z, q, at - law.width) + 1e-9
             assert ours <= true + 0.02 * q + 1e-9 or law.width > 0.01
 
 
@@ -109,7 +110,9 @@ def mixture(means: np.ndarray, z: float, at: np.ndarray) -> np.ndarray:
 def real_batch_deltas(
     one: list[float], other: list[float], size: int, z: float, at: float
 ) -> tuple[float, float]:
-    """The exact δ of one and of two releases of the noisy sum of a random batch; by integration on a grid."""
+    """The exact δ of one and of two releases of the noisy sum of a random batch; by integration on
+    a grid.
+    """
     x = np.linspace(-size - 9 * z, size + 9 * z, 1200)
     densities = [
         mixture(np.array([sum(b) for b in itertools.combinations(data, size)]), z, x)
@@ -125,7 +128,9 @@ def real_batch_deltas(
 def test_real_batches_never_leak_more_than_the_uniform_law(
     replaced: int, size: int, at: float
 ) -> None:
-    """Data sets of 5 numbers in [−1, 1], `replaced` of them changed from 1 to −1: σ = 2 on the sum, so z = 1."""
+    """Data sets of 5 numbers in [−1, 1], `replaced` of them changed from 1 to −1: σ = 2 on the sum,
+    so z = 1.
+    """
     chances = [
         math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size)
         for j in range(replaced + 1)
@@ -142,9 +147,8 @@ def test_real_batches_never_leak_more_than_the_uniform_law(
             once, twice = real_batch_deltas(
                 [*rest, *[a] * replaced], [*rest, *[b] * replaced], size, 2.0, at
             )
-            assert (
-                once <= law_delta(law, at) + 1e-5
-            )  # the bound is attained; the grid of integration is not finer
+            # the bound is attained; the grid of integration is not finer
+            assert once <= law_delta(law, at) + 1e-5
             if squared is not None:
                 assert twice <= law_delta(squared, at) + 1e-5
 
@@ -175,7 +179,7 @@ def test_the_poisson_law_agrees_with_dp_accounting(z: float, q: float, steps: in
     assert pld(z, q, steps, 1e-5) == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=5e-4)
 
 
-def test_several_records_agree_with_dp_accountings_mixture() -> None:
+def test_several_examples_agree_with_dp_accountings_mixture() -> None:
     z, q, k, steps = 1.3, 0.05, 3, 40
     chances = binom.pmf(np.arange(k + 1), k, q)
     theirs = peer.from_mixture_gaussian_mechanism(
@@ -186,7 +190,9 @@ def test_several_records_agree_with_dp_accountings_mixture() -> None:
 
 
 def test_many_steps_of_a_small_leak_stay_tight() -> None:
-    """q = 3e-5, 10⁶ steps (fastMRI in the 2021 paper): a converged grid gives 0.1236; dp-accounting's default gives 0.173."""
+    """q = 3e-5, 10⁶ steps (fastMRI in the 2021 paper): a converged grid gives 0.1236; dp-
+    accounting's default gives 0.173.
+    """
     assert 0.1235 < pld(1.0, 3e-5, 1_000_000, 1e-5) < 0.1245
 
 
@@ -195,9 +201,10 @@ def test_many_steps_of_a_small_leak_stay_tight() -> None:
 @pytest.mark.parametrize("steps", [1, 1000, 100_000])
 def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
     for bound in (pld, pld_uniform):
+        # sampling does not hurt
         assert (
             0 <= bound(z, q, steps, 1e-5) <= gdp_epsilon(math.sqrt(steps) / z, 1e-5) * 1.02 + 1e-6
-        )  # sampling does not hurt
+        )
 
 
 def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
@@ -209,7 +216,9 @@ def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
 
 
 def test_composition_matches_a_curve_known_in_closed_form() -> None:
-    """A rate just below 1 composes by FFT what the closed form composes exactly; δ itself, not only ε, must agree."""
+    """A rate just below 1 composes by FFT what the closed form composes exactly; δ itself, not only
+    ε, must agree.
+    """
     (law,) = uniform_laws(8.0, one_example(1 - 1e-12), 64, 1e-4)
     at = epsilon((law,), 64, 1e-4)
     assert gdp_delta(1.0, at) == pytest.approx(1e-4, rel=5e-3)
@@ -230,7 +239,7 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     assert epsilon((law,), steps, delta) > as_it_stands + 1e-3
 
 
-# ------------------------------------------------------------------------------------------------------ lower bounds
+# ------------------------------------------------------------------------------------- lower bounds
 
 
 @pytest.mark.parametrize(
@@ -262,7 +271,9 @@ def test_the_attack_on_one_step_reaches_delta(z: float, q: float) -> None:
 
 
 def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
-    """A rate just below 1 composes on the grid what has a closed form; the loss of one step is 0.125 ± 0.125·8."""
+    """A rate just below 1 composes on the grid what has a closed form; the loss of one step is
+    0.125 ± 0.125·8.
+    """
     for steps, cell in itertools.product((1, 8, 64), (0.01, 0.1, 0.5)):
         law = grid_of_a_gaussian(8.0, cell)
         exact = gdp_epsilon(math.sqrt(steps) / 8, 1e-4)
@@ -275,7 +286,9 @@ def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
 
 
 def grid_of_a_gaussian(z: float, width: float) -> Law:
-    """The law that connects the dots of N(1, z²) against N(0, z²), from its curve δ(ε) alone (dp-accounting's own way)."""
+    """The law that connects the dots of N(1, z²) against N(0, z²), from its curve δ(ε) alone (dp-
+    accounting's own way).
+    """
     theirs = peer.from_gaussian_mechanism(z, value_discretization_interval=width)
     pmf = theirs._pmf_remove.to_dense_pmf()
     return Law(width, pmf._lower_loss, np.asarray(pmf._probs), pmf._infinity_mass)
@@ -283,7 +296,9 @@ def grid_of_a_gaussian(z: float, width: float) -> Law:
 
 @pytest.mark.parametrize(("z", "q", "steps"), [(0.55, 0.01, 1000), (2.0, 0.1, 300), (5.0, 0.7, 30)])
 def test_no_other_pair_that_was_tried_is_told_apart_better(z: float, q: float, steps: int) -> None:
-    """The record comes instead of goes; the others are at 0 and the record is +C or −C (by dp-accounting)."""
+    """The example comes instead of goes; the others are at 0 and the example is +C or −C (by dp-
+    accounting).
+    """
     best = epsilon_at_least(attack_law(z, one_example(q), steps, 1e-5), steps, 1e-5)
     _, comes = poisson_laws(z, one_example(q), steps, 1e-5)
     symmetric = peer.from_gaussian_mechanism(
@@ -302,7 +317,9 @@ def test_no_other_pair_that_was_tried_is_told_apart_better(z: float, q: float, s
 def test_the_attack_succeeds_on_real_batches(
     replaced: int, size: int, z: float, steps: int
 ) -> None:
-    """Ten numbers, all −½ but for those replaced, which are +½: their batches drawn and told apart by the likelihood."""
+    """Ten numbers, all −½ but for those replaced, which are +½: their batches drawn and told apart
+    by the likelihood.
+    """
     delta, draws, rng = 0.01, 400_000, np.random.default_rng(5)
     chances = hypergeom.pmf(np.arange(min(replaced, size) + 1), 10, replaced, size)
     low = epsilon_at_least(
@@ -329,7 +346,7 @@ def test_the_attack_succeeds_on_real_batches(
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("z", [0.3, 1.0, 30.0])
 def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
-    """Over all of the line whose mass is kept, with several records as with one."""
+    """Over all of the line whose mass is kept, with several examples as with one."""
     weights = binom.logpmf(np.arange(count + 1), count, 0.05)
     losses = np.linspace(*_loss(np.array([-TAIL * z, count + TAIL * z]), z, weights), 500)[1:]
     np.testing.assert_allclose(

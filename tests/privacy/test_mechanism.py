@@ -1,4 +1,6 @@
-"""A mechanism's declared z against the gain of its noise, measured on matrices that none of the code under test builds."""
+"""A mechanism's declared z against the gain of its noise, measured on matrices that none of the
+code under test builds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ UNIFORM = Sampling("uniform", 0.1, 10.0, 100)
 
 
 def unitary_dft(shape: tuple[int, ...], dims: tuple[int, ...]) -> np.ndarray:
-    """The matrix of the unitary DFT over some dimensions of a row-major array, from its definition."""
+    """The matrix of the unitary DFT over some dimensions of a row-major array, from its
+    definition.
+    """
     matrix = np.ones((1, 1), dtype=complex)
     for axis, size in enumerate(shape):
         k = np.arange(size)
@@ -54,7 +58,7 @@ def noise_map(block: Block) -> np.ndarray:
 
 
 def share_map(block: Block) -> np.ndarray:
-    """The space a record's share ranges over: everything, but for spectra of real signals."""
+    """The space an example's share ranges over: everything, but for spectra of real signals."""
     if block.noise == "hermitian":
         return parts(unitary_dft(block.shape, block.fft_dims))
     n = math.prod(block.shape)
@@ -62,7 +66,9 @@ def share_map(block: Block) -> np.ndarray:
 
 
 def numeric_gain(mechanism: Mechanism, rng: np.random.Generator) -> float:
-    """The longest shift in units of the noise, found by ascent over all shares that the bounds allow; ∞ if one meets no noise."""
+    """The longest shift in units of the noise, found by ascent over all shares that the bounds
+    allow; ∞ if one meets no noise.
+    """
     maps = []
     for block in mechanism.blocks:
         noise, share = noise_map(block), share_map(block)
@@ -76,7 +82,9 @@ def numeric_gain(mechanism: Mechanism, rng: np.random.Generator) -> float:
     sizes = [m.shape[1] for m in maps]
 
     def within(u: list[np.ndarray]) -> list[np.ndarray]:
-        """The share as long as its bound allows (shares are unit-norm maps, so norms are those of the coordinates)."""
+        """The share as long as its bound allows (shares are unit-norm maps, so norms are those of
+        the coordinates).
+        """
         if mechanism.joint:
             total = math.sqrt(sum(float(p @ p) for p in u))
             return [p * mechanism.blocks[0].bound / total for p in u]
@@ -88,9 +96,8 @@ def numeric_gain(mechanism: Mechanism, rng: np.random.Generator) -> float:
     best = 0.0
     for _ in range(12):
         pair = [within([rng.standard_normal(s) for s in sizes]) for _ in range(2)]
-        for _ in range(
-            300
-        ):  # the ascent of a convex function over a ball: go where its gradient points, as far as is allowed
+        # The maximum of a convex function over a ball: go along its gradient as far as allowed.
+        for _ in range(300):
             replaced = mechanism.sampling.scheme == "uniform"
             shift = [a - b if replaced else a for a, b in zip(*pair, strict=True)]
             slope = [m.T @ (m @ d) for m, d in zip(maps, shift, strict=True)]
@@ -166,7 +173,9 @@ def test_an_unbounded_share_makes_z_zero() -> None:
 
 
 def test_noise_of_a_real_signals_spectrum_protects_no_other_share() -> None:
-    """Why a hermitian block's shares must be spectra of real signals: elsewhere the covariance has nothing."""
+    """Why a hermitian block's shares must be spectra of real signals: elsewhere the covariance has
+    nothing.
+    """
     noise = noise_map(HERMITIAN)
     assert (
         np.linalg.matrix_rank(noise @ noise.T)

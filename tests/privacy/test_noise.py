@@ -26,8 +26,10 @@ from zdp_bench.privacy.normal_stream import hash_key
 
 CPU = torch.device("cpu")
 SOURCES = [SeededNoise(7), SecureNoise()]
-# Standard errors allowed, and the p-value below which a test of fit fails. The secure source draws anew in every run of these
-# tests, about a thousand numbers are compared, and a false alarm should come once in ten million runs.
+# Standard errors allowed, and the p-value below which a test of fit fails. The secure source draws
+# anew in every run of these
+# tests, about a thousand numbers are compared, and a false alarm should come once in ten million
+# runs.
 Z = 6.5
 P = 1e-10
 SAMPLES = 200_000
@@ -74,7 +76,7 @@ def assert_covariance(drawn: Tensor, expected: Tensor) -> None:
     assert ((measured - expected).abs() <= Z * error + 1e-9).all(), (measured, expected)
 
 
-# ------------------------------------------------------------------------------------------------------ every kind's law
+# --------------------------------------------------------------------------------- every kind's law
 
 
 def test_real_noise_is_white(source: NoiseSource) -> None:
@@ -109,11 +111,11 @@ def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
     assert_covariance(
         signals.real.reshape(-1, entries), 2.5**2 * torch.eye(entries, dtype=torch.float64)
     )
-    # and so the covariance of the spectrum's real coordinates is F Fᵀ for the transform's own matrix F
+    # and so the covariance of the spectrum's real coordinates is F Fᵀ for the transform's own
+    # matrix F
     basis = torch.eye(entries, dtype=torch.float64).view(entries, *shape)
-    transform = coordinates(
-        torch.fft.fftn(basis.to(torch.complex128), dim=dims, norm="ortho")
-    )  # [inputs, coordinates]
+    # [inputs, coordinates]
+    transform = coordinates(torch.fft.fftn(basis.to(torch.complex128), dim=dims, norm="ortho"))
     assert_covariance(coordinates(spectra), 2.5**2 * transform.T @ transform)
 
 
@@ -148,7 +150,7 @@ def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
     assert draw(block("real", ()), source, 0, CPU).shape == ()
 
 
-# --------------------------------------------------------------------------------------------- what is independent of what
+# ---------------------------------------------------------------------- what is independent of what
 
 
 def assert_independent(streams: list[Tensor]) -> None:
@@ -195,17 +197,17 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
     )
     keys += [("noise", step, "w", "rank", rank, 2) for step in range(50) for rank in range(2)]
     seeds = (0, 1, 7, 2**32)
+    # the 64 bits the GPU's generator takes; even 32 hold for this few
     for bits in (
         np.uint64,
         np.uint32,
-    ):  # the 64 bits the GPU's generator takes; even 32 hold for this few
+    ):
         states = {
             tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys
         }
         assert len(states) == len(seeds) * len(keys)
-    words = {
-        hash_key((seed, *key)) for seed in seeds for key in keys
-    }  # what float32 noise is made of
+    # what float32 noise is made of
+    words = {hash_key((seed, *key)) for seed in seeds for key in keys}
     assert len(words) == len(seeds) * len(keys)
     gpu_seeds = {
         int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63
@@ -224,14 +226,17 @@ def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
 
 
 def test_the_bits_of_a_seed_are_the_same_from_version_to_version() -> None:
-    """A run repeats bit for bit from commit to commit: if these numbers change, say so in the changelog."""
+    """A run repeats bit for bit from commit to commit: if these numbers change, say so in the
+    changelog.
+    """
     single, double = white(SeededNoise(7), 4), white(SeededNoise(7), 4, torch.float64)
+    # to the last, on every machine
     bits = [
         "0x1.3b0c60p+0",
         "0x1.4e4096p-1",
         "0x1.25e18cp+1",
         "0x1.298ff0p-1",
-    ]  # to the last, on every machine
+    ]
     assert single.tolist() == [float.fromhex(number) for number in bits]
     assert double.tolist() == pytest.approx(
         [-0.1211671, -0.2711618, 2.3333487, 1.3351884], abs=1e-6
@@ -283,7 +288,9 @@ def test_seeded_noise_is_the_same_for_any_number_of_threads(count: int) -> None:
 
 
 def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> None:
-    """Streams are laid one behind the other and cut among threads; where one ends and the next begins must not show."""
+    """Streams are laid one behind the other and cut among threads; where one ends and the next
+    begins must not show.
+    """
     sizes = [0, 1, 7, 40_001, 100_000, 2, 131_072, 131_075, 3, 300_001]
     asked = [White(torch.zeros(n), 0.5 + n % 3, (4, f"block {n}")) for n in sizes]
     SeededNoise(3).add_white(*asked)
@@ -342,7 +349,9 @@ def test_a_sum_may_be_multiplied_as_noise_is_laid_over_it(
 
 
 def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
-    """None is left out, none comes twice, however the stream is cut: 3 threads over more than one piece each."""
+    """None is left out, none comes twice, however the stream is cut: 3 threads over more than one
+    piece each.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -350,13 +359,14 @@ def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
     finally:
         torch.set_num_threads(before)
     assert (numbers != 0).all()
-    assert len(numbers.unique()) > 0.9 * len(
-        numbers
-    )  # float32 has equal numbers by chance: one in twenty here
+    # float32 has equal numbers by chance: one in twenty here
+    assert len(numbers.unique()) > 0.9 * len(numbers)
 
 
 def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
-    """Counts beyond 3, 4 and 4.5 standard deviations, on either side, against their exact binomial tails."""
+    """Counts beyond 3, 4 and 4.5 standard deviations, on either side, against their exact binomial
+    tails.
+    """
     drawn = white(source, 2_000_000).numpy()
     for far in (3.0, 4.0, 4.5):
         for count in (int((drawn > far).sum()), int((drawn < -far).sum())):
@@ -365,14 +375,16 @@ def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
 
 
 def test_the_two_numbers_of_a_pair_are_independent() -> None:
-    """Box and Muller's cosine and sine: neither they, nor their squares, nor their signs know of each other."""
+    """Box and Muller's cosine and sine: neither they, nor their squares, nor their signs know of
+    each other.
+    """
     cosine, sine = white(SeededNoise(5), 2 * SAMPLES).chunk(2)
     assert_independent([cosine, sine])
     assert_independent([cosine.square() - 1, sine.square() - 1])
     assert_independent([cosine.sign(), sine.sign()])
 
 
-# --------------------------------------------------------------------------------------------------------- a whole release
+# ---------------------------------------------------------------------------------- a whole release
 
 MECHANISM = Mechanism(
     (
@@ -411,7 +423,9 @@ def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
 
 
 def test_the_shares_of_all_ranks_add_up_to_one_draw(source: NoiseSource) -> None:
-    """Each of 4 ranks adds std/√4 before the sums are reduced: the sum has the variance of one draw, in every coordinate."""
+    """Each of 4 ranks adds std/√4 before the sums are reduced: the sum has the variance of one
+    draw, in every coordinate.
+    """
     one = block("circular", (SAMPLES, 2))
     shares = [draw(one, source, 0, CPU, rank, 4) for rank in range(4)]
     assert_independent([coordinates(share) for share in shares])
@@ -426,7 +440,7 @@ def test_one_seeded_draw_is_the_same_on_every_rank() -> None:
     assert all(torch.equal(releases[0][name], releases[1][name]) for name in releases[0])
 
 
-# -------------------------------------------------------------------------------------------------------------- on a GPU
+# ----------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.mark.gpu

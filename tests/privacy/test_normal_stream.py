@@ -1,4 +1,6 @@
-"""Streams of normal numbers: ChaCha's words against the cipher, the normal numbers against float64."""
+"""Streams of normal numbers: ChaCha's words against the cipher, the normal numbers against
+float64.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_parts_of_a_key_are_told_apart() -> None:
 @pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("n", [1, 2, 3, 1023, 1024, 1025, 5001])
 def test_pair_i_is_entries_i_and_half_the_length_further(n: int) -> None:
-    """By float64 from the cipher's own words; and whatever was there stays, with the noise on top."""
+    """By float64 from the cipher's own words; and whatever was there stays, with the noise
+    on top.
+    """
     numbers = torch.full((n,), 10.0)
     add_normals(hash_key(NAME), numbers, 0.5)
     out, half = numbers.numpy(), -(-n // 2)

@@ -14,14 +14,14 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_poisson_draws_each_record_independently_at_the_rate() -> None:
+def test_poisson_draws_each_example_independently_at_the_rate() -> None:
     rate, records, draws = 0.03, 400, 2000
     taken = np.zeros((draws, records), dtype=bool)
     generator = rng()
     for draw in range(draws):
         taken[draw, sampling.poisson(records, rate, generator)] = True
     sigma = np.sqrt(rate * (1 - rate) / draws)
-    assert (np.abs(taken.mean(axis=0) - rate) < 5 * sigma).all()  # every record at the rate
+    assert (np.abs(taken.mean(axis=0) - rate) < 5 * sigma).all()  # every example at the rate
     sizes = taken.sum(axis=1)
     assert abs(sizes.mean() - rate * records) < 5 * sigma * np.sqrt(records)
     assert abs(sizes.var() / (records * rate * (1 - rate)) - 1) < 0.15  # binomial, not fixed
@@ -50,13 +50,13 @@ def test_uniform_has_its_size_no_repeats_and_no_favourites() -> None:
     assert (np.abs(counts - 400) < 5 * np.sqrt(2000 * 0.2 * 0.8)).all()
 
 
-def test_a_shuffled_epoch_sees_every_record_once() -> None:
+def test_a_shuffled_epoch_sees_every_example_once() -> None:
     batches = [sampling.shuffled(23, 5, position, rng(7)) for position in range(5)]
     assert sorted(np.concatenate(batches).tolist()) == list(range(23))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
 
 
-def test_each_record_has_chances_of_its_own_whoever_stands_beside_it() -> None:
+def test_each_example_has_numbers_of_its_own_whoever_stands_beside_it() -> None:
     together = sampling.uniforms_of(np.array([3, 8, 4_000_000_000]), 8, b"k" * 16)
     assert together.shape == (3, 8)
     for place, record in enumerate((3, 8, 4_000_000_000)):
@@ -65,7 +65,7 @@ def test_each_record_has_chances_of_its_own_whoever_stands_beside_it() -> None:
     assert (sampling.uniforms_of(np.array([3]), 5, b"k" * 16)[0] == together[0, :5]).all()
 
 
-def test_chances_are_uniform_and_independent_over_records_places_and_steps() -> None:
+def test_numbers_are_uniform_and_independent_over_examples_places_and_steps() -> None:
     first, second = (sampling.uniforms_of(np.arange(40_000), 8, key * 16) for key in (b"a", b"b"))
     for drawn in (first, second):
         assert ((drawn >= 0) & (drawn < 1)).all()

@@ -1,6 +1,8 @@
-"""The secure source: what its releases show of the sum, what it draws from, and its uniform numbers and samples.
+"""The secure source: what its releases show of the sum, what it draws from, and its uniform numbers
+and samples.
 
-Apart from the laws that it shares with the seeded one (`test_noise.py`): these are of the operating system's randomness alone.
+Apart from the laws that it shares with the seeded one (`test_noise.py`): these are of the operating
+system's randomness alone.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ SECURE = Mechanism(
 
 
 def sum_of(seed: int) -> dict[str, Tensor]:
-    """Sums as records make them: numbers of every size, with digits of their own."""
+    """Sums as examples make them: numbers of every size, with digits of their own."""
     generator = torch.Generator().manual_seed(seed)
     return {
         b.name: torch.randn(b.shape, dtype=getattr(torch, b.dtype), generator=generator).mul_(
@@ -59,7 +61,9 @@ def sum_of(seed: int) -> dict[str, Tensor]:
 
 
 def off_the_grid(release: dict[str, Tensor]) -> dict[str, float]:
-    """By block, the share of coordinates that are no multiple of 2⁻¹⁶ of the largest power of two below std."""
+    """By block, the share of coordinates that are no multiple of 2⁻¹⁶ of the largest power of two
+    below std.
+    """
     steps = {b.name: 2.0 ** (math.floor(math.log2(b.std)) - 16) for b in SECURE.blocks}
     whole = {name: coordinates(value.unsqueeze(0)) / steps[name] for name, value in release.items()}
     return {name: float((value != value.round()).double().mean()) for name, value in whole.items()}
@@ -67,8 +71,9 @@ def off_the_grid(release: dict[str, Tensor]) -> dict[str, float]:
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> None:
-    """Every number that can come out can come out whatever the sum was. In float32 alone, sum and noise leave traces: of the sum
-    in the coordinates where they cancel, of the noise where it is large."""
+    """Every number that can come out can come out whatever the sum was. In float32 alone, sum and
+    noise leave traces: of the sum in the coordinates where they cancel, of the noise where it is
+    large."""
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
     release = round_to_grid(
@@ -152,8 +157,10 @@ def test_secure_uniform_numbers_are_uniform() -> None:
     assert stats.kstest(uniform, "uniform").pvalue > P
 
 
-def test_secure_sampling_draws_each_record_at_its_rate() -> None:
-    """Each count against the exact binomial tails: at a small rate they are wider than a normal law's."""
+def test_secure_sampling_draws_each_example_at_its_rate() -> None:
+    """Each count against the exact binomial tails: at a small rate they are wider than a normal
+    law's.
+    """
     random, records, draws = SecureRandom(), 200, 2000
     counts, pairs = np.zeros(records), 0
     for _ in range(draws):

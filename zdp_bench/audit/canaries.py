@@ -155,9 +155,8 @@ def _gradient_scores(
     floor = 1e-12 * float(audited.values.square().max())
     for kind in np.unique(kinds):
         chosen = torch.from_numpy(kinds == kind)
-        variance[chosen] = max(
-            float(seen[:, chosen].square().flatten().median()) / 0.45494, floor
-        )  # of N(0, 1)²
+        # of N(0, 1)²
+        variance[chosen] = max(float(seen[:, chosen].square().flatten().median()) / 0.45494, floor)
     along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
     length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
     inside, outside = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf

@@ -134,9 +134,8 @@ def non_private(
     def run() -> None:
         backward()
         optimizer.step()
-        optimizer.zero_grad(
-            set_to_none=True
-        )  # a side that waits for its turn holds its weights only
+        # a side that waits for its turn holds its weights only
+        optimizer.zero_grad(set_to_none=True)
 
     def answer() -> Tensor:
         backward()

@@ -86,7 +86,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out; no key changes a result, except for its last bits.
+    """How a run is carried out; a result depends on it only in its last bits.
 
     Attributes:
         checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`.

@@ -306,9 +306,8 @@ class Ledger:
         if not lines:  # killed while the very first line was written: nothing was released yet
             self._rewrite([])
             self._digest = _chain(_START, self._head)
-        elif (
-            cut
-        ):  # count the step whose line a kill cut short: replace the fragment by a whole line
+        # count the step whose line a kill cut short: replace the fragment by a whole line
+        elif cut:
             last = self._entries[-1] if self._entries else Entry(-1, "")
             own = {"generation": last.generation} if last.generation else {}
             body = {"step": last.step + 1} | own

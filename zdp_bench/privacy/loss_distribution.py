@@ -12,8 +12,8 @@ of ONE example, with standard deviation z:
               guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms').
     uniform   a fixed-size batch without replacement, examples REPLACED. Neither direction alone is
               a bound under composition: the proven profile is that of U against V for α ≥ 1 and of
-              V against U mirrored for α < 1 (Zhu, Dong & Wang 2021, Proposition 30), a law of losses
-              symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
+              V against U mirrored for α < 1 (Zhu, Dong & Wang 2021, Proposition 30), a law of
+              losses symmetric in the sense P(−ℓ) = e^(−ℓ) P(ℓ), with an atom at 0.
     attack    the law of two data sets that exist, so its ε is a lower bound on `uniform`'s.
 
 Composition, tail truncation and the conversion to ε are dp-accounting's. The grid of ONE step is
@@ -156,9 +156,8 @@ def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
         steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / p) / 2)
     )
     mass, first, truncated, noise = _compose(law, steps, delta)
-    positive = max(
-        0, -first
-    )  # losses below 0 do not matter for an ε of at least 0, and can overflow
+    # losses below 0 do not matter for an ε of at least 0, and can overflow
+    positive = max(0, -first)
     grid = DensePLDPmf(
         law.width, first + positive, mass[positive:], 0.0, pessimistic_estimate=False
     )

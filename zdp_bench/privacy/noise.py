@@ -109,12 +109,12 @@ class SeededNoise:
     configuration and the data: whoever knows all of the data but one example can try candidates for
     that one.
 
-    On a CPU, float32 noise is ChaCha8's bits made normal by Box and Muller
-    (`normal_stream`): the same bits for any number of threads and, as long as kernels are on, any
-    processor. A number has 32 bits for its tail, so none is beyond 6.8 standard deviations, where one of 10¹¹ should
-    be. Float64 noise is numpy's ziggurat. On a GPU it is torch's Philox generator, which keeps 63
-    bits of the key: two of the n (step, block) pairs of a run share a stream with probability
-    n²/2⁶⁴, 5e-6 for ten million.
+    On a CPU, float32 noise is ChaCha8's bits made normal by Box and Muller (`normal_stream`): the
+    same bits for any number of threads and, as long as kernels are on, any processor. A number has
+    32 bits for its tail, so none is beyond 6.8 standard deviations, where one of 10¹¹ should be.
+    Float64 noise is numpy's ziggurat. On a GPU it is torch's Philox generator, which keeps 63 bits
+    of the key: two of the n (step, block) pairs of a run share a stream with probability n²/2⁶⁴,
+    5e-6 for ten million.
     """
 
     key: int | str  # a run's (`run_key`)

@@ -1,10 +1,10 @@
 """A stream of standard normal numbers for every key: ChaCha8's bits, made normal by Box and Muller.
 
-ChaCha8 in counter mode is the generator behind Go's and Rust's random numbers. Any place of a stream
-is as near as its start, so threads may cut it anywhere.
+ChaCha8 in counter mode is the generator behind Go's and Rust's random numbers. Any place of a
+stream is as near as its start, so threads may cut it anywhere.
 
-numpy draws the streams here. `kernels.chacha_normal` draws the same ones, equal up to the rounding of
-logarithm and sine, in a tenth of the time.
+numpy draws the streams here. `kernels.chacha_normal` draws the same ones, equal up to the rounding
+of logarithm and sine, in a tenth of the time.
 """
 
 from __future__ import annotations

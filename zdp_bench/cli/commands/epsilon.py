@@ -23,49 +23,21 @@ SETTING = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sigma",
-        type=number("0 or more"),
-        metavar="σ",
-        help="noise multiplier: its ε by every accountant",
-    )
-    parser.add_argument(
-        "--target-epsilon", type=number("above 0"), metavar="E", help="the σ that gives this ε"
-    )
-    parser.add_argument(
-        "--sample-rate",
-        type=number("above 0, and 1 at most"),
-        metavar="Q",
-        help="probability that a step draws an example, or batch size / examples",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=whole(1),
-        metavar="M",
-        help="instead of the sample rate; needs --records",
-    )
-    parser.add_argument("--records", type=whole(1), metavar="N", help="training examples")
-    parser.add_argument("--steps", type=whole(1), metavar="T", help="steps of training")
-    parser.add_argument("--epochs", type=whole(1), metavar="E", help="instead of steps")
-    parser.add_argument(
-        "--delta", type=number("above 0 and below 1"), metavar="δ", help="default 1e-5"
-    )
-    parser.add_argument(
-        "--sampling",
-        metavar="SCHEME",
-        help="poisson (default), uniform (fixed-size batches) or full",
-    )
-    parser.add_argument(
-        "--accountant",
-        metavar="NAME",
-        help="one accountant only; `zdp-bench list accountants` names them",
-    )
-    parser.add_argument(
-        "--records-per-patient",
-        type=whole(1),
-        metavar="K",
-        help="also the ε of a patient or image with K examples",
-    )
+    per_step = "probability that a step draws an example, or batch size / examples"
+    for option, metavar, kind, text in (
+        ("sigma", "σ", number("0 or more"), "noise multiplier: its ε by every accountant"),
+        ("target-epsilon", "E", number("above 0"), "the σ that gives this ε"),
+        ("sample-rate", "Q", number("above 0, and 1 at most"), per_step),
+        ("batch-size", "M", whole(1), "instead of the sample rate; needs --records"),
+        ("records", "N", whole(1), "training examples"),
+        ("steps", "T", whole(1), "steps of training"),
+        ("epochs", "E", whole(1), "instead of steps"),
+        ("delta", "δ", number("above 0 and below 1"), "default 1e-5"),
+        ("sampling", "SCHEME", str, "poisson (default), uniform (fixed-size batches) or full"),
+        ("accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
+        ("records-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),
+    ):
+        parser.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
     add_format(parser, "md", "csv", "json")
     add_results(parser)
 
