@@ -184,7 +184,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def whole_set(name: str, root: Path) -> None:
     """Read a data set to its last record."""
     options: dict[str, Any] = {"check": False} if name in ("mnist", "phasemnist") else SMALL[name]
-    data = lookup("dataset", name)(root, **options)
+    data = lookup("dataset", name)(**options).load(root)
     for part in (data.train, data.test):
         inputs, _ = part.batch(torch.arange(len(part)))
         assert len(inputs) == len(part) > 0

@@ -15,6 +15,8 @@ from tests.training.test_run import Silent, carry_out, configured
 from zdp_bench import assets, registry
 from zdp_bench.cli import main
 from zdp_bench.config import compose, parse
+from zdp_bench.data import Dataset, Splits
+from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.report import validation
@@ -23,20 +25,13 @@ from zdp_bench.training.run import run
 
 @pytest.fixture
 def _nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Building a data set would read its records: that is an error here."""
-    found = registry.lookup
+    """Loading a data set is an error."""
 
-    def lookup(kind: str, name: str) -> Any:
-        if kind != "dataset":
-            return found(kind, name)
+    def forbid(dataset: Dataset, root: Path) -> Splits:
+        raise AssertionError(f"{type(dataset).__name__} was read")
 
-        def forbidden(*_: object, **__: object) -> None:
-            raise AssertionError(f"dataset {name} was read")
-
-        return forbidden
-
-    monkeypatch.setattr("zdp_bench.experiments.validate.lookup", lookup)
-    monkeypatch.setattr("zdp_bench.training.setup.lookup", lookup)
+    for name in registry.names("dataset"):
+        monkeypatch.setattr(registry.lookup("dataset", name), "load", forbid)
 
 
 @pytest.mark.usefixtures("_nothing_is_read")
@@ -126,10 +121,11 @@ def test_the_verb_prints_json_and_refuses_in_one_sentence(
     assert "Did you mean 'quickstart'" in capsys.readouterr().err
 
 
-def test_a_set_without_an_outline_says_what_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zdp_bench.experiments.validate.names", lambda kind: [])
-    with pytest.raises(UserError, match='@register\\("outline", "phase_digits"\\)'):
-        validate(parse(compose(["recipe=quickstart"])))
+def test_a_data_set_that_can_only_load_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse(compose(["recipe=quickstart"]))
+    described = validate(config, trial=False)
+    monkeypatch.setattr(PhaseDigits, "info", Dataset.info)
+    assert validate(config, trial=False) == described
 
 
 @pytest.mark.parametrize(
