@@ -13,19 +13,17 @@ import torch
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
-from zdp_bench.errors import UserError
 from zdp_bench.experiments.cost import Cost, predict
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
 from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
-from zdp_bench.registry import lookup, names
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.devices import check_precision, pick_device
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.setup import Setup
+from zdp_bench.training.setup import Setup, build_dataset
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,10 @@ def validate(config: Run, trial: bool = True) -> Report:
         trial: True to time steps on random numbers for the cost.
 
     Raises:
-        UserError: the recipe would not run, or the data set has no outline.
+        UserError: the recipe would not run.
     """
     check_claims(config.claims.table, config.claims.row)
-    data = outline_of(config)
+    data = build_dataset(config).info(config.data_root)
     nodes = config.federated.nodes or 1
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     setup = Setup.of(config, data, torch.device("cpu"), plan)
@@ -94,22 +92,6 @@ def validate(config: Run, trial: bool = True) -> Report:
         privacy=predict_privacy(setup, data),
         cost=predict(setup, data, nodes * plan.steps) if trial else None,
     )
-
-
-def outline_of(config: Run) -> DatasetInfo:
-    """Return what the data set tells of itself without being read.
-
-    Raises:
-        UserError: it tells nothing; the sentence says what a developer has to add.
-    """
-    name = config.dataset.name
-    if name not in names("outline"):
-        raise UserError(
-            f"dataset={name} cannot be described without reading it: it has no "
-            f'@register("outline", "{name}").'
-        )
-    outline: DatasetInfo = lookup("outline", name)(config.data_root, **config.dataset.options)
-    return outline
 
 
 def list_layers(setup: Setup) -> list[Layer]:
