@@ -25,8 +25,6 @@ HOMES = {
     "model": "zdp_bench.models",
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
-    "outline": "zdp_bench.data",  # of a dataset of that name; see data.DatasetInfo
-    "check": "zdp_bench.data",  # of the files of a dataset of that name, one by one
     "task": "zdp_bench.tasks",
     "accountant": "zdp_bench.privacy.accountants",
     "figure": "zdp_bench.report.figures",

@@ -1,13 +1,14 @@
 """A dataset and an algorithm of our own, found by the entry point in pyproject.toml."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
-from zdp_bench.data import Examples, Splits
+from zdp_bench.data import Dataset, Examples, Splits
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
@@ -15,20 +16,27 @@ from zdp_bench.registry import register
 
 
 @register("dataset", "rings")
-def rings(root: Path, *, noise: float = 0.1, seed: int = 1) -> Splits:
-    """Complex points on two circles."""
-    generator = torch.Generator().manual_seed(seed)
+@dataclass(frozen=True, kw_only=True)
+class Rings(Dataset):
+    """Complex points on two circles. Its fields are its options."""
 
-    def split(count: int) -> Examples:
-        labels = torch.arange(count) % 2
-        angle = 6.2832 * torch.rand(count, generator=generator)
-        radius = 1.0 + labels + noise * torch.randn(count, generator=generator)
-        return Examples(torch.polar(radius, angle).unsqueeze(1), labels)  # [n, 1] complex64, [n]
+    noise: float = 0.1
+    seed: int = 1
 
-    digest = hashlib.sha256(f"rings v1:{noise}:{seed}".encode()).hexdigest()
-    return Splits(
-        split(1000), split(200), input_shape=(1,), outputs=2, provenance="synthetic", digest=digest
-    )
+    def load(self, root: Path) -> Splits:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def draw(count: int) -> Examples:
+            labels = torch.arange(count) % 2
+            angle = 6.2832 * torch.rand(count, generator=generator)
+            radius = 1.0 + labels + self.noise * torch.randn(count, generator=generator)
+            return Examples(torch.polar(radius, angle).unsqueeze(1), labels)  # [n, 1] complex64
+
+        digest = hashlib.sha256(f"rings v1:{self.noise}:{self.seed}".encode()).hexdigest()
+        train, test = draw(1000), draw(200)
+        return Splits(
+            train, test, input_shape=(1,), outputs=2, provenance="synthetic", digest=digest
+        )
 
 
 @register("algorithm", "sign_sgd")

@@ -7,57 +7,41 @@ from pathlib import Path
 import pytest
 
 from zdp_bench import assets
-from zdp_bench.config import compose, configured, parse
+from zdp_bench.config import configured
 from zdp_bench.config.plugins import check_options, every_key
 from zdp_bench.errors import UserError
 
 
 def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> None:
-    run = parse(
-        compose(
-            ["recipe=phasemnist", "algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null"]
-        )
-    )
+    nonprivate = ["algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null"]
+    run = configured(["recipe=phasemnist", *nonprivate])
     assert run.algorithm.options == {}
-    run = parse(compose(["recipe=phasemnist", "algorithm=dp_sgd", "model=real_mlp"]))
+    real = ["algorithm=dp_sgd", "model=real_mlp"]
+    run = configured(["recipe=phasemnist", *real])
     assert run.algorithm.options == {
         "noise_multiplier": 1.1,
         "max_grad_norm": 1.0,
         "per_layer": False,
         "gradients": "auto",
     }
-    with pytest.raises(
-        UserError, match=r"'algorithm\.noise'"
-    ):  # asked for by the user, not left over
-        parse(
-            compose(
-                [
-                    "recipe=quickstart",
-                    "algorithm=dp_sgd",
-                    "model=real_mlp",
-                    "+algorithm.noise=circular",
-                ]
-            )
-        )
+    with pytest.raises(UserError, match=r"'algorithm\.noise'"):  # the user asked for it
+        configured(["recipe=quickstart", *real, "+algorithm.noise=circular"])
 
 
 def test_a_misspelt_key_inside_a_recipe_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, body in {
-        "chosen": "defaults:\n  - override /algorithm: dp_sgd\nalgorithm: {noize: 1}\n",
-        "default": "optimizer: {lrr: 0.1}\n",
-        "section": "trainer: {epoch: 3}\n",
-    }.items():
-        (tmp_path / f"{name}.yaml").write_text(body)
+    chosen = "defaults:\n  - override /algorithm: dp_sgd\nalgorithm: {noize: 1}\n"
+    bodies = {
+        r"algorithm\.noize": chosen,
+        r"optimizer\.lrr": "optimizer: {lrr: 0.1}\n",
+        r"trainer\.epoch'": "trainer: {epoch: 3}\n",
+    }
     monkeypatch.setattr(assets, "RECIPES", tmp_path)
-    for name, message in {
-        "chosen": r"algorithm\.noize",
-        "default": r"optimizer\.lrr",
-        "section": r"trainer\.epoch'",
-    }.items():
+    for number, (message, body) in enumerate(bodies.items()):
+        (tmp_path / f"r{number}.yaml").write_text(body)
         with pytest.raises(UserError, match=message):
-            parse(compose([f"recipe={name}"]))
+            configured([f"recipe=r{number}"])
 
 
 def test_options_need_immutable_defaults() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zdp_bench.data import N_UNIFORMS
 from zdp_bench.data.augmentation import PADDING, augmentation, crop, flip
-from zdp_bench.data.mnist import fashion_mnist, mnist
+from zdp_bench.data.mnist import FashionMnist, Mnist
 
 
 def uniforms(count: int) -> Tensor:
@@ -60,9 +60,9 @@ def test_fashion_mnist_offers_it_and_is_plain_by_default(mini_mnist: Path) -> No
     folder.mkdir(parents=True)
     for path in (mini_mnist / "MNIST" / "raw").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    assert fashion_mnist(mini_mnist, check=False).augment is None
-    assert mnist(mini_mnist, check=False).augment is None
-    splits = fashion_mnist(mini_mnist, check=False, augment="crop_flip")
+    assert FashionMnist(check=False).load(mini_mnist).augment is None
+    assert Mnist(check=False).load(mini_mnist).augment is None
+    splits = FashionMnist(check=False, augment="crop_flip").load(mini_mnist)
     assert splits.augment is not None
     changed = splits.augment(splits.train.inputs, uniforms(len(splits.train)))
     assert changed.min() >= splits.train.inputs.min()  # padded with black, not with grey

@@ -17,21 +17,14 @@ from zdp_bench.config.plugins import check_options
 from zdp_bench.data.chest_xray import (
     AUGMENT,
     FOLDER,
+    ChestXray,
     Film,
-    chest_xray,
-    cut,
-    films,
-    outline,
-    patient,
+    find_films,
+    patient_of,
     read_film,
 )
-from zdp_bench.data.synthetic.films import chest_xray_synthetic, write_set
+from zdp_bench.data.synthetic.films import ChestXraySynthetic, write_set
 from zdp_bench.errors import UserError
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 
 def film(name: str, part: str = "train") -> Film:
     path = Path("chest_xray") / part / "PNEUMONIA" / name
-    return Film(path, part, 1, patient(path))
+    return Film(path, part, 1, patient_of(path))
 
 
 def test_patients_are_read_from_names() -> None:
@@ -55,7 +48,7 @@ def test_patients_are_read_from_names() -> None:
         "IM-0115-0001-0002.jpeg": "IM-0115",
         "NORMAL2-IM-0587-0001-0002.jpeg": "NORMAL2-IM-0587",
     }
-    assert {name: patient(Path(name)) for name in names} == names
+    assert {name: patient_of(Path(name)) for name in names} == names
 
 
 def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
@@ -69,18 +62,14 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
         film("person1_virus_9.jpeg", "test"),
         film("person6_virus_10.jpeg", "test"),
     ]
-    made = cut(found, ["a", "b", "c", "d", "d", "e", "f", "g", "h", "g"], 0.0, 0, max_per_patient=2)
+    digests = ["a", "b", "c", "d", "d", "e", "f", "g", "h", "g"]
+    made = ChestXray(validation_share=0.0, max_per_patient=2).split(found, digests, 0)
     assert [f.path.name for f in made.train] == [
         f"person{p}_virus_{n}.jpeg" for p, n in ((2, 2), (2, 3), (3, 6), (4, 7))
     ]
-    assert (
-        made.crossing_patients,
-        made.crossing_films,
-        made.copies,
-        made.over_bound,
-        made.most_of_one,
-    ) == (1, 1, 2, 1, 2)
-    whole = cut(found, None, 0.1, 0, None)
+    assert [f.path.name for f in made.crossing] == ["person1_virus_1.jpeg"]
+    assert (made.copies, made.over_bound, made.most_of_one) == (2, 1, 2)
+    whole = ChestXray(validation_share=0.1).split(found, list("abcdefghij"), 0)
     people = [{f.patient for f in part} for part in (whole.train, whole.validation, whole.test)]
     assert people[1]
     assert not people[0] & people[1]
@@ -88,7 +77,7 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
 
 
 def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
-    splits = chest_xray(root, size=32)
+    splits = ChestXray(size=32).load(root)
     assert splits.train.inputs.dtype == torch.uint8
     inputs, targets = splits.train.batch(torch.arange(3))
     assert (inputs.dtype, inputs.shape, targets.shape) == (torch.float32, (3, 1, 32, 32), (3,))
@@ -100,10 +89,10 @@ def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
     groups = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, groups)) == len(set.union(*groups))
     assert max(np.bincount(splits.train.groups)) == splits.examples_per_patient
-    again = chest_xray(root, size=32)
+    again = ChestXray(size=32).load(root)
     assert again.digest == splits.digest
     assert torch.equal(again.train.inputs, splits.train.inputs)
-    bounded = chest_xray(root, size=32, max_per_patient=1)
+    bounded = ChestXray(size=32, max_per_patient=1).load(root)
     assert bounded.examples_per_patient == 1
     assert len(bounded.train) == len(groups[0])
     assert bounded.digest != splits.digest
@@ -116,14 +105,14 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
         "split_seed": 1,
         "max_per_patient": 2,
     }
-    said, splits = outline(root, **options), chest_xray(root, **options)
+    said, splits = ChestXray(**options).info(root), ChestXray(**options).load(root)
     assert (said.train, said.test, said.input_shape) == (
         len(splits.train),
         len(splits.test),
         splits.input_shape,
     )
     assert said.examples_per_patient == splits.examples_per_patient
-    assert not outline(root / "nowhere", **options).found
+    assert not ChestXray(**options).info(root / "nowhere").found
 
 
 def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:
@@ -157,7 +146,7 @@ def test_augmentation_moves_each_record_by_its_own_chance_alone() -> None:
 
 
 def test_the_synthetic_films_can_be_told_apart(tmp_path: Path) -> None:
-    splits = chest_xray_synthetic(tmp_path, count=80, size=24, test_share=0.4)
+    splits = ChestXraySynthetic(count=80, size=24, test_share=0.4).load(tmp_path)
     assert splits.provenance == "synthetic"
     inputs, targets = splits.test.batch(torch.arange(len(splits.test)))
     lungs = (
@@ -172,7 +161,7 @@ def test_the_synthetic_films_can_be_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.real_data
 def test_the_real_films(data_root: Path) -> None:
-    splits = chest_xray(data_root, size=16)
+    splits = ChestXray(size=16).load(data_root)
     assert len(splits.test) == 1062
     assert splits.provenance == "derived"
     assert "0 patients stood in both parts" in splits.notes
@@ -226,10 +215,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_film_is_refused_by_name(root: Path, how: str) -> None:
     spoil, message = BROKEN[how]
-    path = films(root / FOLDER)[0].path
+    path = find_films(root / FOLDER)[0].path
     spoil(path)
     with pytest.raises(UserError, match=message) as error:
-        chest_xray(root, size=16)
+        ChestXray(size=16).load(root)
     assert "chest_xray" in str(error.value)
 
 
@@ -240,8 +229,8 @@ def test_wrong_options_are_refused(root: Path) -> None:
         ({"max_per_patient": 0}, r"dataset\.max_per_patient=0"),
     ):
         with pytest.raises(UserError, match=message):
-            chest_xray(root, **options)
+            ChestXray(**options).load(root)
     with pytest.raises(UserError, match="Did you mean"):
-        check_options("dataset", chest_xray, {"sise": 3})
+        check_options("dataset", ChestXray, {"sise": 3})
     with pytest.raises(UserError, match="chest_xray_synthetic"):
-        chest_xray(root / "nowhere")
+        ChestXray().load(root / "nowhere")

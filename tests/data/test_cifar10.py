@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from zdp_bench.data import cifar10 as room
-from zdp_bench.data.cifar10 import BATCHES, RECORD, cifar10
+from zdp_bench.data.cifar10 import BATCHES, RECORD, Cifar10
 from zdp_bench.data.files import Card, checksum
 from zdp_bench.errors import UserError
 
@@ -60,7 +60,7 @@ def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
 def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
     if not (data_root / "cifar-10-batches-bin").is_dir():
         pytest.skip("no CIFAR-10 under the data root")
-    splits = cifar10(data_root)
+    splits = Cifar10().load(data_root)
     assert splits.provenance == "official" or "CIFAR-10 (JPEG)" in splits.notes
     assert (len(splits.train), len(splits.test)) == (50_000, 10_000)
     assert torch.bincount(splits.test.targets).tolist() == [1000] * 10
@@ -71,14 +71,14 @@ def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
 def test_both_layouts_hold_the_same_records(
     binary: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from_binary = cifar10(binary.parent, check=False)
+    from_binary = Cifar10(check=False).load(binary.parent)
     _known(monkeypatch, "python", python)
-    from_python = cifar10(python.parent, layout="python")
+    from_python = Cifar10(layout="python").load(python.parent)
     assert torch.equal(from_binary.train.inputs, from_python.train.inputs)
     assert torch.equal(from_binary.test.targets, from_python.test.targets)
     assert from_python.provenance == "official"
     pixels, labels = _pictures("data_batch_2")
-    unit = cifar10(binary.parent, check=False, normalise="unit")
+    unit = Cifar10(check=False, normalise="unit").load(binary.parent)
     torch.testing.assert_close(unit.train.inputs[21].flatten(), torch.from_numpy(pixels[1]) / 255)
     assert unit.train.targets[21] == labels[1]
 
@@ -91,14 +91,14 @@ def test_provenance_follows_the_checksums(
     binary: Path, monkeypatch: pytest.MonkeyPatch, release: str, provenance: str, notes: str
 ) -> None:
     _known(monkeypatch, release, binary)
-    splits = cifar10(binary.parent)
+    splits = Cifar10().load(binary.parent)
     assert splits.provenance == provenance
     assert splits.notes.startswith(notes)
     assert bool(splits.notes) == (provenance == "derived")
 
 
 def test_an_unknown_copy_is_derived_and_says_so(binary: Path) -> None:
-    splits = cifar10(binary.parent, check=False)
+    splits = Cifar10(check=False).load(binary.parent)
     assert splits.provenance == "derived"
     assert "no known release" in splits.notes
 
@@ -146,19 +146,19 @@ def test_a_broken_file_is_refused_by_name(
 ) -> None:
     breaks(binary)
     with pytest.raises(UserError, match=message):
-        cifar10(binary.parent, check=False)
+        Cifar10(check=False).load(binary.parent)
 
 
 def test_no_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"not under .*cifar-10-batches-bin or cifar-10-batches-py .*paths\.data"
     ):
-        cifar10(tmp_path)
+        Cifar10().load(tmp_path)
 
 
 def test_files_of_no_known_release_are_refused(binary: Path) -> None:
     with pytest.raises(UserError, match=r"no known release.*dataset\.check=false"):
-        cifar10(binary.parent)
+        Cifar10().load(binary.parent)
 
 
 def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.Monk
         UserError,
         match=r"data_batch_2\.bin: is of no known release, but data_batch_1\.bin beside it is of binary",
     ):
-        cifar10(binary.parent)
+        Cifar10().load(binary.parent)
 
 
 class Evil:
@@ -189,7 +189,7 @@ def test_a_pickle_of_unknown_origin_is_never_opened(python: Path, check: bool) -
     with pytest.raises(
         UserError, match=r"is a pickle, which can run any program.*dataset\.layout=binary"
     ):
-        cifar10(python.parent, check=check)
+        Cifar10(check=check).load(python.parent)
     assert not (python / "ran").exists()
 
 
@@ -213,7 +213,7 @@ def test_a_pickle_that_is_not_cifar10_is_refused(
     with pytest.raises(
         UserError, match=r"data_batch_1: (is no pickle of|holds 20 images, but 19 labels)"
     ):
-        cifar10(python.parent)
+        Cifar10().load(python.parent)
     assert not (python / "ran").exists()
 
 
@@ -221,4 +221,4 @@ def test_an_unknown_augmentation_is_refused_with_the_nearest(binary: Path) -> No
     with pytest.raises(
         UserError, match=r"dataset\.augment 'cropflip' is not known\. Did you mean 'crop_flip'"
     ):
-        cifar10(binary.parent, check=False, augment="cropflip")
+        Cifar10(check=False, augment="cropflip").load(binary.parent)

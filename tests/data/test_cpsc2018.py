@@ -13,8 +13,9 @@ import torch
 from scipy.io import savemat
 
 from zdp_bench.data import files
-from zdp_bench.data.cpsc2018 import DIAGNOSES, cpsc2018, diagnosis, read_wfdb, spectrum
-from zdp_bench.data.synthetic.ecg import cpsc2018_synthetic, recording, write_set, write_wfdb
+from zdp_bench.data.cpsc2018 import Cpsc2018
+from zdp_bench.data.formats.ecg import DIAGNOSES, parse_diagnosis, read_wfdb
+from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_set, write_wfdb
 from zdp_bench.errors import UserError
 
 
@@ -29,7 +30,7 @@ def matlab(root: Path, labels: str, count: int = 4, **data: Any) -> Path:
     folder = root / "CPSC2018" / "original_mat"
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        leads = recording(number % 2 == 1, 2.0, np.random.default_rng(number))
+        leads = draw_recording(number % 2 == 1, 2.0, np.random.default_rng(number))
         savemat(
             folder / f"A{number:04d}.mat", {"ECG": {"sex": "Male", "age": 50, "data": leads} | data}
         )
@@ -43,7 +44,9 @@ LABELS = "A0000,1,,\nA0001,4,,\nA0002,1,,\nA0003,4,7,\n"
 
 
 def test_diagnoses_are_read_as_number_text_and_snomed() -> None:
-    assert [diagnosis(word) for word in ("1", "4", "lbbb", " RBBB", "164909002", "426783006")] == [
+    assert [
+        parse_diagnosis(word) for word in ("1", "4", "lbbb", " RBBB", "164909002", "426783006")
+    ] == [
         "Normal",
         "LBBB",
         "LBBB",
@@ -51,7 +54,7 @@ def test_diagnoses_are_read_as_number_text_and_snomed() -> None:
         "LBBB",
         "Normal",
     ]
-    assert [diagnosis(word) for word in ("0", "10", "999", "flutter")] == [None] * 4
+    assert [parse_diagnosis(word) for word in ("0", "10", "999", "flutter")] == [None] * 4
     assert len(DIAGNOSES) == 9
 
 
@@ -63,10 +66,8 @@ def test_the_spectrum_is_numpys_fft_of_the_first_512_samples() -> None:
             for k in (0, 1, 100, 511)
         ]
     )
-    np.testing.assert_allclose(
-        spectrum(signal, 5000, 512, "backward")[[0, 1, 100, 511]], expected, rtol=1e-4
-    )
-    short = spectrum(signal[:100], 5000, 512, "backward")  # padded with zeros at the end
+    np.testing.assert_allclose(Cpsc2018().transform(signal)[[0, 1, 100, 511]], expected, rtol=1e-4)
+    short = Cpsc2018().transform(signal[:100])  # padded with zeros at the end
     np.testing.assert_allclose(
         short, np.fft.fft(np.r_[signal[:100], np.zeros(412)]), rtol=1e-5, atol=1e-5
     )
@@ -77,14 +78,16 @@ def test_both_forms_give_the_same_spectra(tmp_path: Path) -> None:
     wfdb_form = tmp_path / "w" / "CPSC2018" / "cinc2020_wfdb"
     wfdb_form.mkdir(parents=True)
     for number in range(4):
-        leads = recording(number % 2 == 1, 2.0, np.random.default_rng(number))
+        leads = draw_recording(number % 2 == 1, 2.0, np.random.default_rng(number))
         write_wfdb(
             wfdb_form,
             f"A{number:04d}",
             leads,
             ("426783006", "LBBB", "Normal", "164909002,164884008")[number],
         )
-    first, second = (cpsc2018(root, test_share=0.5) for root in (folder.parents[1], tmp_path / "w"))
+    first, second = (
+        Cpsc2018(test_share=0.5).load(root) for root in (folder.parents[1], tmp_path / "w")
+    )
     assert torch.equal(first.train.targets, second.train.targets)
     torch.testing.assert_close(
         first.train.inputs, second.train.inputs, rtol=1e-3, atol=0.3
@@ -94,13 +97,13 @@ def test_both_forms_give_the_same_spectra(tmp_path: Path) -> None:
 
 def test_recordings_with_both_or_neither_diagnosis_are_left_out(tmp_path: Path) -> None:
     matlab(tmp_path, "A0000,1,,\nA0001,4,1,\nA0002,7,,\nA0003,4,7,\n")
-    splits = cpsc2018(tmp_path, test_share=0.5)
+    splits = Cpsc2018(test_share=0.5).load(tmp_path)
     assert len(splits.train) + len(splits.test) == 2
 
 
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
-    splits = cpsc2018(data_root, positive="RBBB", test_share=0.25)
+    splits = Cpsc2018(positive="RBBB", test_share=0.25).load(data_root)
     assert splits.notes == "an excerpt of the release: 1 Normal, 3 RBBB"
     one = read_wfdb(data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea", channel=3)
     assert (one.diagnoses, len(one.signal)) == ({"RBBB"}, 7500)
@@ -108,11 +111,11 @@ def test_the_real_recordings(data_root: Path) -> None:
         -0.021
     )  # the header's first value of lead III, -21 units of 1 µV
     with pytest.raises(UserError, match="1 recordings of Normal and 0 of LBBB"):
-        cpsc2018(data_root)
+        Cpsc2018().load(data_root)
 
 
 def test_the_synthetic_set_is_written_once_and_learnable(tmp_path: Path) -> None:
-    first, again = (cpsc2018_synthetic(tmp_path, count=20) for _ in range(2))
+    first, again = (Cpsc2018Synthetic(count=20).load(tmp_path) for _ in range(2))
     assert first.digest == again.digest
     assert first.provenance == "synthetic"
     assert len(list((tmp_path / "synthetic").iterdir())) == 1
@@ -193,15 +196,15 @@ def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(
 ) -> None:
     _break(small(tmp_path), how)
     with pytest.raises(UserError, match=BROKEN[how]) as caught:
-        cpsc2018(tmp_path, test_share=0.25)
+        Cpsc2018(test_share=0.25).load(tmp_path)
     assert "S0002" in str(caught.value)
     assert "\n" not in str(caught.value)
-    problems = [problem for _, problem in files.inspected(tmp_path, files.card("cpsc2018"))]
+    problems = [problem for _, problem in files.check_files(tmp_path, files.card("cpsc2018"))]
     assert len(problems) == 8
     assert [problem for problem in problems if problem] == [
         str(caught.value).split(" Remove it")[0]
     ]
-    splits = cpsc2018(tmp_path, test_share=0.25, bad_records="skip")
+    splits = Cpsc2018(test_share=0.25, bad_records="skip").load(tmp_path)
     assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")
 
 
@@ -210,14 +213,14 @@ def test_a_link_out_of_the_root_and_a_name_twice_are_refused(tmp_path: Path) -> 
     (folder / "again").mkdir()
     (folder / "again" / "S0001.hea").write_text((folder / "S0001.hea").read_text())
     with pytest.raises(UserError, match="a recording named S0001 is already there"):
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)
     (folder / "again" / "S0001.hea").unlink()
     outside = tmp_path / "outside.hea"
     outside.write_text((folder / "S0001.hea").read_text())
     (folder / "S0001.hea").unlink()
     (folder / "S0001.hea").symlink_to(outside)
     with pytest.raises(UserError, match="a link that leads out"):
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,14 +237,14 @@ def test_a_wrong_reference_file_is_refused_by_line(
 ) -> None:
     matlab(tmp_path, labels)
     with pytest.raises(UserError, match=message):
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)
 
 
 def test_a_reference_without_its_head_is_refused(tmp_path: Path) -> None:
     folder = matlab(tmp_path, LABELS)
     (folder / "REFERENCE.csv").write_text(LABELS)
     with pytest.raises(UserError, match="its first line is"):
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_a_reference_without_its_head_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_matlab_struct_is_refused(tmp_path: Path, data: np.ndarray, message: str) -> None:
     matlab(tmp_path, LABELS, data=data)
     with pytest.raises(UserError, match=message):
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)
 
 
 NO_MATLAB: dict[str, Callable[[bytes], bytes]] = {
@@ -277,7 +280,7 @@ def test_no_matlab_file_at_all_is_refused(tmp_path: Path, how: str) -> None:
     path = folder / "A0001.mat"
     path.write_bytes(NO_MATLAB[how](path.read_bytes()))
     with pytest.raises(UserError, match=r"A0001\.mat: is not a struct 'ECG'") as caught:
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -288,9 +291,9 @@ def test_no_matlab_file_at_all_is_refused(tmp_path: Path, how: str) -> None:
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     small(tmp_path)
     with pytest.raises(UserError, match=message):
-        cpsc2018(tmp_path, **options)
+        Cpsc2018(**options).load(tmp_path)
 
 
 def test_an_empty_root_says_what_belongs_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dataset=cpsc2018_synthetic"):
-        cpsc2018(tmp_path)
+        Cpsc2018().load(tmp_path)

@@ -1,21 +1,17 @@
-"""`zdp-bench data`: what is not there is called missing, with where to get it; what is damaged is named, file by file."""
+"""`zdp-bench data` says what is missing and where to get it, and names damaged files."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.data.test_outlines import options
+from tests.data.helpers import dataset
 from zdp_bench.cli import main
-from zdp_bench.data import chest_xray, cifar10, files, speech_commands
-from zdp_bench.data.formats import nifti
-from zdp_bench.data.synthetic import ecg, films, volumes
-from zdp_bench.data.synthetic.sequences import write_set as write_heads
-from zdp_bench.data.synthetic.speech import write_set as write_words
+from zdp_bench.data import chest_xray, files, speech_commands
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.data_root import state
@@ -24,7 +20,7 @@ OWN = [of for of in files.cards() if not of.uses]
 BY_HAND = [of.name for of in OWN if of.holds]
 
 
-def refused(verb: str, name: str, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def run_refused(verb: str, name: str, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command says on stderr as it leaves with 2."""
     with pytest.raises(SystemExit) as left:
         main(["data", verb, name, "--root", str(root)])
@@ -40,18 +36,20 @@ def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
 ) -> None:
     of = files.card(name)
     assert state(tmp_path, of).startswith("missing: ")
-    err = refused("check", name, tmp_path, capsys)
+    err = run_refused("check", name, tmp_path, capsys)
     assert "is missing" in err
     if of.holds:
         assert len(err.splitlines()) == 1
-        for said in (err, refused("fetch", name, tmp_path, capsys)):
+        for said in (err, run_refused("fetch", name, tmp_path, capsys)):
             assert of.source in said
             assert of.access in said
             assert "above" not in said
 
 
 def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> None:
-    assert set(BY_HAND) == set(names("check"))
+    for name in names("dataset"):
+        checks = "check_files" in vars(lookup("dataset", name))
+        assert checks == (name in BY_HAND), name
     for of in OWN:
         assert bool(of.access) == bool(of.holds)
         assert of.holds or of.files or of.provenance == "synthetic" or of.name == "phase_digits"
@@ -66,33 +64,6 @@ def test_a_set_that_needs_no_files_says_so(
     assert not left.value.code
     what = "bundled" if name == "phase_digits" else "made when needed"
     assert capsys.readouterr().out == f"{name}: {what}; it needs no files\n"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A data root with a little of every set that is got by hand."""
-    ecg.write_set(tmp_path / "CPSC2018", 4, 2.0, seed=1)
-    (tmp_path / speech_commands.FOLDER).parent.mkdir()
-    write_words(tmp_path / speech_commands.FOLDER, ["yes", "no"], 3, seed=0)
-    films.write_set(tmp_path / chest_xray.FOLDER, 50, 0.3, seed=1)
-    write_heads(tmp_path / "Task01_BrainTumour", 3, 2, seed=0)
-    volumes.write_set(tmp_path / "Task03_Liver", 3, seed=0)
-    lookup("dataset", "kspace_phantom")(
-        tmp_path, **options("kspace_phantom", patients=4, slices=1, height=8, width=8)
-    )
-    next((tmp_path / "synthetic").iterdir()).rename(tmp_path / "fastMRI")
-    (tmp_path / "Task04_Hippocampus" / "imagesTr").mkdir(parents=True)
-    for number in range(3):
-        voxels = np.random.default_rng(number).random((9, 9, 30))
-        nifti.write(
-            tmp_path / "Task04_Hippocampus" / "imagesTr" / f"h_{number}.nii.gz",
-            voxels,
-            (1.0, 1.0, 1.0),
-        )
-    (tmp_path / "cifar-10-batches-bin").mkdir()
-    for name in cifar10.BATCHES:
-        (tmp_path / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(bytes(cifar10.RECORD))
-    return tmp_path
 
 
 def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: Path) -> None:
@@ -111,27 +82,29 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
         of = files.card(name)
         assert state(root, of) == "there"
         assert files.fetch(root, of) == []
-        before = list(files.inspected(root, of))
+        before = list(files.check_files(root, of))
         assert before, name
         assert [problem for _, problem in before if problem and name != "msd"] == []
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) - 9])  # of a .gz, the checksum
-        problems = [problem for _, problem in files.inspected(root, of) if problem]
+        problems = [problem for _, problem in files.check_files(root, of) if problem]
         assert len(problems) == 1, (name, problems)
         assert path.stem.removesuffix(".nii") in problems[0]
         path.write_bytes(whole)
-    wrong = [problem for _, problem in files.inspected(root, files.card("cifar10"))]
+    wrong = [problem for _, problem in files.check_files(root, files.card("cifar10"))]
     assert len(wrong) == 6
     assert all("checksum is that of no known release" in problem for problem in wrong)
 
 
-def test_there_means_what_the_outlines_say(root: Path) -> None:
-    for name in set(BY_HAND) - {"msd"}:  # whose outline is of one task
-        changed = {"words": ["yes", "no"]} if name == "speech_commands" else {}
-        changed |= {"height": 8, "width": 8} if name in ("fastmri", "kspace_from_volumes") else {}
-        changed |= {"validation_patients": 1} if name == "mri_sequences" else {}
-        assert lookup("outline", name)(root, **options(name, **changed)).found, name
-    assert lookup("outline", "msd")(root, **options("msd")).found
+def test_every_set_that_is_there_is_found(small_root: Path) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "speech_commands": {"words": ["yes", "no"]},
+        "fastmri": {"height": 8, "width": 8},
+        "kspace_from_volumes": {"height": 8, "width": 8, "test_share": 0.4, "split_seed": 1},
+        "mri_sequences": {"validation_patients": 1},
+    }
+    for name in BY_HAND:
+        assert dataset(name, **changes.get(name, {})).info(small_root).found, name
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:
@@ -143,7 +116,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: 
             files.fetch(root, files.card("mnist"))
         assert "http" not in str(caught.value)
         with pytest.raises(UserError, match="cannot be written"):
-            lookup("dataset", "cpsc2018_synthetic")(root, **options("cpsc2018_synthetic"))
+            dataset("cpsc2018_synthetic").load(root)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -14,22 +14,22 @@ import torch
 
 from zdp_bench.data import Splits
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.kspace_from_volumes import kspace_from_volumes
-from zdp_bench.data.mri_sequences_from_volumes import mri_sequences_from_volumes
-from zdp_bench.data.msd import msd
+from zdp_bench.data.kspace_from_volumes import KSpaceFromVolumes
+from zdp_bench.data.mri_sequences_from_volumes import MriSequencesFromVolumes
+from zdp_bench.data.msd import Msd
 from zdp_bench.errors import UserError
 
 TASK = "Task09_Spleen"
 MADE: dict[str, Callable[[Path], Splits]] = {
-    "slices": lambda root: msd(
-        root, task="spleen", size=16, validation_share=0.25, test_share=0.25
+    "slices": lambda root: Msd(task="spleen", size=16, validation_share=0.25, test_share=0.25).load(
+        root
     ),
-    "sequences": lambda root: mri_sequences_from_volumes(
-        root, folder=f"{TASK}/imagesTr", size=16, slices=3, test_share=0.25
-    ),
-    "kspace": lambda root: kspace_from_volumes(
-        root, folder=f"{TASK}/imagesTr", height=8, width=8, test_share=0.25
-    ),
+    "sequences": lambda root: MriSequencesFromVolumes(
+        folder=f"{TASK}/imagesTr", size=16, slices=3, test_share=0.25
+    ).load(root),
+    "kspace": lambda root: KSpaceFromVolumes(
+        folder=f"{TASK}/imagesTr", height=8, width=8, test_share=0.25
+    ).load(root),
 }
 
 
@@ -65,9 +65,8 @@ def test_what_an_older_version_made_of_a_damaged_volume_is_not_used(
     )
     volume(root, 0).write_bytes(packed)
     with monkeypatch.context() as before:
-        before.setattr(nifti, "_unpacked", lambda image, path: np.asanyarray(image.dataobj))
+        before.setattr(nifti, "_unpack", lambda image, path: np.asanyarray(image.dataobj))
         before.setattr(nifti, "READING", 1, raising=False)
-        before.setattr("zdp_bench.data.kspace_from_volumes.READING", 1, raising=False)
         MADE[kind](root)
     with pytest.raises(UserError, match=r"spleen_0\.nii\.gz: its voxels cannot be read"):
         MADE[kind](root)

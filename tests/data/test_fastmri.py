@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.broken import refused
+from tests.data.helpers import assert_refused
 from zdp_bench.data import N_UNIFORMS, Splits
-from zdp_bench.data.fastmri import FOLDERS, KSpaceRecords, fastmri
+from zdp_bench.data.fastmri import FastMri, KSpaceExamples
 from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, to_image
+from zdp_bench.data.formats.single_coil import FOLDERS
 from zdp_bench.errors import UserError
 
 SLICES, ROWS, COLUMNS, SIDE = 5, 24, 18, 16
@@ -71,12 +72,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def records(of: object) -> KSpaceRecords:
-    assert isinstance(of, KSpaceRecords)
+def records(of: object) -> KSpaceExamples:
+    assert isinstance(of, KSpaceExamples)
     return of
 
 
-def everything(of: KSpaceRecords, seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def everything(of: KSpaceExamples, seed: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     uniforms = (
         None
         if seed is None
@@ -86,7 +87,7 @@ def everything(of: KSpaceRecords, seed: int | None = None) -> tuple[torch.Tensor
 
 
 def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> None:
-    splits = fastmri(root, **SMALL)
+    splits = FastMri(**SMALL).load(root)
     assert (len(splits.train), len(splits.test)) == (15, 10)
     assert splits.input_shape == (1, 16, 12)
     assert splits.provenance == "derived"
@@ -105,7 +106,7 @@ def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> No
 
 
 def test_a_test_record_is_the_slice_under_its_files_mask(root: Path) -> None:
-    inputs, targets = records(fastmri(root, **SMALL).test).batch(torch.tensor([7, 2]))
+    inputs, targets = records(FastMri(**SMALL).load(root).test).batch(torch.tensor([7, 2]))
     how = Undersampling(4, 0.08, 16, 12)
     for row, (number, which) in enumerate([(4, 2), (3, 2)]):
         content = arrays(number)
@@ -121,7 +122,7 @@ def test_a_test_record_is_the_slice_under_its_files_mask(root: Path) -> None:
 
 
 def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path) -> None:
-    train = records(fastmri(root, **SMALL).train)
+    train = records(FastMri(**SMALL).load(root).train)
     first, again, other = (
         everything(train, seed=1),
         everything(train, seed=1),
@@ -133,25 +134,25 @@ def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path)
     assert torch.equal(first[1][:, 0], other[1][:, 0])  # the reference is the same
     uniforms = torch.from_numpy(np.random.default_rng(1).random((len(train), N_UNIFORMS)))
     assert torch.equal(train.batch(torch.tensor([9]), uniforms[9:10])[0], first[0][9:10])
-    test = records(fastmri(root, **SMALL).test)
+    test = records(FastMri(**SMALL).load(root).test)
     assert torch.equal(everything(test, seed=1)[0], everything(test)[0])
 
 
 def test_a_volume_can_be_the_record(root: Path) -> None:
-    splits = fastmri(root, **SMALL, unit="volume", slices=3)
+    splits = FastMri(**SMALL, unit="volume", slices=3).load(root)
     assert (len(splits.train), len(splits.test)) == (3, 2)
     assert splits.input_shape == (3, 1, 16, 12)
     assert splits.examples_per_patient == 2
     inputs, targets = everything(records(splits.test))
     assert inputs.shape == (2, 3, 1, 16, 12)
     assert targets.shape == (2, 3, 2, 16, 12)
-    by_slice = everything(records(fastmri(root, **SMALL, slices=3).test))
+    by_slice = everything(records(FastMri(**SMALL, slices=3).load(root).test))
     assert torch.equal(inputs.flatten(0, 1), by_slice[0])
     assert torch.equal(targets.flatten(0, 1), by_slice[1])
 
 
 def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -> None:
-    splits = fastmri(root, **SMALL)
+    splits = FastMri(**SMALL).load(root)
     everything(records(splits.test))
     opened = {
         os.readlink(f"/proc/self/fd/{fd}")
@@ -166,7 +167,7 @@ def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -
 
 def test_the_digest_follows_files_and_options(root: Path) -> None:
     def digest(**options: object) -> str:
-        splits: Splits = fastmri(root, **(SMALL | options))  # type: ignore[arg-type]
+        splits: Splits = FastMri(**SMALL | options).load(root)  # type: ignore[arg-type]
         return splits.digest
 
     known = {
@@ -186,9 +187,11 @@ def test_volumes_that_are_too_small_are_left_out_and_counted(root: Path) -> None
     write(root / "fastMRI" / FOLDERS[0] / "short.h5", 8, **few)
     assert (
         "1 volumes smaller than 16 by 12 with 3 slices left out"
-        in fastmri(root, **SMALL, unit="volume", slices=3).notes
+        in FastMri(**SMALL, unit="volume", slices=3).load(root).notes
     )
-    refused(lambda: fastmri(root, height=17, width=12), "dataset.height=17", "as large as 17 by 12")
+    assert_refused(
+        lambda: FastMri(height=17, width=12).load(root), "dataset.height=17", "as large as 17 by 12"
+    )
 
 
 NO_NUMBER = arrays(0)["kspace"].copy()
@@ -252,13 +255,13 @@ def test_a_broken_file_is_named_and_refused(root: Path, kind: str) -> None:
     spoil, says = BROKEN[kind]
     path = root / "fastMRI" / FOLDERS[0] / "file1000000.h5"
     spoil(path)
-    refused(lambda: everything(records(fastmri(root, **SMALL).train)), path.stem, says)
+    assert_refused(lambda: everything(records(FastMri(**SMALL).load(root).train)), path.stem, says)
 
 
 def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sign up for it .*kspace_phantom"):
-        fastmri(tmp_path)
+        FastMri().load(tmp_path)
     write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
     write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)
     with pytest.raises(UserError, match=r"dataset\.slices=null: unit=volume needs a number"):
-        fastmri(tmp_path, unit="volume")
+        FastMri(unit="volume").load(tmp_path)

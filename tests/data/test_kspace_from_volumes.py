@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.broken import refused
-from zdp_bench.data.fastmri import KSpaceRecords
+from tests.data.helpers import assert_refused
+from zdp_bench.data.fastmri import KSpaceExamples
 from zdp_bench.data.formats.kspace import centre_crop
-from zdp_bench.data.kspace_from_volumes import kspace_from_volumes, smooth_phase
+from zdp_bench.data.kspace_from_volumes import KSpaceFromVolumes, draw_phase
 
 OPTIONS = {"folder": "volumes", "height": 8, "width": 8, "test_share": 0.25}
 
@@ -39,9 +39,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_references_are_the_volumes_own_slices(root: Path) -> None:
-    splits = kspace_from_volumes(root, **OPTIONS, slices=2)  # type: ignore[arg-type]
+    splits = KSpaceFromVolumes(**OPTIONS, slices=2).load(root)  # type: ignore[arg-type]
     test = splits.test
-    assert isinstance(test, KSpaceRecords)
+    assert isinstance(test, KSpaceExamples)
     assert (len(splits.train), len(test), splits.provenance) == (12, 4, "derived")
     inputs, targets = test.batch(torch.arange(4))
     for row, volume in enumerate(v for v in test.volumes for _ in range(2)):
@@ -51,14 +51,14 @@ def test_references_are_the_volumes_own_slices(root: Path) -> None:
     assert (inputs.imag.abs() > 1e-3).any()  # there is a phase
     assert not torch.allclose(targets[:, 0], targets[:, 1], rtol=0.01)  # and something is missing
     assert splits.examples_per_patient == 2
-    again = kspace_from_volumes(root, **OPTIONS, slices=2)  # type: ignore[arg-type]
+    again = KSpaceFromVolumes(**OPTIONS, slices=2).load(root)  # type: ignore[arg-type]
     assert again.digest == splits.digest
-    other = kspace_from_volumes(root, **OPTIONS, slices=2, split_seed=1)  # type: ignore[arg-type]
+    other = KSpaceFromVolumes(**OPTIONS, slices=2, split_seed=1).load(root)  # type: ignore[arg-type]
     assert other.digest != splits.digest
 
 
 def test_the_phase_is_smooth_and_bounded() -> None:
-    phase = smooth_phase(40, 50, np.random.default_rng(0))
+    phase = draw_phase(40, 50, np.random.default_rng(0))
     assert np.abs(phase).max() <= 6 * np.pi / 2
     assert max(np.abs(np.diff(phase, axis=0)).max(), np.abs(np.diff(phase, axis=1)).max()) < 0.5
 
@@ -114,18 +114,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_broken_volume_is_named_and_refused(root: Path, kind: str) -> None:
     spoil, says = BROKEN[kind]
     spoil(root / "volumes" / "brain_0.nii.gz")
-    refused(lambda: kspace_from_volumes(root, **OPTIONS), "brain_0", says)  # type: ignore[arg-type]
+    assert_refused(lambda: KSpaceFromVolumes(**OPTIONS).load(root), "brain_0", says)  # type: ignore[arg-type]
     assert not list((root / "derived").glob("kspace-*"))  # nothing half made is left in place
 
 
 def test_a_folder_without_volumes_is_refused(root: Path) -> None:
     shutil.rmtree(root / "volumes")
-    refused(lambda: kspace_from_volumes(root, **OPTIONS), "volumes", "is no folder")  # type: ignore[arg-type]
+    assert_refused(lambda: KSpaceFromVolumes(**OPTIONS).load(root), "volumes", "is no folder")  # type: ignore[arg-type]
     (root / "volumes").mkdir()
-    refused(lambda: kspace_from_volumes(root, **OPTIONS), "volumes", "holds no .nii")  # type: ignore[arg-type]
+    assert_refused(lambda: KSpaceFromVolumes(**OPTIONS).load(root), "volumes", "holds no .nii")  # type: ignore[arg-type]
     save(root / "volumes" / "one.nii", magnitudes(0))
-    refused(
-        lambda: kspace_from_volumes(root, **OPTIONS),
+    assert_refused(
+        lambda: KSpaceFromVolumes(**OPTIONS).load(root),
         "dataset.test_share",
         "1 volumes to train on, 0",
     )  # type: ignore[arg-type]

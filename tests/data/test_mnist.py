@@ -16,7 +16,7 @@ import torch
 from tests.conftest import idx_bytes, write_mini_mnist
 from zdp_bench.data import files
 from zdp_bench.data.files import Card, RemoteFile, fetch, md5
-from zdp_bench.data.mnist import mnist
+from zdp_bench.data.mnist import Mnist
 from zdp_bench.errors import UserError
 
 RAW = Path("MNIST/raw")
@@ -24,7 +24,7 @@ RAW = Path("MNIST/raw")
 
 @pytest.mark.real_data
 def test_official_mnist_is_what_was_released(data_root: Path) -> None:
-    splits = mnist(data_root)
+    splits = Mnist().load(data_root)
     assert (len(splits.train), len(splits.test), splits.provenance) == (60_000, 10_000, "official")
     assert splits.train.inputs.shape == (60_000, 28, 28)
     # standardised by the published constants
@@ -45,7 +45,7 @@ def test_official_mnist_is_what_was_released(data_root: Path) -> None:
 
 
 def test_unchecked_files_are_not_official(mini_mnist: Path) -> None:
-    assert mnist(mini_mnist, check=False).provenance == "derived"
+    assert Mnist(check=False).load(mini_mnist).provenance == "derived"
 
 
 def _break(folder: Path, how: str) -> str:
@@ -87,7 +87,7 @@ def test_wrong_files_are_refused_by_name(
 ) -> None:
     name = _break(mini_mnist / RAW, how)
     with pytest.raises(UserError, match=message) as caught:
-        mnist(mini_mnist, check=check)
+        Mnist(check=check).load(mini_mnist)
     assert name in str(caught.value)
 
 
@@ -102,7 +102,7 @@ def test_a_flipped_byte_is_refused(data_root: Path, tmp_path: Path) -> None:
     whole[9] ^= 1  # the gzip header's operating-system byte: the content still unpacks
     labels.write_bytes(bytes(whole))
     with pytest.raises(UserError, match=r"t10k-labels.*MD5 .* was expected"):
-        mnist(tmp_path)
+        Mnist().load(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------- downloading
@@ -139,7 +139,7 @@ def test_missing_files_are_fetched_and_checked(mirror: tuple[str, Path], tmp_pat
     root = tmp_path / "root"
     assert len(fetch(root, _card(folder), address)) == 4
     assert fetch(root, _card(folder), address) == []  # nothing is fetched twice
-    assert len(mnist(root, check=False).train) == 200
+    assert len(Mnist(check=False).load(root).train) == 200
 
 
 def test_a_damaged_download_is_refused_and_leaves_nothing(

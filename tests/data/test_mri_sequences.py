@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.broken import refused
+from tests.data.helpers import assert_refused
 from zdp_bench import assets
-from zdp_bench.data.files import card, inspected
+from zdp_bench.data.files import card, check_files
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.kspace import to_image, to_kspace
-from zdp_bench.data.mri_sequences import FOLDER, SEQUENCES, mri_sequences, records_of, whitened
-from zdp_bench.data.mri_sequences_from_volumes import contrasts, mri_sequences_from_volumes, scanned
+from zdp_bench.data.mri_sequences import FOLDER, SEQUENCES, MriSequences, transform_slices, whiten
+from zdp_bench.data.mri_sequences_from_volumes import (
+    MriSequencesFromVolumes,
+    map_to_contrasts,
+    scan,
+)
 from zdp_bench.data.synthetic.sequences import (
     GRID,
     SPACING,
-    head,
-    mri_sequences_synthetic,
+    MriSequencesSynthetic,
+    draw_head,
     write_set,
 )
 from zdp_bench.errors import UserError
@@ -31,11 +35,6 @@ from zdp_bench.registry import lookup
 
 OPTIONS: dict[str, Any] = {"size": 16, "slices": 3, "validation_patients": 1}
 DERIVED: dict[str, Any] = {"folder": "volumes", "size": 16, "slices": 3, "test_share": 0.25}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -50,13 +49,13 @@ def one_contrast(tmp_path: Path) -> Path:
     """A data root with eight volumes of one contrast, T1-weighted."""
     (tmp_path / "volumes").mkdir()
     for number in range(8):
-        t1 = head(np.random.default_rng([0, number]))[..., SEQUENCES.index("T1w")]
+        t1 = draw_head(np.random.default_rng([0, number]))[..., SEQUENCES.index("T1w")]
         nifti.write(tmp_path / "volumes" / f"brain_{number}.nii.gz", t1, SPACING)
     return tmp_path
 
 
 def test_records_are_the_centre_slices_of_each_sequence_in_turn(root: Path) -> None:
-    splits = mri_sequences(root, **OPTIONS)
+    splits = MriSequences(**OPTIONS).load(root)
     inputs, labels = splits.train.batch(torch.arange(len(splits.train)))
     assert (inputs.shape, inputs.dtype) == ((4 * 12, 1, 16, 16), torch.complex64)
     assert (
@@ -72,16 +71,16 @@ def test_records_are_the_centre_slices_of_each_sequence_in_turn(root: Path) -> N
         + labels.tolist()[24:]
     )
     for number in (0, 1):  # number 1 is stored as LPS
-        middle = head(np.random.default_rng([0, number]))[:, :, 4:7]  # of 12 slices
+        middle = draw_head(np.random.default_rng([0, number]))[:, :, 4:7]  # of 12 slices
         torch.testing.assert_close(
-            inputs[12 * number : 12 * number + 12], torch.from_numpy(records_of(middle, 16))
+            inputs[12 * number : 12 * number + 12], torch.from_numpy(transform_slices(middle, 16))
         )
 
 
 def test_the_counts_are_the_papers(tmp_path: Path) -> None:
-    said = lookup("outline", "mri_sequences")(
-        tmp_path, size=32, slices=20, validation_patients=0, split_seed=0
-    )
+    said = lookup("dataset", "mri_sequences")(
+        size=32, slices=20, validation_patients=0, split_seed=0
+    ).info(tmp_path)
     assert (said.train, said.test, said.examples_per_patient, said.found) == (
         38_720,
         21_280,
@@ -91,39 +90,39 @@ def test_the_counts_are_the_papers(tmp_path: Path) -> None:
 
 
 def test_patients_are_in_one_part_and_the_patient_owns_every_sequence(root: Path) -> None:
-    splits = mri_sequences(root, **OPTIONS)
+    splits = MriSequences(**OPTIONS).load(root)
     assert splits.validation is not None
     people = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert [len(part) for part in people] == [4, 1, 2]
     assert len(set.union(*people)) == 7
     assert splits.examples_per_patient == 12
     assert splits.provenance == "derived"  # for these are not the released 484 and 266
-    again = mri_sequences(root, **OPTIONS)
+    again = MriSequences(**OPTIONS).load(root)
     assert again.digest == splits.digest
     assert (
-        mri_sequences(root, **OPTIONS | {"split_seed": 2, "validation_patients": 2}).digest
+        MriSequences(**OPTIONS | {"split_seed": 2, "validation_patients": 2}).load(root).digest
         != splits.digest
     )
-    assert mri_sequences(root, **OPTIONS | {"validation_patients": 0}).validation is None
+    assert MriSequences(**OPTIONS | {"validation_patients": 0}).load(root).validation is None
 
 
 def test_a_record_depends_on_no_other_and_is_whitened_by_itself() -> None:
     random = np.random.default_rng(3)
     images = random.random((5, 16, 16)) * np.array([1, 50, 1e4, 1e-3, 1]).reshape(-1, 1, 1)
-    made = whitened(to_kspace(images))
-    np.testing.assert_allclose(whitened(to_kspace(images[2:3])), made[2:3])
+    made = whiten(to_kspace(images))
+    np.testing.assert_allclose(whiten(to_kspace(images[2:3])), made[2:3])
     for record in made:
         parts = np.stack([record.real.ravel(), record.imag.ravel()])
         np.testing.assert_allclose(np.cov(parts, bias=True), np.eye(2), atol=1e-9)
         assert abs(record.mean()) < 1e-9
     np.testing.assert_allclose(
-        whitened(to_kspace(1e3 * images)), made, atol=1e-9
+        whiten(to_kspace(1e3 * images)), made, atol=1e-9
     )  # units do not matter
 
 
 def test_a_slice_without_anything_on_it_stays_finite() -> None:
     flat = np.stack([np.zeros((16, 16)), np.full((16, 16), 7.0)])
-    made = whitened(to_kspace(flat))
+    made = whiten(to_kspace(flat))
     assert np.isfinite(made).all()
     assert np.abs(made[0]).max() == 0
     assert np.abs(made[1].imag).max() < 1e-6  # rounding, which is not blown up
@@ -138,16 +137,16 @@ def test_both_halves_of_the_spectrum_are_kept() -> None:
 
 
 def test_a_thin_volume_gives_what_it_has(root: Path) -> None:
-    splits = mri_sequences(root, **OPTIONS | {"slices": 20})
+    splits = MriSequences(**OPTIONS | {"slices": 20}).load(root)
     assert splits.examples_per_patient == 4 * GRID[2]
     assert len(splits.train) == 4 * 4 * GRID[2]
 
 
 def test_what_is_mapped_is_made_once_and_never_copied(root: Path) -> None:
-    splits = mri_sequences(root, **OPTIONS)
+    splits = MriSequences(**OPTIONS).load(root)
     (made,) = (root / "cache" / "zdp-bench" / f"sequences-{nifti.READING}").iterdir()
     before = made.stat().st_mtime_ns
-    mri_sequences(root, **OPTIONS)
+    MriSequences(**OPTIONS).load(root)
     assert made.stat().st_mtime_ns == before
     assert (
         len({part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}) == 1
@@ -157,10 +156,10 @@ def test_what_is_mapped_is_made_once_and_never_copied(root: Path) -> None:
 def test_every_file_is_checked_by_itself(root: Path) -> None:
     path = root / FOLDER / "imagesTs" / "BRATS_006.nii.gz"
     path.write_bytes(path.read_bytes()[:-2000])
-    found = dict(inspected(root, card("mri_sequences")))
+    found = dict(check_files(root, card("mri_sequences")))
     assert len(found) == 7
     assert [name.name for name, wrong in found.items() if wrong] == ["BRATS_006.nii.gz"]
-    (missing,) = dict(inspected(root / "nowhere", card("mri_sequences"))).values()
+    (missing,) = dict(check_files(root / "nowhere", card("mri_sequences"))).values()
     assert "Task01_BrainTumour.tar" in missing
 
 
@@ -172,7 +171,7 @@ def test_the_four_contrasts_differ_where_sequences_differ() -> None:
     tissue = np.concatenate(
         [np.full((8, 8, 8), level) for level in (0.0, 0.45, 1.0)]
     )  # fluid, grey, white
-    made = contrasts(tissue, np.random.default_rng(0))
+    made = map_to_contrasts(tissue, np.random.default_rng(0))
     fluid, grey, white = (made[8 * i + 2 : 8 * i + 6].mean(axis=(0, 1, 2)) for i in range(3))
     flair, t1, gd, t2 = range(4)
     assert fluid[t2] > grey[t2] > white[t2]
@@ -184,14 +183,14 @@ def test_the_four_contrasts_differ_where_sequences_differ() -> None:
 
 def test_a_scanner_adds_a_smooth_field_and_noise() -> None:
     picture = np.ones((20, 20, 20))
-    a, b = (scanned(picture, np.random.default_rng(seed)) for seed in (1, 2))
+    a, b = (scan(picture, np.random.default_rng(seed)) for seed in (1, 2))
     assert abs(a / b - 1).max() > 0.1  # each its own field
     assert np.abs(np.diff(a, axis=0)).mean() < 0.1
     assert np.abs(np.diff(a, axis=0)).mean() > 0.01
 
 
 def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path) -> None:
-    splits = mri_sequences_from_volumes(one_contrast, **DERIVED)
+    splits = MriSequencesFromVolumes(**DERIVED).load(one_contrast)
     assert (
         len(splits.train),
         len(splits.test),
@@ -204,10 +203,10 @@ def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path)
         "derived",
     )
     assert not set(splits.train.groups.tolist()) & set(splits.test.groups.tolist())  # type: ignore[union-attr]
-    other = mri_sequences_from_volumes(one_contrast, **DERIVED | {"split_seed": 1})
+    other = MriSequencesFromVolumes(**DERIVED | {"split_seed": 1}).load(one_contrast)
     assert other.digest != splits.digest
-    said = lookup("outline", "mri_sequences_from_volumes")(
-        one_contrast, **DERIVED | {"split_seed": 0}
+    said = lookup("dataset", "mri_sequences_from_volumes")(**DERIVED | {"split_seed": 0}).info(
+        one_contrast
     )
     assert (said.train, said.test, said.examples_per_patient) == (
         len(splits.train),
@@ -217,7 +216,7 @@ def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path)
 
 
 def test_the_synthetic_set_is_read_by_the_real_adapter(tmp_path: Path) -> None:
-    splits = mri_sequences_synthetic(tmp_path, patients=4, size=16, slices=2, test_share=0.25)
+    splits = MriSequencesSynthetic(patients=4, size=16, slices=2, test_share=0.25).load(tmp_path)
     assert (len(splits.train), len(splits.test), splits.provenance) == (3 * 8, 8, "synthetic")
     assert len(list((tmp_path / "synthetic").rglob("BRATS_*.nii.gz"))) == 4
 
@@ -225,9 +224,9 @@ def test_the_synthetic_set_is_read_by_the_real_adapter(tmp_path: Path) -> None:
 @pytest.mark.real_data
 def test_the_real_hippocampi_make_eighty_records_each(data_root: Path) -> None:
     body = assets.read_yaml(assets.group(assets.DATASETS)["mri_sequences_from_volumes"])
-    said = lookup("outline", "mri_sequences_from_volumes")(
-        data_root, **{key: value for key, value in body.items() if key not in ("name", "card")}
-    )
+    said = lookup("dataset", "mri_sequences_from_volumes")(
+        **{key: value for key, value in body.items() if key not in ("name", "card")}
+    ).info(data_root)
     assert (said.train, said.test, said.examples_per_patient) == (208 * 80, 52 * 80, 80)
 
 
@@ -293,7 +292,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_broken_volume_of_four_channels_is_refused_by_name(root: Path, kind: str) -> None:
     spoil, says = BROKEN[kind]
     spoil(root / FOLDER / "imagesTr" / "BRATS_001.nii.gz")
-    refused(lambda: mri_sequences(root, **OPTIONS), "BRATS_001", says)
+    assert_refused(lambda: MriSequences(**OPTIONS).load(root), "BRATS_001", says)
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -302,14 +301,14 @@ def test_a_broken_volume_of_one_contrast_is_refused_by_name(one_contrast: Path, 
     if kind == "wrong shape":
         spoil = lambda path: save(path, voxels(path)[..., None].repeat(4, 3))  # noqa: E731
     spoil(one_contrast / "volumes" / "brain_0.nii.gz")
-    refused(lambda: mri_sequences_from_volumes(one_contrast, **DERIVED), "brain_0", says)
+    assert_refused(lambda: MriSequencesFromVolumes(**DERIVED).load(one_contrast), "brain_0", says)
 
 
 def test_a_volume_of_three_channels_is_refused(root: Path) -> None:
     path = root / FOLDER / "imagesTr" / "BRATS_001.nii.gz"
     save(path, voxels(path)[..., :3])
-    refused(
-        lambda: mri_sequences(root, **OPTIONS),
+    assert_refused(
+        lambda: MriSequences(**OPTIONS).load(root),
         "BRATS_001",
         r"\[40, 40, 12, 3\] where three dimensions and 4 channels",
     )
@@ -318,7 +317,9 @@ def test_a_volume_of_three_channels_is_refused(root: Path) -> None:
 def test_a_patient_in_both_parts_is_refused(root: Path) -> None:
     path = root / FOLDER / "imagesTr" / "BRATS_001.nii.gz"
     (root / FOLDER / "imagesTs" / path.name).write_bytes(path.read_bytes())
-    refused(lambda: mri_sequences(root, **OPTIONS), "BRATS_001", "same patient is in imagesTr")
+    assert_refused(
+        lambda: MriSequences(**OPTIONS).load(root), "BRATS_001", "same patient is in imagesTr"
+    )
 
 
 def test_wrong_options_are_refused(root: Path, one_contrast: Path) -> None:
@@ -328,10 +329,10 @@ def test_wrong_options_are_refused(root: Path, one_contrast: Path) -> None:
         ({"validation_patients": 3}, "leaves 0 patients to test"),
     ):
         with pytest.raises(UserError, match=says):
-            mri_sequences(root, **OPTIONS | options)
+            MriSequences(**OPTIONS | options).load(root)
     with pytest.raises(UserError, match=r"dataset\.test_share=0\.0: leaves 8 volumes"):
-        mri_sequences_from_volumes(one_contrast, **DERIVED | {"test_share": 0.0})
+        MriSequencesFromVolumes(**DERIVED | {"test_share": 0.0}).load(one_contrast)
     with pytest.raises(UserError, match=r"mri_sequences_synthetic"):
-        mri_sequences(root / "nowhere", **OPTIONS)
+        MriSequences(**OPTIONS).load(root / "nowhere")
     with pytest.raises(UserError, match=r"dataset\.test_share"):
-        mri_sequences_synthetic(root, patients=3, test_share=1.0)
+        MriSequencesSynthetic(patients=3, test_share=1.0).load(root)

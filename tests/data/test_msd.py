@@ -14,19 +14,20 @@ import pytest
 import torch
 
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.labelled_volumes import cases
-from zdp_bench.data.msd import AUGMENT, Geometry, load, msd, outline, shape_on_grid, slices
-from zdp_bench.data.synthetic.volumes import GRID, SPACING, abdomen, msd_synthetic, write_set
+from zdp_bench.data.formats.labelled_volumes import find_cases
+from zdp_bench.data.msd import AUGMENT, Geometry, Msd, read_slices, resampled_shape
+from zdp_bench.data.synthetic.volumes import (
+    GRID,
+    SPACING,
+    MsdSynthetic,
+    draw_abdomen,
+    write_set,
+)
 from zdp_bench.errors import UserError
 
 FOLDER = "Task03_Liver"
 NATIVE = Geometry(size=80, fit="pad", spacing=None, window=(-150, 250), channel=0)
 SHARES: dict[str, Any] = {"validation_share": 0.2, "test_share": 0.4}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -39,10 +40,10 @@ def root(tmp_path: Path) -> Path:
 def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
     """Number 1 is stored as LPS; the slices must be those of the phantom as it was drawn."""
     for number in (0, 1):
-        case = cases(root / FOLDER)[number]
-        volume, labels = abdomen(np.random.default_rng([0, number]))
+        case = find_cases(root / FOLDER)[number]
+        volume, labels = draw_abdomen(np.random.default_rng([0, number]))
         square = Geometry(64, "resize", None, (-150, 250), 0)
-        made = slices(case, np.array([3, 8]), square)
+        made = read_slices(case, np.array([3, 8]), square)
         assert made.shape == (2, 2, 64, 64)
         mask = labels[:, ::-1, [3, 8]].transpose(2, 1, 0) > 0  # tumour and organ are one
         np.testing.assert_array_equal(made[:, 1], mask)
@@ -52,34 +53,35 @@ def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
 
 def test_pixels_are_made_square_and_a_spacing_is_kept() -> None:
     header = nifti.Header((64, 60, 16), (5.0, 4.0, 8.0))
-    assert shape_on_grid(header, NATIVE) == (60, 80)  # 64 columns of 5 mm at 4 mm
-    assert shape_on_grid(header, Geometry(80, "pad", 8.0, None, 0)) == (30, 40)
-    assert shape_on_grid(header, Geometry(32, "resize", 8.0, None, 0)) == (32, 32)
-    assert shape_on_grid(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0)), NATIVE) == (51, 35)
+    assert resampled_shape(header, NATIVE) == (60, 80)  # 64 columns of 5 mm at 4 mm
+    assert resampled_shape(header, Geometry(80, "pad", 8.0, None, 0)) == (30, 40)
+    assert resampled_shape(header, Geometry(32, "resize", None, None, 0)) == (32, 32)
+    assert resampled_shape(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0)), NATIVE) == (51, 35)
 
 
 def test_padding_keeps_area_in_mm(root: Path) -> None:
-    case = cases(root / FOLDER)[0]
-    made = slices(case, np.arange(GRID[2]), NATIVE)
-    _, labels = abdomen(np.random.default_rng([0, 0]))
+    case = find_cases(root / FOLDER)[0]
+    made = read_slices(case, np.arange(GRID[2]), NATIVE)
+    _, labels = draw_abdomen(np.random.default_rng([0, 0]))
     drawn = (labels > 0).sum() * SPACING[0] * SPACING[1]
     assert made[:, 1].sum() * min(SPACING[:2]) ** 2 == pytest.approx(drawn, rel=0.03)
 
 
 def test_mr_slices_are_scaled_each_by_itself() -> None:
-    from zdp_bench.data.msd import _bytes
+
+    from zdp_bench.data.msd import _to_bytes
 
     image = torch.rand(3, 20, 20) * torch.tensor([1.0, 50.0, 0.0]).view(3, 1, 1)
-    scaled = _bytes(image, None)
+    scaled = _to_bytes(image, None)
     torch.testing.assert_close(
-        _bytes(image[1:2], None), scaled[1:2]
+        _to_bytes(image[1:2], None), scaled[1:2]
     )  # no matter which others there are
     assert scaled[0].max() == scaled[1].max() == 255
     assert torch.isfinite(scaled).all()
 
 
 def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
-    splits = msd(root, size=32, max_per_patient=4, **SHARES)
+    splits = Msd(size=32, max_per_patient=4, **SHARES).load(root)
     assert (len(splits.train), len(splits.test)) == (2 * 4, 2 * GRID[2])
     assert splits.validation is not None
     assert len(splits.validation) == 4
@@ -89,7 +91,7 @@ def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
     assert splits.provenance == "derived"
     files = list((root / "cache" / "zdp-bench" / f"slices-{nifti.READING}").iterdir())
     before = files[0].stat().st_mtime_ns
-    again = msd(root, size=32, max_per_patient=4, **SHARES)
+    again = Msd(size=32, max_per_patient=4, **SHARES).load(root)
     assert (files[0].stat().st_mtime_ns, again.digest) == (before, splits.digest)
     inputs, masks = again.train.batch(torch.arange(4))
     assert (inputs.shape, inputs.dtype, masks.shape, masks.dtype) == (
@@ -101,20 +103,20 @@ def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
     files[0].unlink()  # not in place: it is mapped
     files[0].write_bytes(b"damaged")
     assert torch.equal(
-        msd(root, size=32, max_per_patient=4, **SHARES).train.inputs, splits.train.inputs
+        Msd(size=32, max_per_patient=4, **SHARES).load(root).train.inputs, splits.train.inputs
     )
 
 
 def test_what_is_mapped_is_never_copied_whole(root: Path) -> None:
-    splits = msd(root, size=32, max_per_patient=4, **SHARES)
+    splits = Msd(size=32, max_per_patient=4, **SHARES).load(root)
     storages = {part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}
     assert len(storages) == 1  # both are stretches of the one mapped file
 
 
 def test_without_dataset_json_volumes_are_paired_by_name(root: Path) -> None:
-    by_list = [case.name for case in cases(root / FOLDER)]
+    by_list = [case.name for case in find_cases(root / FOLDER)]
     (root / FOLDER / "dataset.json").unlink()
-    assert [case.name for case in cases(root / FOLDER)] == by_list
+    assert [case.name for case in find_cases(root / FOLDER)] == by_list
 
 
 def test_the_outline_is_that_of_the_set(root: Path) -> None:
@@ -130,14 +132,14 @@ def test_the_outline_is_that_of_the_set(root: Path) -> None:
         "channel": 0,
         **SHARES,
     }
-    said, splits = outline(root, **options), msd(root, **options)
+    said, splits = Msd(**options).info(root), Msd(**options).load(root)
     assert (said.train, said.test, said.input_shape) == (
         len(splits.train),
         len(splits.test),
         splits.input_shape,
     )
     assert said.examples_per_patient == splits.examples_per_patient
-    missing = outline(root, **options | {"task": "brain", "validation_share": 0.0})
+    missing = Msd(**options | {"task": "brain", "validation_share": 0.0}).info(root)
     assert (missing.found, missing.train) == (False, 290 * 5)
 
 
@@ -150,7 +152,9 @@ def test_the_papers_counts_are_81_10_and_40_volumes_of_64_slices(tmp_path: Path)
         "window": None,
         "channel": 0,
     }
-    said = outline(tmp_path, task="liver", max_per_patient=64, test_per_patient=64, **how, **shares)
+    said = Msd(task="liver", max_per_patient=64, test_per_patient=64, **how, **shares).info(
+        tmp_path
+    )
     assert (said.train, said.test, said.examples_per_patient) == (5184, 2560, 64)
 
 
@@ -169,7 +173,7 @@ def test_masks_move_as_their_images_do() -> None:
 
 
 def test_the_synthetic_liver_is_brighter_than_what_is_round_it(tmp_path: Path) -> None:
-    splits = msd_synthetic(tmp_path, volumes=4, size=32, test_share=0.25, validation_share=0.0)
+    splits = MsdSynthetic(volumes=4, size=32, test_share=0.25, validation_share=0.0).load(tmp_path)
     inputs, masks = splits.train.batch(torch.arange(len(splits.train)))
     body = (inputs[:, 0] > -1.5) & (masks == 0)
     assert inputs[:, 0][masks > 0].mean() > inputs[:, 0][body].mean() + 0.3
@@ -178,7 +182,7 @@ def test_the_synthetic_liver_is_brighter_than_what_is_round_it(tmp_path: Path) -
 
 @pytest.mark.real_data
 def test_the_real_hippocampus_headers(data_root: Path) -> None:
-    found = cases(data_root / "Task04_Hippocampus")
+    found = find_cases(data_root / "Task04_Hippocampus")
     assert len(found) == 260
     assert sum(case.header.shape[2] for case in found) == 9270
 
@@ -275,7 +279,7 @@ def test_a_broken_set_is_refused_by_name(root: Path, how: str) -> None:
     spoil, message = BROKEN[how]
     spoil(root)
     with pytest.raises(UserError, match=message) as error:
-        msd(root, size=32, **SHARES)
+        Msd(size=32, **SHARES).load(root)
     assert FOLDER in str(error.value)
 
 
@@ -293,37 +297,22 @@ def test_wrong_options_are_refused(root: Path) -> None:
         ({"task": "spleen"}, "msd_synthetic"),
     ):
         with pytest.raises(UserError, match=message):
-            msd(root, **{"size": 32, **SHARES, **options})
+            Msd(**{"size": 32, **SHARES, **options}).load(root)
 
 
 def test_a_channel_that_is_not_there(root: Path) -> None:
     for path in nifti.paths_of(root / FOLDER / "imagesTr"):
         nifti.write(path, np.zeros((*GRID, 2), np.int16), SPACING)
-    geometry = Geometry(32, "resize", None, (0, 1), 1)
-    options: dict[str, Any] = {
-        "max_per_patient": 2,
-        "test_per_patient": 2,
-        "split_seed": 0,
-        "augment": False,
-    } | SHARES
-    made = load(root / FOLDER, "derived", geometry, **options)
-    assert len(made.train) == 4
+    how: dict[str, Any] = {"size": 32, "window": [0, 1], "max_per_patient": 2, **SHARES}
+    assert len(Msd(channel=1, **how).load(root).train) == 4
     with pytest.raises(UserError, match=r"dataset\.channel=2"):
-        msd(root, size=32, channel=2, **SHARES)
+        Msd(size=32, channel=2, **SHARES).load(root)
 
 
 def test_a_channel_of_volumes_that_have_one_is_refused(root: Path) -> None:
-    how: dict[str, Any] = {
-        "task": "liver",
-        "size": 16,
-        "fit": "resize",
-        "spacing": None,
-        "window": None,
-        "channel": 3,
-    }
-    bounds: dict[str, Any] = {"max_per_patient": 4, "test_per_patient": 4, "split_seed": 0}
-    for kind in (msd, outline):
+    dataset = Msd(size=16, channel=3, **SHARES)
+    for read in (dataset.load, dataset.info):
         with pytest.raises(
             UserError, match=r"dataset.channel=3: .*liver_0.*has one channel, which is 0\.$"
         ):
-            kind(root, **how, **bounds, **SHARES)
+            read(root)

@@ -1,4 +1,4 @@
-"""Options that mean nothing: one sentence that names the key, from `validate` (the outline) as from a run (the adapter)."""
+"""Options that mean nothing are refused with their key, by `validate` (info) and by a run (load)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.data.test_outlines import options
-from zdp_bench.data import speech_commands
-from zdp_bench.data.synthetic import ecg, speech
+from tests.data.helpers import dataset
 from zdp_bench.errors import UserError
-from zdp_bench.registry import lookup
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cpsc2018", {"length": 0}, "dataset.length=0: must lie between 1 and"),
@@ -76,17 +73,14 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["outline", "dataset"])
+@pytest.mark.parametrize("method", ["info", "load"])
 @pytest.mark.parametrize(
     ("name", "changed", "message"), WRONG, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_an_option_that_means_nothing_is_refused_by_its_key(
-    tmp_path: Path, kind: str, name: str, changed: dict[str, Any], message: str
+    small_root: Path, method: str, name: str, changed: dict[str, Any], message: str
 ) -> None:
-    ecg.write_set(tmp_path / "CPSC2018", 8, 2.0, seed=1)
-    (tmp_path / speech_commands.FOLDER).parent.mkdir()
-    speech.write_set(tmp_path / speech_commands.FOLDER, ["yes", "no"], 4, seed=0)
     with pytest.raises(UserError, match=message) as caught:
-        lookup(kind, name)(tmp_path, **options(name, **changed))
+        getattr(dataset(name, **changed), method)(small_root)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "synthetic").exists()  # refused before anything is drawn
+    assert not (small_root / "synthetic").exists()  # refused before anything is drawn

@@ -16,14 +16,14 @@ from hypothesis.extra.numpy import arrays
 
 from tests.conftest import idx_bytes, write_mini_mnist
 from zdp_bench.data import Splits
-from zdp_bench.data.mnist import mnist
+from zdp_bench.data.mnist import Mnist
 from zdp_bench.data.phasemnist import (
     RELEASED,
+    PhaseDigits,
+    PhaseMnist,
     couple_images,
     draw_partners,
     pair,
-    phase_digits,
-    phasemnist,
 )
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
@@ -108,7 +108,7 @@ def test_test_partners_are_uniform_with_replacement() -> None:
 
 
 def test_the_digits_are_in_two_examples_each_by_their_pixels(tmp_path: Path) -> None:
-    splits = phase_digits(tmp_path)
+    splits = PhaseDigits().load(tmp_path)
     assert (len(splits.train), len(splits.test), splits.input_shape, splits.outputs) == (
         1426,
         360,
@@ -126,18 +126,18 @@ def test_mnists_images_are_in_two_examples_each_by_their_pixels(tmp_path: Path, 
     folder = write_mini_mnist(tmp_path)
     labels = np.random.default_rng(seed).integers(0, 10, 200)
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(labels)))
-    splits = phasemnist(tmp_path, check=False, pairing_seed=seed)
+    splits = PhaseMnist(check=False, pairing_seed=seed).load(tmp_path)
     counts = np.bincount(labels, minlength=10)
     assert len(splits.train) == 2 * np.minimum(counts, counts[::-1])[:5].sum()
     assert set(count_by_pixels(splits).values()) == {2}
     assert (splits.examples_per_patient, splits.unit) == (2, "image")
-    said = lookup("outline", "phasemnist")(tmp_path, pairing_seed=seed)
+    said = lookup("dataset", "phasemnist")(pairing_seed=seed).info(tmp_path)
     assert (said.train, said.test) == (len(splits.train), len(splits.test))
 
 
 def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None:
     first, again, other = (
-        phasemnist(mini_mnist, check=False, pairing_seed=seed) for seed in (9, 9, 10)
+        PhaseMnist(check=False, pairing_seed=seed).load(mini_mnist) for seed in (9, 9, 10)
     )
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert first.digest == again.digest
@@ -146,7 +146,7 @@ def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None
 
 
 def test_the_outline_without_files_is_the_releases(tmp_path: Path) -> None:
-    said = lookup("outline", "phasemnist")(tmp_path, pairing_seed=9)
+    said = lookup("dataset", "phasemnist")(pairing_seed=9).info(tmp_path)
     assert (said.train, said.test, said.examples_per_patient, said.unit) == (
         58_142,
         10_000,
@@ -159,8 +159,8 @@ def test_the_outline_without_files_is_the_releases(tmp_path: Path) -> None:
 
 @pytest.mark.real_data
 def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> None:
-    splits = phasemnist(data_root, normalise="unit")
-    plain = mnist(data_root, normalise="unit")
+    splits = PhaseMnist(normalise="unit").load(data_root)
+    plain = Mnist(normalise="unit").load(data_root)
     assert torch.bincount(plain.train.targets).tolist() == list(RELEASED)
     assert splits.provenance == "derived"
     assert (len(splits.train), len(splits.test)) == (58_142, 10_000)
@@ -182,4 +182,4 @@ def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> No
 @pytest.mark.parametrize("share", [-1.0, 0.0, 0.004, 0.999, 1.5, math.nan])
 def test_a_share_of_the_digits_that_leaves_none_is_refused(tmp_path: Path, share: float) -> None:
     with pytest.raises(UserError, match=r"dataset.test_share=.*10 digits or more"):
-        phase_digits(tmp_path, test_share=share)
+        PhaseDigits(test_share=share).load(tmp_path)

@@ -19,23 +19,18 @@ from zdp_bench.data.speech_commands import (
     CLIP,
     FOLDER,
     RATE,
-    centred,
-    over_grid,
+    SpeechCommands,
+    average_over,
+    centre,
     read_clip,
-    speaker,
-    speech_commands,
+    speaker_of,
     split_by_speaker,
     stft,
 )
-from zdp_bench.data.synthetic.speech import speech_commands_synthetic, write_set
+from zdp_bench.data.synthetic.speech import SpeechCommandsSynthetic, write_set
 from zdp_bench.errors import UserError
 
 WORDS = ["yes", "no"]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -85,17 +80,17 @@ def test_other_steps_frame_as_tensorflow_does() -> None:
 
 
 def test_a_smaller_and_an_easier_task(root: Path) -> None:
-    whole = speech_commands(root, words=WORDS, test_share=0.3)
-    small = speech_commands(root, words=WORDS, test_share=0.3, frame_step=512, bins=65)
+    whole = SpeechCommands(words=WORDS, test_share=0.3).load(root)
+    small = SpeechCommands(words=WORDS, test_share=0.3, frame_step=512, bins=65).load(root)
     assert small.input_shape == (1, 31, 65)
     torch.testing.assert_close(small.train.inputs, whole.train.inputs[:, :, ::4, :65])
-    loud = speech_commands(root, words=WORDS, test_share=0.3, scale="log")
+    loud = SpeechCommands(words=WORDS, test_share=0.3, scale="log").load(root)
     z, w = whole.train.inputs.to(torch.complex128), loud.train.inputs.to(torch.complex128)
     torch.testing.assert_close(
         w.abs(), torch.log(1 + 100 * z.abs()) / math.log(101), rtol=1e-4, atol=1e-5
     )
     torch.testing.assert_close(w * z.abs(), z * w.abs(), rtol=1e-4, atol=1e-5)
-    bare = speech_commands(root, words=WORDS, test_share=0.3, scale="log_modulus").train.inputs
+    bare = SpeechCommands(words=WORDS, test_share=0.3, scale="log_modulus").load(root).train.inputs
     torch.testing.assert_close(bare.real.double(), w.abs(), rtol=1e-4, atol=1e-5)
     assert not bare.imag.any()
     assert len({one.digest for one in (whole, small, loud)}) == 3
@@ -106,19 +101,19 @@ def test_clips_are_centred_each_by_itself_and_averaged_over_a_grid() -> None:
     z = torch.zeros(3, 31, 8, dtype=torch.complex64)
     z[0, 2] = 1j
     z[1, 25:28] = torch.tensor([[1 + 0j], [3 - 4j], [1 + 0j]])
-    turned = centred(z)
+    turned = centre(z)
     assert turned[0, 15].eq(1j).all()
     assert turned[1, 14:17, 0].tolist() == [1, 3 - 4j, 1]
     assert not turned[2].any()  # silence stays silence
     assert torch.equal(turned.abs().sum(dim=1), z.abs().sum(dim=1))
-    assert torch.equal(centred(z[1:2])[0], turned[1])
-    grid = over_grid(z, [31, 2])
+    assert torch.equal(centre(z[1:2])[0], turned[1])
+    grid = average_over(z, [31, 2])
     torch.testing.assert_close(grid, z.unflatten(2, (2, 4)).mean(dim=3))
 
 
 def test_speakers_are_read_from_names_and_never_cross() -> None:
-    assert speaker(Path("yes/022cd682_nohash_0.wav")) == "022cd682"
-    assert speaker(Path("_unknown_/backward_0c540988_nohash_0.wav.wav")) == "0c540988"
+    assert speaker_of(Path("yes/022cd682_nohash_0.wav")) == "022cd682"
+    assert speaker_of(Path("_unknown_/backward_0c540988_nohash_0.wav.wav")) == "0c540988"
     people = [f"p{n % 37}" for n in range(400)]
     testing = split_by_speaker(people, 0.25, seed=3)
     assert 0.2 < testing.mean() < 0.35
@@ -128,10 +123,10 @@ def test_speakers_are_read_from_names_and_never_cross() -> None:
 
 
 def test_the_set_is_repeatable_cached_and_bounds_a_speaker(root: Path) -> None:
-    first = speech_commands(root, words=WORDS, test_share=0.3)
+    first = SpeechCommands(words=WORDS, test_share=0.3).load(root)
     kept = next((root / "cache" / "zdp-bench" / "spectrograms").iterdir())
     before = kept.stat().st_mtime_ns
-    again = speech_commands(root, words=WORDS, test_share=0.3)
+    again = SpeechCommands(words=WORDS, test_share=0.3).load(root)
     assert kept.stat().st_mtime_ns == before
     assert torch.equal(first.train.inputs, again.train.inputs)
     assert first.digest == again.digest
@@ -140,16 +135,18 @@ def test_the_set_is_repeatable_cached_and_bounds_a_speaker(root: Path) -> None:
     kept.unlink()  # not in place: it is mapped
     kept.write_bytes(b"damaged")
     assert torch.equal(
-        speech_commands(root, words=WORDS, test_share=0.3).train.inputs, first.train.inputs
+        SpeechCommands(words=WORDS, test_share=0.3).load(root).train.inputs, first.train.inputs
     )
 
 
 def test_clips_per_word_and_a_random_split(root: Path) -> None:
-    splits = speech_commands(root, words=WORDS, clips_per_word=6, split="random", test_share=0.25)
-    assert (len(splits.train), len(splits.test)) == (9, 3)
-    other = speech_commands(
-        root, words=WORDS, clips_per_word=6, split="random", test_share=0.25, split_seed=1
+    splits = SpeechCommands(words=WORDS, clips_per_word=6, split="random", test_share=0.25).load(
+        root
     )
+    assert (len(splits.train), len(splits.test)) == (9, 3)
+    other = SpeechCommands(
+        words=WORDS, clips_per_word=6, split="random", test_share=0.25, split_seed=1
+    ).load(root)
     assert other.digest != splits.digest
 
 
@@ -166,7 +163,7 @@ def test_a_short_clip_is_padded_and_a_long_one_cut(tmp_path: Path) -> None:
 @pytest.mark.real_data
 def test_the_real_clips(data_root: Path) -> None:
     words = ["yes", "go"]
-    splits = speech_commands(data_root, words=words, clips_per_word=None)
+    splits = SpeechCommands(words=words, clips_per_word=None).load(data_root)
     assert len(splits.train) + len(splits.test) == 821
     assert splits.provenance == "derived"
     assert torch.isfinite(splits.train.inputs.abs()).all()
@@ -174,7 +171,7 @@ def test_the_real_clips(data_root: Path) -> None:
 
 def test_two_lists_of_as_many_synthetic_words_are_two_sets(tmp_path: Path) -> None:
     for words in (["yes", "no"], ["up", "down"], ["no", "yes"]):
-        made = speech_commands_synthetic(tmp_path, words=words, clips_per_word=4, test_share=0.5)
+        made = SpeechCommandsSynthetic(words=words, clips_per_word=4, test_share=0.5).load(tmp_path)
         assert len(made.train) + len(made.test) == 8
     assert (
         len(list((tmp_path / "synthetic").iterdir())) == 3
@@ -182,7 +179,7 @@ def test_two_lists_of_as_many_synthetic_words_are_two_sets(tmp_path: Path) -> No
 
 
 def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
-    splits = speech_commands_synthetic(tmp_path, words=WORDS, clips_per_word=20, test_share=0.3)
+    splits = SpeechCommandsSynthetic(words=WORDS, clips_per_word=20, test_share=0.3).load(tmp_path)
     assert splits.provenance == "synthetic"
 
     def peakedness(
@@ -272,11 +269,11 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
     path = sorted((root / FOLDER / "no").iterdir())[3]
     spoil(path)
     with pytest.raises(UserError, match=message) as caught:
-        speech_commands(root, words=WORDS)
+        SpeechCommands(words=WORDS).load(root)
     assert path.stem in str(caught.value)
     assert "\n" not in str(caught.value)
     problems = [
-        problem for _, problem in files.inspected(root, files.card("speech_commands")) if problem
+        problem for _, problem in files.check_files(root, files.card("speech_commands")) if problem
     ]
     assert problems == [str(caught.value)]
 
@@ -298,33 +295,33 @@ def test_a_broken_clip_is_refused_by_name(root: Path, how: str) -> None:
 )
 def test_wrong_options_are_refused(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        speech_commands(root, **options)
+        SpeechCommands(**options).load(root)
 
 
 def test_a_missing_root_an_empty_word_and_a_link_are_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dataset=speech_commands_synthetic"):
-        speech_commands(tmp_path / "none", words=WORDS)
+        SpeechCommands(words=WORDS).load(tmp_path / "none")
     folder = root / FOLDER
     (folder / "up").mkdir()
     with pytest.raises(UserError, match="up: holds no wav file"):
-        speech_commands(root, words=["yes", "up"])
+        SpeechCommands(words=["yes", "up"]).load(root)
     outside = tmp_path / "outside.wav"
     wav()(outside)
     (folder / "up" / "1_nohash_0.wav").symlink_to(outside)
     with pytest.raises(UserError, match="a link that leads out"):
-        speech_commands(root, words=["yes", "up"])
+        SpeechCommands(words=["yes", "up"]).load(root)
 
 
 def test_a_whole_root_is_checked_clip_by_clip(root: Path, tmp_path: Path) -> None:
     card = files.card("speech_commands")
-    found = list(files.inspected(root, card))
+    found = list(files.check_files(root, card))
     assert [problem for _, problem in found] == [""] * 20
     assert len({path for path, _ in found}) == 20
     spoilt = sorted((root / FOLDER / "no").iterdir())
     for path in spoilt[:2]:
         path.write_bytes(b"")
-    assert [path for path, problem in files.inspected(root, card) if problem] == spoilt[:2]
-    ((path, problem),) = files.inspected(tmp_path / "none", card)
+    assert [path for path, problem in files.check_files(root, card) if problem] == spoilt[:2]
+    ((path, problem),) = files.check_files(tmp_path / "none", card)
     assert problem.startswith(f"{path}: is missing. It comes from download.tensorflow.org")
 
 
@@ -335,4 +332,4 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(adapter.np, "save", full_disk)
-    assert len(speech_commands(root, words=WORDS).train) > 0
+    assert len(SpeechCommands(words=WORDS).load(root).train) > 0

@@ -1,4 +1,4 @@
-"""The learning-rate range test: where the loss falls fastest, what it costs in ε, and that no run shares its noise."""
+"""The learning-rate range test: its suggestion, its ε, and that no run shares its noise."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_loss_that_is_no_number_ends_the_test_as_an_explosion_does(tmp_path: P
 def test_test_and_run_share_the_noise_that_reaches_a_target_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, highest: float
 ) -> None:
-    """A test at the noise of a run that knows nothing of it would be counted at the larger noise of one that does."""
+    """The test must use the larger noise of a run that counts its steps."""
     seen = []
     real = setup.build_algorithm
 
@@ -127,7 +127,7 @@ def test_it_stops_where_the_loss_explodes(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_validated")
 def test_its_noise_is_never_that_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same noise on two different sums could be subtracted: seeds of runs and tests must differ."""
+    """Equal noise on two different sums could be subtracted: runs and tests differ in seeds."""
     seeds: list[int] = []
 
     def noise(seed: int) -> SeededNoise:
@@ -210,6 +210,6 @@ def test_a_budget_ends_the_test_before_the_step_that_would_pass_it(tmp_path: Pat
     assert f"stopped before a tight ε of {budget:g}" in sheet(dataclasses.asdict(found)).notes
     with pytest.raises(
         UserError,
-        match=r"privacy\.max_epsilon=0\.48: the budget pays for [12] steps of this range test, and 3",
+        match=r"privacy\.max_epsilon=0\.48: the budget pays for [12] steps of .* test, and 3",
     ):
         range_test(configured(tmp_path, "privacy.max_epsilon=0.48"), steps=6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import platform
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 
 from zdp_bench.errors import UserError
+from zdp_bench.report.number_format import rounded
+from zdp_bench.report.sheet import markdown_table, to_csv
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,7 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
                     f"{key} {value}" for key, value in known if key not in ("device", "threads")
                 )
                 lines += [f"On {on[0]}, {on[1]} threads ({others}).", ""]
-                lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-                lines += ["| " + " | ".join(cells(row).values()) + " |" for row, _ in own]
+                lines += markdown_table(COLUMNS, [list(cells(row).values()) for row, _ in own])
                 lines.append("")
     fitted = {
         on: fit_lines([row for row, facts in measured if machine(facts) == on])
@@ -187,32 +187,18 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
     for on, series in fitted.items():
         if series:
             lines += [f"On {on[0]}, {on[1]} threads.", ""]
-            lines += [
-                "| model | side | a, ms | b, ms a record | largest time / line |",
-                "| --- | --- | --- | --- | --- |",
+            columns = ("model", "side", "a, ms", "b, ms a record", "largest time / line")
+            rows = [
+                [m, side, f"{a:.2f}", f"{b:.3f}", f"{jump:.2f}"] for m, side, a, b, jump in series
             ]
-            lines += [
-                f"| {model} | {side} | {a:.2f} | {b:.3f} | {jump:.2f} |"
-                for model, side, a, b, jump in series
-            ]
-            lines.append("")
+            lines += [*markdown_table(columns, rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def as_csv(measured: list[Measured]) -> str:
     """Write the numbers, and on every line what they were measured on."""
-    out = io.StringIO()
     # Another version may have written more facts, or fewer.
-    facts = dict.fromkeys(key for _, known in measured for key in known)
-    writer = csv.DictWriter(out, [*asdict(measured[0][0]), *facts], lineterminator="\n")
-    writer.writeheader()
-    for row, known in measured:
-        plain = {
-            key: float(f"{value:.6g}") if isinstance(value, float) else value
-            for key, value in asdict(row).items()
-        }
-        writer.writerow({**plain, **known})
-    return out.getvalue()
+    return to_csv([rounded(asdict(row)) | known for row, known in measured])
 
 
 def read_csv(path: Path) -> list[Measured]:

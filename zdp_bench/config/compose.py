@@ -92,7 +92,7 @@ def files(group: str) -> dict[str, Path]:
     return assets.group(folders.get(group, assets.CONF / group))
 
 
-def chosen(overrides: list[str], group: str) -> list[str]:
+def find_chosen(overrides: list[str], group: str) -> list[str]:
     """Return the names that the overrides give a group: one, or several in a sweep."""
     values = [o.partition("=")[2] for o in overrides if o.startswith(f"{group}=")]
     names = (

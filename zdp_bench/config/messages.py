@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from zdp_bench.config.compose import chosen, group_options, known_keys
+from zdp_bench.config.compose import find_chosen, group_options, known_keys
 from zdp_bench.config.plugins import explain_unknown_key, own_keys
 from zdp_bench.config.schema import GROUPS, PLUGINS
 from zdp_bench.errors import UserError, first_line, suggestion, unknown
@@ -137,7 +137,7 @@ def _explain_unknown(word: str, overrides: list[str]) -> str:
     """Return the sentence for a key that no YAML file names."""
     kind, _, key = word.partition(".")
     if kind in PLUGINS and key:
-        names = chosen(overrides, kind)
+        names = find_chosen(overrides, kind)
         name = next((name for name in names if key not in own_keys(kind, name)), names[0])
         if key in own_keys(kind, name):  # torch has it, our YAML does not name it
             return f"key '{word}' is not set by {kind}={name}: write +{word}=... to add it."

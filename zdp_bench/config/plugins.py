@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection
+from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Any, get_type_hints
 
@@ -99,7 +100,8 @@ def check_options(
     if kind in TORCH:  # whose parameters declare no types
         check_ranges(kind, options)
         return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-    hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
+    in_init = inspect.isclass(builder) and not is_dataclass(builder)
+    hints = get_type_hints(builder.__init__ if in_init else builder)
     types = {key: (hints[key], default) for key, default in defaults(builder).items()}
     for key, (_, default) in types.items():
         if isinstance(default, list | dict):

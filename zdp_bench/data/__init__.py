@@ -1,53 +1,55 @@
-"""Dataset adapters, one file each. An adapter turns files under the data root (or nothing) into `Splits`.
+"""Data sets, one file each: a class turns files under the data root, or nothing, into `Splits`.
 
-A builder gets the data root and its options by keyword. What a person should know of a data set (licence, source, checksums,
-layout) stands in its card, `datasets/NAME.yaml`.
+What a person should know of a data set (licence, source, checksums, layout) is in its card,
+`datasets/NAME.yaml`, beside the defaults of its options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 Provenance = Literal["official", "derived", "synthetic"]
-# (inputs [B, ...], uniforms [B, N_UNIFORMS] uniform in [0, 1)) -> inputs [B, ...]. A record's row of uniforms decides its change, so
-# that neither micro-batches nor ranks make a difference.
+# (inputs [B, ...], uniforms [B, N_UNIFORMS] in [0, 1)) -> inputs [B, ...]. Each example is changed
+# by its own row of uniforms, so that neither micro-batches nor ranks make a difference.
 Augment = Callable[[Tensor, Tensor], Tensor]
 N_UNIFORMS = 8
 
 
 class Source(Protocol):
-    """Records wherever they lie: in memory (`Examples`), or on disk until they are drawn."""
+    """Examples in memory (`Examples`), or on disk until they are drawn."""
 
     @property
     def groups(self) -> Tensor | None:
-        """The volume or patient of each record [n], for metrics that are defined on whole volumes; None where none is."""
+        """The volume or patient of each example [n], for metrics and for splits."""
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether a record is made anew each time it is drawn, from its row of uniforms, as `Augment`'s is."""
+        """True if an example is made anew each time it is drawn, from its row of uniforms."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The records at `indices` [B], in that order: inputs [B, ...], targets [B, ...].
+        """Return the examples at `indices` [B], in that order: inputs [B, ...], targets [B, ...].
 
         Args:
-            uniforms: [B, N_UNIFORMS], uniform in [0, 1); given in training only, and only to sources that are stochastic.
+            uniforms: [B, N_UNIFORMS] in [0, 1); given in training only, and only to stochastic
+                sources.
         """
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Records held in memory: inputs [n, ...], targets [n, ...].
+    """Examples in memory: inputs [n, ...], targets [n, ...].
 
-    Attributes: see `Source`, and
-        pixels: (mean, deviation) of pixels in [0, 1], public constants. Then `inputs` are bytes, perhaps mapped from a file, and
-            `batch` answers with (byte / 255 − mean) / deviation: a set larger than memory streams.
+    Attributes: see `Source`, and pixels: (mean, deviation) of pixels in [0, 1], public constants.
+        Then `inputs` are bytes, perhaps mapped from a file, and `batch` returns (byte / 255 − mean)
+        / deviation: a set larger than memory streams.
     """
 
     inputs: Tensor
@@ -72,17 +74,19 @@ class Splits:
     """A data set ready to train on.
 
     Attributes:
-        outputs: how many numbers a model must answer with.
-        provenance: official (the released files, checksums matched), derived (made from real records) or synthetic.
-        digest: SHA-256 over what was read and how it was turned into records.
+        outputs: how many numbers a model must return for an example.
+        provenance: official (the released files, checksums matched), derived (made from real
+            examples) or synthetic.
+        digest: SHA-256 over what was read and how it was turned into examples.
         notes: what differs from the official release, shown wherever a number from it is.
-        augment: changes training inputs at random each time they are drawn, one record at a time in effect: it must not let
-            one record's values reach another's.
-        augment_targets: changes the targets along with their inputs, by the same uniforms; None where they stay what they are.
-        validation: records that steer training (`scheduler=reduce_on_plateau`) and are held to be PUBLIC, as the test set is: no
-            ε covers them. None where the set has none.
-        examples_per_patient: the most training records that any one patient owns; an adapter that knows patients bounds it.
-        unit: what owns them, in a word for the reader, where it is no patient: "image", "speaker".
+        augment: changes training inputs at random each time they are drawn. It must not let one
+            example's values reach another's.
+        augment_targets: changes the targets with their inputs, by the same uniforms. None: targets
+            stay as they are.
+        validation: examples that steer training (`scheduler=reduce_on_plateau`). They are held to
+            be PUBLIC, as the test set is: no ε covers them.
+        examples_per_patient: the most training examples of any one patient.
+        unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
     """
 
     train: Source
@@ -99,31 +103,77 @@ class Splits:
     unit: str = "patient"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What an adapter knows of its records before it reads any: from names and headers, or from the release's own numbers.
+    """Counts and shapes of a data set's examples, known before any is read.
 
-    An adapter enters a function for it under `@register("outline", NAME)`, with the adapter's own root and options; it is what
-    `zdp-bench validate` builds its report from.
+    They come from names and headers, or are the release's own numbers.
 
     Attributes:
-        train, test: how many records there are; an upper bound where only reading them tells which are used.
-        input_shape, dtype: of one record, as the model will get it.
-        outputs: how many numbers a model must answer with.
-        target_shape, target_dtype: of one record's target.
-        examples_per_patient, unit: the most training records of any one patient, or of what else owns them; see `Splits`.
-        found: whether the files are there; if not, the numbers are the release's.
-        validation: how many records validate; 0 where the set has none.
+        train, test, validation: numbers of examples; an upper bound where only reading them tells
+            which are used.
+        input_shape, dtype: of one example, as the model gets it.
+        outputs: how many numbers a model must return for an example.
+        target_shape, target_dtype: of one example's target.
+        examples_per_patient, unit: see `Splits`.
+        found: False if the files are missing; the numbers are then the release's.
     """
 
     train: int
     test: int
+    validation: int = 0
     input_shape: tuple[int, ...]
     outputs: int
     dtype: torch.dtype = torch.float32
     target_shape: tuple[int, ...] = ()
     target_dtype: torch.dtype = torch.int64
     examples_per_patient: int = 1
-    found: bool = True
-    validation: int = 0
     unit: str = "patient"
+    found: bool = True
+
+
+class Dataset:
+    """A data set: its options are the fields of a frozen dataclass, one YAML key each.
+
+        @register("dataset", "rings")
+        @dataclass(frozen=True, kw_only=True)
+        class Rings(Dataset):
+            noise: float = 0.1
+
+            def load(self, root: Path) -> Splits: ...
+
+    Options that mean nothing are refused in `__post_init__`, before anything is read or written.
+    `root` is the data root.
+    """
+
+    def load(self, root: Path) -> Splits:
+        """Read the examples, or generate them.
+
+        Raises:
+            UserError: files are missing or damaged.
+        """
+        raise NotImplementedError
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Describe the examples; override it to do so without reading them."""
+        splits = self.load(root)
+        inputs, targets = splits.train.batch(torch.arange(1))
+        return DatasetInfo(
+            train=len(splits.train),
+            test=len(splits.test),
+            validation=len(splits.validation or ()),
+            input_shape=tuple(splits.input_shape),
+            outputs=splits.outputs,
+            dtype=inputs.dtype,
+            target_shape=tuple(targets.shape[1:]),
+            target_dtype=targets.dtype,
+            examples_per_patient=splits.examples_per_patient,
+            unit=splits.unit,
+        )
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Yield every file and what is wrong with it ('' for nothing), for `zdp-bench data check`.
+
+        Override it where the card has no checksums.
+        """
+        yield from ()

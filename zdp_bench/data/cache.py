@@ -1,14 +1,16 @@
-"""Arrays that take long to make from files: made once, kept under the user's cache folder, mapped into memory afterwards.
+"""Arrays that are slow to make from files: made once, kept in the user's cache folder, then mapped.
 
-A mapped array needs no memory of its own size: what is read of it is paged in, and dropped again when memory is short. So a set
-of any size streams through training, and a second run starts at once.
+A mapped array needs no memory of its own size: what is read of it is paged in, and dropped again
+    when
+memory is short. So a set of any size streams through training, and a second run starts at once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +18,15 @@ import numpy as np
 log = logging.getLogger(__name__)
 
 
-def kept(
-    kind: str, digest: str, shape: tuple[int, ...], dtype: type, fill: Callable[[np.ndarray], None]
+def load_or_make(
+    kind: str, digest: str, shape: tuple[int, ...], dtype: type, blocks: Iterable[np.ndarray]
 ) -> np.ndarray:
-    """The array of this digest, mapped from the cache folder; made with `fill` where it is not there, or damaged.
+    """Map the array of this digest from the cache folder; make it if it is missing or damaged.
 
     Args:
-        kind: the folder in the cache: what the array holds.
-        digest: of everything the array follows from: the files and how they are turned into numbers.
-        fill: writes every entry of the empty array it is given.
+        kind: what the array holds: the folder in the cache.
+        digest: of everything the array follows from: the files and how they become numbers.
+        blocks: the array's rows, some at a time; used only if the array has to be made.
     """
     path = (
         Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -33,7 +35,7 @@ def kept(
         / f"{digest[:32]}.npy"
     )
     if path.is_file():
-        if (found := _mapped(path, shape, dtype)) is not None:
+        if (found := _map(path, shape, dtype)) is not None:
             return found
         log.warning("%s is damaged and made anew", path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.npy")
@@ -43,18 +45,31 @@ def kept(
     except OSError as error:  # a full or read-only disk costs memory and time, not the run
         log.warning("%s could not be written (%s)", path, error.strerror)
         whole: np.ndarray = np.empty(shape, dtype=dtype)
-        fill(whole)
-        return whole
+        return _fill(whole, blocks)
     try:
-        fill(mapped)
+        _fill(mapped, blocks)
         mapped.flush()
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return np.load(path, mmap_mode="c")  # copy on write: what is done to it in memory stays there
+    return np.load(path, mmap_mode="c")  # copy on write: changes stay in memory
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
+def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    start = 0
+    for block in blocks:
+        whole[start : start + len(block)] = block
+        start += len(block)
+    return whole
+
+
+def consecutive(counts: dict[str, int]) -> dict[str, slice]:
+    """The rows of each part, where parts of these sizes follow one another in one array."""
+    ends = accumulate(counts.values())
+    return {part: slice(end - counts[part], end) for part, end in zip(counts, ends, strict=True)}
+
+
+def _map(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
     try:
         found = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError, OSError):

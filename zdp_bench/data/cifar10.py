@@ -1,16 +1,18 @@
-"""CIFAR-10 in its official binary layout, or in the Python layout that torchvision keeps; its checksums say which release it is.
+"""CIFAR-10 in its official binary layout, or in the Python layout that torchvision keeps.
 
-    cifar-10-batches-bin/data_batch_{1..5}.bin, test_batch.bin     a record: one byte label, 3072 bytes [3, 32, 32]
-    cifar-10-batches-py/data_batch_{1..5}, test_batch              pickles of {data: uint8 [n, 3072], labels: list}
+    cifar-10-batches-bin/data_batch_{1..5}.bin, test_batch.bin
+        an image: one byte label, 3072 bytes [3, 32, 32]
+    cifar-10-batches-py/data_batch_{1..5}, test_batch
+        pickles of {data: uint8 [n, 3072], labels: list}
 
-A pickle is a program. One is opened only if its checksum is the released one's, `check=false` or not, and by an unpickler that
-knows nothing but numpy arrays. `releases` in the card names what is known: the two official forms, and a copy whose pixels went
-through JPEG, which is never called CIFAR-10.
+A pickle is a program. One is opened only if its checksum is the released one's, `check=false` or
+not, and by an unpickler that knows nothing but numpy arrays. `releases` in the card names what is
+known: the two official forms, and a copy whose pixels went through JPEG, which is never called
+CIFAR-10.
 """
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,32 +21,25 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.augmentation import augmentation
-from zdp_bench.data.files import Card, card, checksum, sha256
+from zdp_bench.data.files import Card, card, checksum, digest, sha256
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
 
 CLASSES = 10
 SHAPE = (3, 32, 32)
-RECORD = 1 + 3 * 32 * 32  # bytes in the binary layout
-# Mean and standard deviation of a channel in [0, 1], as published everywhere: public constants, so they cost no privacy.
+RECORD = 1 + 3 * 32 * 32  # bytes of one image in the binary layout
+# Mean and standard deviation of a channel in [0, 1], as published everywhere: public constants, so
+# they cost no privacy.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
-Layout = Literal["auto", "binary", "python"]
 FOLDERS = {"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"}
-BATCHES = (
-    "data_batch_1",
-    "data_batch_2",
-    "data_batch_3",
-    "data_batch_4",
-    "data_batch_5",
-    "test_batch",
-)
+BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 NOTES = {
-    "jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another order"
+    "jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another "
+    "order"
 }
 
 
@@ -56,37 +51,98 @@ class Images:
     labels: np.ndarray
 
 
-def layout_of(root: Path, layout: Layout) -> Literal["binary", "python"]:
-    """The layout to read; `auto` takes the binary one, which needs no pickle, where it is there.
+@register("dataset", "cifar10")
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(Dataset):
+    """CIFAR-10: 50,000 / 10,000 colour images as float32 [3, 32, 32]."""
 
-    Raises:
-        UserError: its folder is not under the data root.
-    """
-    wanted: tuple[Literal["binary", "python"], ...] = (
-        ("binary", "python") if layout == "auto" else (layout,)
-    )
-    for name in wanted:
-        if (root / FOLDERS[name]).is_dir():
-            return name
-    folders = " or ".join(FOLDERS[name] for name in wanted)
-    raise UserError(
-        f"CIFAR-10 is not under {root}: a folder {folders} was looked for. Unpack cifar-10-binary.tar.gz or "
-        "cifar-10-python.tar.gz there, or set paths.data."
-    )
+    normalise: Literal["standard", "unit"] = "standard"
+    augment: str | None = None
+    layout: Literal["auto", "binary", "python"] = "auto"
+    check: bool = True
 
+    def load(self, root: Path) -> Splits:
+        files, sums, provenance, notes = read(self.paths(root), card("cifar10"), self.check)
+        mean, deviation = (torch.tensor(x).view(3, 1, 1) for x in (MEAN, DEVIATION))
+        if self.normalise == "unit":
+            mean, deviation = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
 
-def _paths(root: Path, form: Literal["binary", "python"]) -> list[Path]:
-    """The six files of a layout, those to train on first."""
-    return [
-        root / FOLDERS[form] / (name + (".bin" if form == "binary" else "")) for name in BATCHES
-    ]
+        def join(parts: list[Images]) -> Examples:
+            images = torch.from_numpy(np.concatenate([part.images for part in parts]))
+            labels = torch.from_numpy(np.concatenate([part.labels for part in parts]))
+            return Examples(images.float().div_(255).sub_(mean).div_(deviation), labels)
+
+        return Splits(
+            join(files[:5]),
+            join(files[5:]),
+            SHAPE,
+            CLASSES,
+            provenance,
+            sums,
+            notes,
+            augment=augmentation(self.augment, -mean / deviation),
+            unit="image",
+        )
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by the sizes of binary files; the Python layout is the release or is refused."""
+        released = DatasetInfo(
+            train=50_000, test=10_000, input_shape=SHAPE, outputs=CLASSES, unit="image", found=False
+        )
+        try:
+            paths = self.paths(root)
+        except UserError:
+            return released
+        if not all(path.is_file() for path in paths):
+            return released
+        if paths[0].suffix != ".bin":
+            return replace(released, found=True)
+        counts = [path.stat().st_size // RECORD for path in paths]
+        return replace(released, train=sum(counts[:5]), test=counts[5], found=True)
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Hold the six files to the checksums of what is known."""
+        of, whole = card("cifar10"), True
+        paths = self.paths(root)
+        for path in paths:
+            problem = ""
+            if not path.is_file():
+                problem = f"{path}: is missing. Unpack the archive anew."
+            elif release_of([path], of) is None:
+                problem = (
+                    f"{path}: its checksum is that of no known release. Unpack the official "
+                    "archive anew."
+                )
+            whole &= not problem
+            yield path, problem
+        if whole:
+            release_of(paths, of)  # all of one
+
+    def paths(self, root: Path) -> list[Path]:
+        """List the six files, those to train on first.
+
+        `auto` takes the binary layout, which needs no pickle, if it is there.
+
+        Raises:
+            UserError: no folder of the layout is under the data root.
+        """
+        wanted = ("binary", "python") if self.layout == "auto" else (self.layout,)
+        for name in wanted:
+            if (root / FOLDERS[name]).is_dir():
+                suffix = ".bin" if name == "binary" else ""
+                return [root / FOLDERS[name] / (batch + suffix) for batch in BATCHES]
+        folders = " or ".join(FOLDERS[name] for name in wanted)
+        raise UserError(
+            f"CIFAR-10 is not under {root}: a folder {folders} was looked for. Unpack "
+            "cifar-10-binary.tar.gz or cifar-10-python.tar.gz there, or set paths.data."
+        )
 
 
 def release_of(paths: list[Path], of: Card) -> str | None:
-    """The release that all files belong to, by their checksums; None for one that is not known.
+    """Return the release that all files belong to, by their checksums; None for an unknown one.
 
     Raises:
-        UserError: some files are of one release, and some of another or of none.
+        UserError: the files are of different releases.
     """
     found: dict[str, str] = {}
     for path in paths:
@@ -99,28 +155,30 @@ def release_of(paths: list[Path], of: Card) -> str | None:
         one = next(path for path in paths if found.get(path.name) != found.get(paths[0].name))
         first, other = (found.get(path.name) or "no known release" for path in (paths[0], one))
         raise UserError(
-            f"{one}: is of {other}, but {paths[0].name} beside it is of {first}, by their checksums. Unpack one archive anew."
+            f"{one}: is of {other}, but {paths[0].name} beside it is of {first}, by their "
+            "checksums. Unpack one archive anew."
         )
     return releases.pop()
 
 
 def read_binary(path: Path) -> Images:
-    """One file of the binary layout.
+    """Read one file of the binary layout.
 
     Raises:
-        UserError: it holds no whole number of records, or none.
+        UserError: it does not hold whole images, or none.
     """
     raw = path.read_bytes()
     if not raw or len(raw) % RECORD:
         raise UserError(
-            f"{path}: holds {len(raw):,} bytes, which is no whole number of {RECORD}-byte records. Unpack it anew."
+            f"{path}: holds {len(raw):,} bytes, which is no whole number of {RECORD}-byte records. "
+            "Unpack it anew."
         )
-    records = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
-    return Images(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64))
+    rows = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
+    return Images(rows[:, 1:].reshape(-1, *SHAPE), rows[:, 0].astype(np.int64))
 
 
 class ArraysOnly(pickle.Unpickler):
-    """An unpickler that knows numpy arrays and nothing else: not one other name is ever looked up."""
+    """An unpickler that knows numpy arrays only: no other name is ever looked up."""
 
     ALLOWED = frozenset(
         {
@@ -139,7 +197,7 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Images:
-    """One file of the Python layout, whose checksum has been checked before.
+    """Read one file of the Python layout, whose checksum has been checked before.
 
     Raises:
         UserError: it is no pickle of images and labels.
@@ -152,11 +210,10 @@ def read_pickle(path: Path) -> Images:
     except (
         pickle.UnpicklingError,
         EOFError,
-        KeyError,
+        LookupError,
         TypeError,
         ValueError,
         AttributeError,
-        IndexError,
     ) as error:
         raise UserError(
             f"{path}: is no pickle of CIFAR-10's images and labels ({error}). Unpack it anew."
@@ -164,116 +221,43 @@ def read_pickle(path: Path) -> Images:
     return Images(pixels, labels)
 
 
-def read(
-    root: Path, of: Card, layout: Layout, check: bool
-) -> tuple[list[Images], str, Provenance, str]:
-    """The six files, a digest of them, their provenance, and what differs from the release.
+def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, Provenance, str]:
+    """Read the six files; return them with their digest, provenance, and notes on differences.
 
     Raises:
-        UserError: a file is missing, damaged, not of a known release although `check`, or a pickle of unknown origin.
+        UserError: a file is missing, damaged, of no known release although `check`, or a pickle of
+            unknown origin.
     """
-    form = layout_of(root, layout)
-    paths = _paths(root, form)
+    pickled = paths[0].suffix != ".bin"
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: is missing. Unpack the archive anew, or set paths.data.")
-    release = release_of(paths, of) if check or form == "python" else None
-    if release is None and form == "python":
+    release = release_of(paths, of) if check or pickled else None
+    if release is None and pickled:
         raise UserError(
-            f"{paths[0]}: its checksum is not the released one's. It is a pickle, which can run any program, and is not opened; "
-            "use the binary layout (dataset.layout=binary) for data of your own."
+            f"{paths[0]}: its checksum is not the released one's. It is a pickle, which can run "
+            "any program, and is not opened; use the binary layout (dataset.layout=binary) for "
+            "data of your own."
         )
-    files = [(read_binary if form == "binary" else read_pickle)(path) for path in paths]
+    files = [(read_pickle if pickled else read_binary)(path) for path in paths]
     for path, part in zip(paths, files, strict=True):
         if len(part.images) != len(part.labels):
             raise UserError(
                 f"{path}: holds {len(part.images):,} images, but {len(part.labels):,} labels."
             )
-        if part.labels.max() >= CLASSES or part.labels.min() < 0:
-            wrong = part.labels[(part.labels >= CLASSES) | (part.labels < 0)][0]
+        wrong = part.labels[(part.labels >= CLASSES) | (part.labels < 0)]
+        if len(wrong):
             raise UserError(
-                f"{path}: holds label {wrong}, but there are only {CLASSES} classes (0 to {CLASSES - 1})."
+                f"{path}: holds label {wrong[0]}, but there are only {CLASSES} classes "
+                f"(0 to {CLASSES - 1})."
             )
     if check and release is None:
         raise UserError(
-            f"{paths[0]}: its checksum is that of no known release. Unpack the official archive, or set dataset.check=false to "
-            "read it as it is; its provenance is then 'derived'."
+            f"{paths[0]}: its checksum is that of no known release. Unpack the official archive, "
+            "or set dataset.check=false to read it as it is; its provenance is then 'derived'."
         )
-    digest = hashlib.sha256("".join(sha256(path) for path in paths).encode()).hexdigest()
-    official = release in ("binary", "python")
-    notes = (
-        ""
-        if official
-        else NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
-    )
-    return files, digest, "official" if official else "derived", notes
-
-
-def _records(files: list[Images], mean: Tensor, deviation: Tensor) -> Examples:
-    images, labels = (
-        np.concatenate([f.images for f in files]),
-        np.concatenate([f.labels for f in files]),
-    )
-    pixels = torch.from_numpy(images).float().div_(255).sub_(mean).div_(deviation)
-    return Examples(pixels, torch.from_numpy(labels))
-
-
-@register("dataset", "cifar10")
-def cifar10(
-    root: Path,
-    *,
-    normalise: Literal["standard", "unit"] = "standard",
-    augment: str | None = None,
-    layout: Layout = "auto",
-    check: bool = True,
-) -> Splits:
-    """CIFAR-10: 50,000 / 10,000 colour images as float32 [3, 32, 32]."""
-    files, digest, provenance, notes = read(root, card("cifar10"), layout, check)
-    mean, deviation = (torch.tensor(x).view(3, 1, 1) for x in (MEAN, DEVIATION))
-    if normalise == "unit":
-        mean, deviation = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
-    train, test = _records(files[:5], mean, deviation), _records(files[5:], mean, deviation)
-    return Splits(
-        train,
-        test,
-        SHAPE,
-        CLASSES,
-        provenance,
-        digest,
-        notes,
-        augment=augmentation(augment, -mean / deviation),
-        unit="image",
-    )
-
-
-@register("outline", "cifar10")
-def outline(root: Path, *, layout: Layout, **_: object) -> DatasetInfo:
-    """From the sizes of the binary layout's files; the Python layout is the release or is refused."""
-    released = DatasetInfo(50_000, 10_000, SHAPE, CLASSES, found=False, unit="image")
-    try:
-        paths = _paths(root, layout_of(root, layout))
-    except UserError:
-        return released
-    if not all(path.is_file() for path in paths):
-        return released
-    if paths[0].suffix != ".bin":
-        return replace(released, found=True)
-    counts = [path.stat().st_size // RECORD for path in paths]
-    return DatasetInfo(sum(counts[:5]), counts[5], SHAPE, CLASSES, unit="image")
-
-
-@register("check", "cifar10")
-def check(root: Path) -> Iterator[tuple[Path, str]]:
-    """The six files of the layout that is read, held to the checksums of what is known."""
-    of, whole = card("cifar10"), True
-    paths = _paths(root, layout_of(root, "auto"))
-    for path in paths:
-        problem = ""
-        if not path.is_file():
-            problem = f"{path}: is missing. Unpack the archive anew."
-        elif release_of([path], of) is None:
-            problem = f"{path}: its checksum is that of no known release. Unpack the official archive anew."
-        whole &= not problem
-        yield path, problem
-    if whole:
-        release_of(paths, of)  # all of one
+    sums = digest("".join(sha256(path) for path in paths))
+    if release in ("binary", "python"):
+        return files, sums, "official", ""
+    notes = NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
+    return files, sums, "derived", notes

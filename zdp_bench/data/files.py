@@ -1,4 +1,4 @@
-"""The data root and the files in it: where they should be, whether they are the right ones, and how to get them."""
+"""The files under the data root: find them, check them, fetch them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +14,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zdp_bench import assets
+from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.registry import lookup, names
+from zdp_bench.registry import lookup
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a release: its path under the data root, size in bytes, MD5, and its name under a mirror."""
+    """One file of a release: its path under the data root, size in bytes and MD5."""
 
     path: str
     bytes: int
@@ -43,20 +44,18 @@ class Card:
     splits: str = ""
     access: str = ""
     uses: str = ""  # the card whose files this one reads
-    holds: str = ""  # a pattern under the data root of what is there if anything is, where no list of files was published
-    stand_in: str = ""  # overrides that put generated data in its place, small, for `zdp-bench reproduce --profile smoke`
+    holds: str = ""  # a pattern that matches if the data is there, where no list of files exists
+    stand_in: str = ""  # overrides with small generated data, for `reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
-    files: tuple[RemoteFile, ...] = field(default_factory=tuple)
-    releases: dict[str, dict[str, str]] = field(
-        default_factory=dict
-    )  # release -> file name -> "md5:...", "sha1:..."
-    windows: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # task -> intensities that are shown as black and white
+    files: tuple[RemoteFile, ...] = ()
+    # release -> file name -> "md5:...", "sha1:..."
+    releases: dict[str, dict[str, str]] = field(default_factory=dict)
+    # task -> intensities that are shown as black and white
+    windows: dict[str, list[float]] = field(default_factory=dict)
 
 
 def card(name: str) -> Card:
-    """The card of a data set.
+    """Read the card of a data set.
 
     Raises:
         UserError: there is no such card.
@@ -69,25 +68,39 @@ def card(name: str) -> Card:
     return Card(name=name, files=files, mirrors=tuple(body.pop("mirrors", [])), **body)
 
 
+def default_dataset(name: str) -> Dataset:
+    """Return the data set with the options of its YAML."""
+    body = assets.read_yaml(assets.group(assets.DATASETS)[name])
+    options = {key: value for key, value in body.items() if key not in ("name", "card")}
+    dataset: Dataset = lookup("dataset", name)(**options)
+    return dataset
+
+
 def cards() -> list[Card]:
-    """Every card, by name."""
+    """Read every card, sorted by name."""
     return [card(name) for name in assets.group(assets.DATASETS)]
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file, in hex: what the releases publish; a guard against damage, not against an attacker."""
+    """MD5 of a file in hex, as releases publish it: a guard against damage, not attackers."""
     return checksum(path, "md5").removeprefix("md5:")
 
 
 def checksum(path: Path, algorithm: str) -> str:
-    """A file's checksum by any of hashlib's algorithms, named: "sha1:67eb…"."""
+    """A file's checksum by one of hashlib's algorithms, with its name: "sha1:67eb…"."""
     with path.open("rb") as file:
-        return f"{algorithm}:{hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()}"
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return f"{algorithm}:{found.hexdigest()}"
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     return checksum(path, "sha256").removeprefix("sha256:")
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
@@ -104,17 +117,18 @@ def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
         raise UserError(f"{path}: {size:,} bytes where {expected.bytes:,} were expected. {advice}")
     if (found := md5(path)) != expected.md5:
         raise UserError(
-            f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released file. {advice}"
+            f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released "
+            f"file. {advice}"
         )
 
 
 def missing(root: Path, of: Card) -> list[RemoteFile]:
-    """The files of a card that are not under the root."""
+    """Return the files of a card that are not under the root."""
     return [file for file in of.files if not (root / file.path).is_file()]
 
 
-def within(root: Path, folder: str) -> Path:
-    """A folder that a person named as `dataset.folder`, under the data root. The root's own links may lead elsewhere.
+def resolve_folder(root: Path, folder: str) -> Path:
+    """Return the path of `dataset.folder`; links inside the root may lead elsewhere.
 
     Raises:
         UserError: the name leads out of the root.
@@ -129,54 +143,90 @@ def within(root: Path, folder: str) -> Path:
     return root / folder
 
 
+def count_held_out(count: int, test_share: float, what: str) -> int:
+    """Return how many of `count` are to test on.
+
+    Raises:
+        UserError: the share leaves none to train on, or none to test on.
+    """
+    held = round(test_share * count)
+    rule = f"leaves {count - held} {what} to train on, {held} to test on"
+    require(0 < held < count, "dataset.test_share", test_share, rule)
+    return held
+
+
 def has_files(root: Path, of: Card) -> bool:
-    """Whether a card's own files are under the root, all that are listed, or any where none are; generated sets always are."""
+    """True if every listed file exists or, without a list, any file matches `holds`."""
     return not missing(root, of) and (not of.holds or any(True for _ in root.glob(of.holds)))
 
 
-def origin(of: Card) -> str:
-    """Where a set comes from that is not fetched, and what to do with it."""
+def tell_source(of: Card) -> str:
+    """Say where a set that cannot be fetched comes from, and what to do with it."""
     return f"It comes from {of.source}. {of.access}".strip()
 
 
 def holds_any(folder: Path) -> bool:
-    """Whether there is such a folder and something in it; what macOS hides does not count."""
+    """True if the folder exists and is not empty; hidden files (macOS leaves some) do not count."""
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
-def inspected(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
-    """Every file of a card, and what is wrong with it: '' for nothing.
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of the folder.
 
-    Files with published checksums are held to them. Where there are none, the adapter reads file by file, by a function under
-    `@register("check", NAME)`: (data root) -> the same pairs.
+    Raises:
+        UserError: it does.
     """
-    for file in of.files:
-        path = root / file.path
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """List what is in a folder, sorted by name, without hidden files (macOS leaves some)."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[tuple[Path, str]]:
+    """Yield each path and the sentence that `read` refuses it with; '' for none."""
+    for path in paths:
         try:
-            if not path.is_file():
-                raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {of.name}`.")
-            verify(path, file, of.name)
+            read(path)
             yield path, ""
         except UserError as error:
             yield path, str(error)
+
+
+def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
+    """Yield every file of a card and what is wrong with it: '' for nothing.
+
+    Files with published checksums are held to them; others are read by `Dataset.check_files`.
+    """
+    expected = {root / file.path: file for file in of.files}
+
+    def check(path: Path) -> None:
+        if not path.is_file():
+            raise UserError(f"{path}: is missing. Run `zdp-bench data fetch {of.name}`.")
+        verify(path, expected[path], of.name)
+
+    yield from try_each(expected, check)
     if not has_files(root, of):
         if not of.files:
-            yield root / of.holds, f"{root / of.holds}: is missing. {origin(of)}"
-    elif of.name in names("check"):
-        try:
-            yield from lookup("check", of.name)(root)
-        except UserError as error:  # of the whole set
-            yield root / of.holds, str(error)
+            yield root / of.holds, f"{root / of.holds}: is missing. {tell_source(of)}"
+        return
+    try:
+        yield from default_dataset(of.name).check_files(root)
+    except UserError as error:  # of the whole set
+        yield root / of.holds, str(error)
 
 
 def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
-    """Download what is missing, check it against its MD5, and put it in place only when it is whole.
+    """Download the missing files, check their MD5, and put each in place only when it is whole.
 
     Args:
         mirror: a base address instead of the card's own; HTTPS, or a server on this machine.
 
     Raises:
-        UserError: the data set is not to be downloaded freely, no mirror can be reached, or what came is damaged.
+        UserError: the data set is no free download, no mirror can be reached, or a download is
+            damaged.
     """
     import pooch
     import requests
@@ -185,14 +235,12 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
     mirrors = (mirror,) if mirror else of.mirrors
     if not mirrors and not has_files(root, of):
         raise UserError(
-            f"dataset '{of.name}' is not under {root}, and has no download of its own. {origin(of)}"
+            f"dataset '{of.name}' is not under {root}, and has no download of its own. "
+            f"{tell_source(of)}"
         )
     for address in mirrors:
-        if urlsplit(address).scheme != "https" and urlsplit(address).hostname not in (
-            "127.0.0.1",
-            "localhost",
-            "::1",
-        ):
+        at = urlsplit(address)
+        if at.scheme != "https" and at.hostname not in ("127.0.0.1", "localhost", "::1"):
             raise UserError(f"mirror '{address}' is not HTTPS; data is fetched over HTTPS only.")
     done = []
     reason = ""
@@ -220,8 +268,9 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
         else:
             names = ", ".join(Path(f.path).name for f in missing(root, of))
             raise UserError(
-                f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the files there by hand, name another "
-                f"folder with paths.data=..., or try `zdp-bench data fetch {of.name}` again."
+                f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
+                "files there by hand, name another folder with paths.data=..., or try "
+                f"`zdp-bench data fetch {of.name}` again."
             )
     return done
 
@@ -241,15 +290,16 @@ def _make(folder: Path) -> None:
 def _unwritable(folder: Path, error: OSError) -> UserError:
     why = error.strerror or type(error).__name__
     return UserError(
-        f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you may write."
+        f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you may "
+        "write."
     )
 
 
 @contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill beside `folder`, which takes its place at the end: nobody ever sees it half full.
+def write_whole(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which is renamed to `folder` at the end: it is never half full.
 
-    Where another process was first, what it made stands.
+    If another process was faster, its folder stays.
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,33 +1,34 @@
-"""Which pulse sequence an MRI slice is of, from its k-space (Riess et al. 2024, section 5): brains in four contrasts.
+"""Which pulse sequence an MRI slice is of, from its k-space (Riess et al. 2024, section 5).
 
-    Task01_BrainTumour/dataset.json, imagesTr/BRATS_001.nii.gz [240, 240, 155, 4], ..., imagesTs/BRATS_485.nii.gz, ...
+    Task01_BrainTumour/dataset.json, imagesTr/BRATS_001.nii.gz [240, 240, 155, 4], ...,
+        imagesTs/BRATS_485.nii.gz, ...
 
-A volume is a patient, and holds the same slices as FLAIR, T1w, T1gd and T2w. The 20 centre slices of each are resized to 32×32
-and Fourier transformed (centred, unitary, both halves kept), which makes 80 records a patient; the class is the sequence. The
-release's training volumes train and its test volumes test: what their segmentations hold back is not needed here. So no patient
-is in two parts, and the counts are the paper's 38,720 and 21,280.
+A volume is a patient, and holds the same slices as FLAIR, T1w, T1gd and T2w. The 20 centre slices
+of each are resized to 32×32 and Fourier transformed (centred, unitary, both halves kept), which
+makes 80 examples a patient; the class is the sequence. The release's training volumes train and its
+test volumes test: no segmentation is needed. So no patient is in two parts, and the counts are the
+paper's 38,720 and 21,280.
 
-The paper says 'normalised by whitening' and not by which statistics. Here each record is whitened by its own, so that it depends
-on no other, and nothing private goes into the data unpaid for.
+The paper says 'normalised by whitening' and not by which statistics. Here each example is whitened
+by its own, so that it depends on no other, and no private statistic enters without an ε.
 
-k-space is made once, patient by patient, and mapped from the user's cache folder: a set of any size streams through training.
+k-space is made once, patient by patient, and mapped from the user's cache folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from zdp_bench.data import DatasetInfo, Examples, Provenance, Splits
-from zdp_bench.data.cache import kept
-from zdp_bench.data.files import holds_any, sha256
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data.cache import consecutive, load_or_make
+from zdp_bench.data.files import digest, holds_any, sha256
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.kspace import to_kspace
 from zdp_bench.errors import UserError, require
@@ -36,9 +37,8 @@ from zdp_bench.registry import register
 SEQUENCES = ("FLAIR", "T1w", "T1gd", "T2w")  # the order of a volume's channels
 FOLDER = "Task01_BrainTumour"
 RELEASED = {"imagesTr": 484, "imagesTs": 266}  # volumes
-FLAT = 1e-6  # of a record's root mean square: a part that varies less is rounding, and is not blown up to 1
-
-Read = Callable[[Path], np.ndarray]  # a patient's file -> [X, Y, Z, 4], on RAS+ axes
+# Of an example's root mean square: a part that varies less is rounding, and is not scaled to 1.
+FLAT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -48,43 +48,131 @@ class Patient:
     path: Path
     slices: slice
 
+    @classmethod
+    def centre(cls, thickness: int, slices: int, path: Path = Path()) -> Patient:
+        """Take the centre `slices` of a volume, or all of a thinner one."""
+        count = min(slices, thickness)
+        first = (thickness - count) // 2
+        return cls(path, slice(first, first + count))
+
     @property
-    def records(self) -> int:
+    def examples(self) -> int:
         return len(SEQUENCES) * (self.slices.stop - self.slices.start)
 
 
-def check_options(size: int, slices: int) -> None:
-    """Refuse sizes that mean nothing, before anything is read or drawn."""
-    require(8 <= size <= 512, "dataset.size", size, "must lie between 8 and 512 pixels")
-    require(slices > 0, "dataset.slices", slices, "must be at least 1")
+Parts = dict[str, list[Patient]]  # 'train', 'test' and perhaps 'validation'
 
 
-def patients(found: dict[Path, nifti.Header], slices: int) -> list[Patient]:
-    """The patients of a folder, each with its centre slices: `slices` of them, or all of a thinner volume."""
-    chosen = []
-    for path, header in found.items():
-        count = min(slices, depth := header.shape[2])
-        first = (depth - count) // 2
-        chosen.append(Patient(path, slice(first, first + count)))
-    return chosen
+@dataclass(frozen=True, kw_only=True)
+class SequenceSlices(Dataset):
+    """k-space complex64 [1, size, size] of four classes, the sequences."""
+
+    unit: ClassVar[str] = "patient"
+
+    size: int = 32
+    slices: int = 20
+
+    def __post_init__(self) -> None:
+        require(
+            8 <= self.size <= 512, "dataset.size", self.size, "must lie between 8 and 512 pixels"
+        )
+        require(self.slices > 0, "dataset.slices", self.slices, "must be at least 1")
+
+    def choose_slices(self, found: dict[Path, nifti.Header]) -> list[Patient]:
+        """Take the centre slices of each volume."""
+        return [Patient.centre(head.shape[2], self.slices, path) for path, head in found.items()]
+
+    def describe(self, parts: Parts, found: bool = True) -> DatasetInfo:
+        """Count the examples of these patients."""
+        counts = _count_examples(parts)
+        return DatasetInfo(
+            train=counts["train"],
+            test=counts["test"],
+            validation=counts.get("validation", 0),
+            input_shape=(1, self.size, self.size),
+            outputs=len(SEQUENCES),
+            dtype=torch.complex64,
+            examples_per_patient=max(patient.examples for patient in parts["train"]),
+            unit=self.unit,
+            found=found,
+        )
+
+    def load_parts(
+        self,
+        parts: Parts,
+        provenance: Provenance,
+        notes: str,
+        read: Callable[[Path], np.ndarray],
+        reading: str,
+    ) -> Splits:
+        """Transform the slices of these patients; `groups` number the patients.
+
+        Args:
+            read: turns a patient's file into four contrasts [X, Y, Z, 4] on RAS+ axes.
+            reading: names what `read` does, and changes when it does: for cache and digest.
+        """
+        size, everyone = self.size, [patient for members in parts.values() for patient in members]
+        files = [
+            (part, patient.path.name, sha256(patient.path), patient.slices)
+            for part, members in parts.items()
+            for patient in members
+        ]
+        made = digest(repr((reading, size, files)))
+        counts = _count_examples(parts)
+        blocks = (transform_slices(read(p.path)[:, :, p.slices], size) for p in everyone)
+        shape = (sum(counts.values()), 1, size, size)
+        whole = torch.from_numpy(
+            load_or_make(f"sequences-{nifti.READING}", made, shape, np.complex64, blocks)
+        )
+        each = torch.tensor([patient.examples for patient in everyone])
+        groups = torch.repeat_interleave(torch.arange(len(everyone)), each)
+        labels = torch.cat([torch.arange(4).repeat_interleave(n // 4) for n in each.tolist()])
+        split = {
+            part: Examples(whole[rows], labels[rows], groups[rows])
+            for part, rows in consecutive(counts).items()
+        }
+        verbs = {"train": "train", "validation": "validate (public)", "test": "test"}
+        people = [f"{len(parts[part])} to {verbs[part]}" for part in parts if parts[part]]
+        return Splits(
+            split["train"],
+            split["test"],
+            input_shape=(1, size, size),
+            outputs=len(SEQUENCES),
+            provenance=provenance,
+            digest=made,
+            notes=f"{notes}; k-space of centre slices at {size}², each whitened by itself; "
+            f"patients: {', '.join(people)}",
+            examples_per_patient=max(patient.examples for patient in parts["train"]),
+            validation=split["validation"] if parts.get("validation") else None,
+            unit=self.unit,
+        )
 
 
-def records_of(volume: np.ndarray, size: int) -> np.ndarray:
-    """Slices [X, Y, n, 4] of one patient as whitened k-space: complex64 [4·n, 1, size, size], one sequence after the other."""
-    pictures = torch.from_numpy(
-        np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
-    )  # [4, n, Y, X]
-    resized = (
-        F.interpolate(pictures, (size, size), mode="bilinear", antialias=True).double().numpy()
-    )
-    return whitened(to_kspace(resized)).astype(np.complex64).reshape(-1, 1, size, size)
+def _count_examples(parts: Parts) -> dict[str, int]:
+    return {part: sum(one.examples for one in members) for part, members in parts.items()}
 
 
-def whitened(kspace: np.ndarray) -> np.ndarray:
-    """Each record [..., rows, columns] with mean 0, and both parts uncorrelated and of variance 1, by its own statistics.
+def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
+    """Turn slices [X, Y, n, 4] of one patient into whitened k-space, one sequence after the other.
 
-    In the spectrum of a real image X(−k) is the conjugate of X(k): its imaginary part has mean 0, and is uncorrelated with the
-    real one. So whitening is a shift and two divisions. A part that is 0 but for rounding stays next to 0.
+    Returns:
+        complex64 [4·n, 1, size, size]
+    """
+    turned = np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
+    resized = F.interpolate(
+        torch.from_numpy(turned), (size, size), mode="bilinear", antialias=True
+    )  # [4, n, size, size]
+    kspace = to_kspace(resized.double().numpy())
+    return whiten(kspace).astype(np.complex64).reshape(-1, 1, size, size)
+
+
+def whiten(kspace: np.ndarray) -> np.ndarray:
+    """Whiten each example [..., rows, columns] by its own statistics.
+
+    Its mean becomes 0; real and imaginary part are uncorrelated and of variance 1. In the spectrum
+    of a real image X(−k) is the conjugate of X(k): its imaginary part has mean 0, and is
+    uncorrelated with the real one. So whitening is a shift and two divisions. A part that is 0 but
+    for rounding stays next to 0.
     """
     centred = kspace - kspace.mean(axis=(-2, -1), keepdims=True)
     floor = (
@@ -98,100 +186,20 @@ def whitened(kspace: np.ndarray) -> np.ndarray:
     return real + 1j * imag
 
 
-def drawn(found: list[Patient], count: int, seed: int) -> tuple[list[Patient], list[Patient]]:
-    """(`count` patients drawn by the seed, the others), each in the order of the names."""
-    chosen = set(np.random.default_rng(seed).permutation(len(found))[:count].tolist())
-    return [p for i, p in enumerate(found) if i in chosen], [
-        p for i, p in enumerate(found) if i not in chosen
-    ]
+def draw_patients(
+    found: list[Patient], count: int, seed: int
+) -> tuple[list[Patient], list[Patient]]:
+    """Draw `count` patients; return them and the others, each in the order of their names."""
+    drawn = set(np.random.default_rng(seed).permutation(len(found))[:count].tolist())
+    inside = [patient for index, patient in enumerate(found) if index in drawn]
+    return inside, [patient for index, patient in enumerate(found) if index not in drawn]
 
 
-def load(
-    parts: dict[str, list[Patient]],
-    read: Read,
-    origin: str,
-    provenance: Provenance,
-    notes: str,
-    *,
-    size: int,
-) -> Splits:
-    """k-space complex64 [1, size, size] and the number of its sequence; `groups` number the patients.
-
-    Args:
-        parts: the patients of 'train', 'test' and 'validation'; the last may be empty.
-        read: how a patient's file becomes four contrasts.
-        origin: how that is done, in words that change when it does: part of what the cache and the digest go by.
-    """
-    everyone = [patient for members in parts.values() for patient in members]
-    told = [
-        (part, p.path.name, sha256(p.path), p.slices)
-        for part, members in parts.items()
-        for p in members
-    ]
-    made = hashlib.sha256(repr((origin, size, told)).encode()).hexdigest()
-    ends = list(accumulate(patient.records for patient in everyone))
-
-    def fill(whole: np.ndarray) -> None:
-        for patient, end in zip(everyone, ends, strict=True):
-            volume = read(patient.path)
-            whole[end - patient.records : end] = records_of(volume[:, :, patient.slices], size)
-
-    whole = torch.from_numpy(
-        kept(f"sequences-{nifti.READING}", made, (ends[-1], 1, size, size), np.complex64, fill)
-    )
-    groups = torch.repeat_interleave(
-        torch.arange(len(everyone)), torch.tensor([p.records for p in everyone])
-    )
-    labels = torch.cat(
-        [torch.arange(4).repeat_interleave(p.records // len(SEQUENCES)) for p in everyone]
-    )
-    split, first = {}, 0
-    for (
-        part,
-        members,
-    ) in parts.items():  # each part is one stretch of the mapped file, so nothing is copied
-        rows = slice(first, first + sum(p.records for p in members))
-        split[part] = Examples(whole[rows], labels[rows], groups[rows])
-        first = rows.stop
-    counts = ", ".join(f"{len(members)} to {doing}" for doing, members in _said(parts))
-    return Splits(
-        split["train"],
-        split["test"],
-        input_shape=(1, size, size),
-        outputs=len(SEQUENCES),
-        provenance=provenance,
-        digest=made,
-        notes=f"{notes}; k-space of centre slices at {size}², each whitened by itself; patients: {counts}",
-        examples_per_patient=max(patient.records for patient in parts["train"]),
-        validation=split["validation"] if parts.get("validation") else None,
-    )
-
-
-def _said(parts: dict[str, list[Patient]]) -> list[tuple[str, list[Patient]]]:
-    doing = {"train": "train", "validation": "validate (public)", "test": "test"}
-    return [(doing[part], members) for part, members in parts.items() if members]
-
-
-def outlined(parts: dict[str, list[Patient]], size: int) -> DatasetInfo:
-    """What `load` will make of these patients."""
-    counts = {part: sum(patient.records for patient in members) for part, members in parts.items()}
-    each = max(patient.records for patient in parts["train"])
-    return DatasetInfo(
-        counts["train"],
-        counts["test"],
-        (1, size, size),
-        len(SEQUENCES),
-        torch.complex64,
-        examples_per_patient=each,
-        validation=counts.get("validation", 0),
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------- the decathlon
+# ------------------------------------------------------------------------------- the decathlon
 
 
 def read_contrasts(path: Path) -> np.ndarray:
-    """A file that holds the four contrasts as its channels: float32 [X, Y, Z, 4].
+    """Read a file that holds the four contrasts as its channels: float32 [X, Y, Z, 4].
 
     Raises:
         UserError: see `nifti.read`.
@@ -199,92 +207,73 @@ def read_contrasts(path: Path) -> np.ndarray:
     return nifti.read(path).data
 
 
-def parts_of(
-    folder: Path, slices: int, validation_patients: int, split_seed: int
-) -> dict[str, list[Patient]]:
-    """The patients to train, to validate and to test on; those that validate are drawn from the test volumes, as the paper's.
-
-    Raises:
-        UserError: a folder is missing, holds something else than volumes of four channels, or a patient is in both.
-    """
-    for name in RELEASED:
-        if not (folder / name).is_dir():
-            raise UserError(
-                f"dataset 'mri_sequences' expects {folder / name} with volumes of four channels. Unpack the decathlon's "
-                f"{FOLDER}.tar there (see datasets/mri_sequences.yaml), or use dataset=mri_sequences_from_volumes or "
-                "dataset=mri_sequences_synthetic."
-            )
-    train, held = (
-        nifti.volumes(folder / name, "mri_sequences", len(SEQUENCES)) for name in RELEASED
-    )
-    names = {nifti.name_of(path) for path in train}
-    if both := [path for path in held if nifti.name_of(path) in names]:
-        raise UserError(
-            f"{both[0]}: the same patient is in imagesTr; each may be in one part only."
-        )
-    left = len(held) - validation_patients
-    require(
-        0 <= validation_patients < len(held),
-        "dataset.validation_patients",
-        validation_patients,
-        f"leaves {left} patients to test",
-    )
-    validate, test = drawn(patients(held, slices), validation_patients, split_seed)
-    return {"train": patients(train, slices), "validation": validate, "test": test}
-
-
 @register("dataset", "mri_sequences")
-def mri_sequences(
-    root: Path,
-    *,
-    size: int = 32,
-    slices: int = 20,
-    validation_patients: int = 110,
-    split_seed: int = 0,
-) -> Splits:
-    """Task01 of the decathlon under the data root: complex64 [1, size, size] of four classes."""
-    check_options(size, slices)
-    folder = root / FOLDER
-    parts = parts_of(folder, slices, validation_patients, split_seed)
-    whole = (folder / "dataset.json").is_file() and all(
-        len(nifti.paths_of(folder / n)) == c for n, c in RELEASED.items()
-    )
-    return load(
-        parts,
-        read_contrasts,
-        "channels",
-        "official" if whole else "derived",
-        "four sequences",
-        size=size,
-    )
+@dataclass(frozen=True, kw_only=True)
+class MriSequences(SequenceSlices):
+    """Task01 of the decathlon under the data root."""
 
+    validation_patients: int = 110
+    split_seed: int = 0
 
-@register("outline", "mri_sequences")
-def outline(
-    root: Path, *, size: int, slices: int, validation_patients: int, split_seed: int
-) -> DatasetInfo:
-    """From headers alone; without volumes, as many as the release has."""
-    check_options(size, slices)
-    if holds_any(root / FOLDER):
-        return outlined(parts_of(root / FOLDER, slices, validation_patients, split_seed), size)
-    each = len(SEQUENCES) * slices
-    train, test = RELEASED["imagesTr"] * each, (RELEASED["imagesTs"] - validation_patients) * each
-    shape = (1, size, size)
-    validate = validation_patients * each
-    return DatasetInfo(
-        train,
-        test,
-        shape,
-        len(SEQUENCES),
-        torch.complex64,
-        examples_per_patient=each,
-        found=False,
-        validation=validate,
-    )
+    def load(self, root: Path) -> Splits:
+        """A folder with dataset.json and as many volumes as were released is 'official'."""
+        folder = root / FOLDER
+        whole = (folder / "dataset.json").is_file() and all(
+            len(nifti.paths_of(folder / name)) == count for name, count in RELEASED.items()
+        )
+        provenance: Provenance = "official" if whole else "derived"
+        return self.load_folder(folder, provenance, "four sequences")
 
+    def load_folder(self, folder: Path, provenance: Provenance, notes: str) -> Splits:
+        """Read a folder in Task01's layout."""
+        return self.load_parts(self.find(folder), provenance, notes, read_contrasts, "channels")
 
-@register("check", "mri_sequences")
-def check(root: Path) -> Iterator[tuple[Path, str]]:
-    """Every volume, and what is wrong with it."""
-    for name in RELEASED:
-        yield from nifti.inspected(root / FOLDER / name, "mri_sequences", len(SEQUENCES))
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by headers; without volumes, as many as released."""
+        if holds_any(root / FOLDER):
+            return self.describe(self.find(root / FOLDER))
+        one = Patient.centre(self.slices, self.slices)
+        train, held = ([one] * count for count in RELEASED.values())
+        return self.describe(self.split(train, held), found=False)
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read every volume."""
+        for name in RELEASED:
+            yield from nifti.check_files(root / FOLDER / name, "mri_sequences", len(SEQUENCES))
+
+    def find(self, folder: Path) -> Parts:
+        """Find the patients of each part.
+
+        Raises:
+            UserError: a folder is missing, holds something else than volumes of four channels, or
+                a patient is in both.
+        """
+        for name in RELEASED:
+            if not (folder / name).is_dir():
+                raise UserError(
+                    f"dataset 'mri_sequences' expects {folder / name} with volumes of four "
+                    f"channels. Unpack the decathlon's {FOLDER}.tar there (see "
+                    "datasets/mri_sequences.yaml), or use dataset=mri_sequences_from_volumes or "
+                    "dataset=mri_sequences_synthetic."
+                )
+        train, held = (
+            nifti.find_volumes(folder / name, "mri_sequences", len(SEQUENCES)) for name in RELEASED
+        )
+        names = {nifti.name_of(path) for path in train}
+        if both := [path for path in held if nifti.name_of(path) in names]:
+            raise UserError(
+                f"{both[0]}: the same patient is in imagesTr; each may be in one part only."
+            )
+        return self.split(self.choose_slices(train), self.choose_slices(held))
+
+    def split(self, train: list[Patient], held: list[Patient]) -> Parts:
+        """Draw those that validate from the test volumes, as the paper does.
+
+        Raises:
+            UserError: none is left to test on.
+        """
+        count = self.validation_patients
+        rule = f"leaves {len(held) - count} patients to test"
+        require(0 <= count < len(held), "dataset.validation_patients", count, rule)
+        validation, test = draw_patients(held, count, self.split_seed)
+        return {"train": train, "validation": validation, "test": test}

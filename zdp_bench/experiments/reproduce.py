@@ -26,16 +26,16 @@ from zdp_bench.bench import tables as measured
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import DatasetInfo, files
+from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import cost
 from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
-from zdp_bench.registry import lookup
 from zdp_bench.report import curves, page, papers, tables, verdicts
 from zdp_bench.report.tables import Filling
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
+from zdp_bench.training.setup import build_dataset
 
 PROFILES = ("smoke", "here", "paper")
 SMOKE_FOLDER = "smoke"  # under the results folder
@@ -201,12 +201,9 @@ def missing_data(config: Run) -> str:
 def _is_found(config: Run) -> bool:
     """Return True if a run's files are there; the run itself reports what is wrong with them."""
     try:
-        info: DatasetInfo = lookup("outline", config.dataset.name)(
-            config.data_root, **config.dataset.options
-        )
+        return build_dataset(config).info(config.data_root).found
     except UserError:
         return True
-    return info.found
 
 
 def smoke_overrides(config: Run) -> list[str] | None:

@@ -1,6 +1,6 @@
 """What a recipe would do, without training: model, clipping, sampling, z, every ε, time, memory, and whether its data is there.
 
-No input is read. The data set's shapes come from its outline (names, headers, labels, or the release's counts), the ε from the
+No input is read. The data set's shapes come from its info (names, headers, labels, or the release's counts), the ε from the
 mechanism, the time from one step on random numbers. What is wrong with a recipe is found here in seconds and not after an hour.
 """
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
-from zdp_bench.errors import UserError
 from zdp_bench.experiments.cost import Cost, predict
 from zdp_bench.federated.partition import evenly
 from zdp_bench.gradients.clipping import trainable
@@ -22,12 +21,11 @@ from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
 from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.registry import lookup, names
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.devices import check_precision, pick_device
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.setup import Setup
+from zdp_bench.training.setup import Setup, build_dataset
 
 
 @dataclass(frozen=True)
@@ -61,10 +59,10 @@ def validate(config: Run, trial: bool = True) -> Report:
         trial: whether to time a step on random numbers for the cost.
 
     Raises:
-        UserError: the recipe would not run, or the data set has no outline.
+        UserError: the recipe would not run.
     """
     check_claims(config.claims.table, config.claims.row)
-    data = outline_of(config)
+    data = build_dataset(config).info(config.data_root)
     nodes = config.federated.nodes or 1
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     setup = Setup.of(config, data, torch.device("cpu"), plan)
@@ -105,21 +103,6 @@ def validate(config: Run, trial: bool = True) -> Report:
         if trial
         else None,
     )
-
-
-def outline_of(config: Run) -> DatasetInfo:
-    """What the data set says of itself before it is read.
-
-    Raises:
-        UserError: it says nothing; the sentence tells a developer what to add.
-    """
-    name = config.dataset.name
-    if name not in names("outline"):
-        raise UserError(
-            f'dataset={name} cannot be described without reading it: it has no @register("outline", "{name}").'
-        )
-    outline: DatasetInfo = lookup("outline", name)(config.data_root, **config.dataset.options)
-    return outline
 
 
 def list_layers(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:

@@ -9,7 +9,6 @@ import torch
 
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import client_app, open_site, reply_to
 from zdp_bench.federated.flower import (
@@ -25,12 +24,12 @@ from zdp_bench.federated.network.fleet_api import FlowerRun, identify
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
-from zdp_bench.registry import lookup
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Watcher
 from zdp_bench.training.run_folder import Outcome, find_or_run
+from zdp_bench.training.setup import load_data
 
 
 def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
@@ -49,9 +48,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
             "federated.patients=own: each node reads its own data root, "
             "so it is for `zdp-bench federate`."
         )
-    data: Splits = lookup("dataset", config.dataset.name)(
-        config.data_root, **config.dataset.options
-    )
+    data = load_data(config)
     digest = run_digest(config, data.digest)
 
     def train(home: Any) -> Record:

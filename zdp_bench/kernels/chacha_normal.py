@@ -176,16 +176,10 @@ def _cosine_and_sine(word: Any) -> Any:
 
 
 @njit(error_model="numpy")
-def _add_pairs(
-    key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any, conjugate: Any
-) -> None:
+def _add_pairs(key: Any, out: Any, std: Any, times: Any, start: Any, stop: Any) -> None:
     """Add pairs `start` to `stop`; `start` is a multiple of `GROUP`."""
     use_wide_vectors()
-    words, signs = np.empty(2 * GROUP, np.uint32), np.zeros(GROUP + 1, np.uint32)
-    half = (len(out) + 1) // 2
-    if conjugate:
-        signs[1::2] = _SIGN
-    signs_here, signs_there = signs[:GROUP], signs[half & 1 : GROUP + (half & 1)]
+    words, half = np.empty(2 * GROUP, np.uint32), (len(out) + 1) // 2
     for first in range(start, stop, GROUP):
         last = min(first + GROUP, stop)
         _fill_words(key, uint64(first // GROUP * _LANES), words)
@@ -195,15 +189,15 @@ def _add_pairs(
         for i in range(len(there)):
             radius = _radius(radii[i]) * std
             cosine, sine = _cosine_and_sine(angles[i])
-            here[i] = _fused(cosine, radius, _flip_sign(here[i], signs_here[i])) * times
-            there[i] = _fused(sine, radius, _flip_sign(there[i], signs_there[i])) * times
+            here[i] = _fused(cosine, radius, here[i]) * times
+            there[i] = _fused(sine, radius, there[i]) * times
         for i in range(len(there), len(here)):
             radius = _radius(radii[i]) * std
             here[i] = _fused(_cosine_and_sine(angles[i])[0], radius, here[i]) * times
 
 
 def _add_stream(work: Any) -> None:
-    """Add a stream. Arguments: key (4), address and length of `out`, std, times, conjugate."""
+    """Add a stream. Arguments: key (4), address and length of `out`, std, times."""
     use_wide_vectors()
     key = np.empty(8, np.uint32)
     for i in range(4):
@@ -212,11 +206,11 @@ def _add_stream(work: Any) -> None:
     out = carray(float32_at(work[ARGUMENTS + 4]), (work[ARGUMENTS + 5],))
     std = np.uint32(work[ARGUMENTS + 6]).view(np.float32)
     times = np.uint32(work[ARGUMENTS + 7]).view(np.float32)
-    conjugate, pairs = work[ARGUMENTS + 8] == 1, (len(out) + 1) // 2
+    pairs = (len(out) + 1) // 2
     chunk = first_chunk(work)
     while chunk >= 0:
         start = chunk * CHUNK
-        _add_pairs(key, out, std, times, start, min(start + CHUNK, pairs), conjugate)
+        _add_pairs(key, out, std, times, start, min(start + CHUNK, pairs))
         chunk = next_chunk(work)
 
 
@@ -225,11 +219,9 @@ def _loop() -> Loop:
     return compile_loop(_add_stream)
 
 
-def add_normals(
-    key: bytes, out: torch.Tensor, std: float, conjugate: bool = False, times: float = 1.0
-) -> None:
+def add_normals(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
     """See `privacy.normal_stream.add_normals`."""
     numbers = out.numel() * (2 if out.is_complex() else 1)
     bits = (int.from_bytes(struct.pack("<f", number), "little") for number in (std, times))
-    words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, *bits, int(conjugate)]
+    words = [*struct.unpack("<4q", key), out.data_ptr(), numbers, *bits]
     _loop().run(-(-numbers // (2 * CHUNK)), words)

@@ -69,19 +69,15 @@ class White(NamedTuple):
     Attributes:
         out: contiguous, of any shape; a complex entry is two real numbers.
         key: names the stream of the numbers.
-        conjugate: conjugate `out` first.
     """
 
     out: Tensor
     std: float
     key: tuple[int | str, ...]
-    conjugate: bool = False
     times: float = 1.0
 
-    def conjugated_reals(self) -> Tensor:
-        """Conjugate `out` if asked, and return a view of its real numbers, [n]."""
-        if self.conjugate:
-            self.out.imag.neg_()
+    def reals(self) -> Tensor:
+        """Return a view of the real numbers of `out`, [n]."""
         return (torch.view_as_real(self.out) if self.out.is_complex() else self.out).view(-1)
 
 
@@ -124,9 +120,9 @@ class SeededNoise:
         for white in requests:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
                 key = hash_key((self.key, "noise", *white.key))
-                add_normals(key, white.out, white.std, white.conjugate, white.times)
+                add_normals(key, white.out, white.std, white.times)
                 continue
-            out = white.conjugated_reals()
+            out = white.reals()
             seeds = stream(self.key, "noise", *white.key)
             if out.is_cpu:
                 ziggurat = np.random.Generator(np.random.PCG64DXSM(seeds))
@@ -193,7 +189,7 @@ class SecureNoise:
 
     def add_white(self, *requests: White) -> None:
         for white in requests:
-            reals = white.conjugated_reals()
+            reals = white.reals()
             side_by_side(
                 partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE
             )
@@ -326,15 +322,11 @@ def add_noise(
     share = 1 / math.sqrt(ranks)
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
-        sum_ = total[block.name]
-        conjugate = sum_.is_conj()
+        total[block.name] = sum_ = total[block.name].resolve_conj()
         if block.noise in ("real", "circular") and sum_.is_contiguous():
-            total[block.name] = memory = sum_.conj() if conjugate else sum_
-            requests.append(
-                White(memory, block.std * share, _key(block, step, rank, ranks), conjugate, times)
-            )
+            key = _key(block, step, rank, ranks)
+            requests.append(White(sum_, block.std * share, key, times))
             continue
-        total[block.name] = sum_ = sum_.resolve_conj()
         if block.noise != "none":
             same_dtype = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
             sum_.add_(draw(same_dtype, source, step, sum_.device, rank, ranks))

@@ -27,16 +27,13 @@ def hash_key(key: tuple[int | str, ...]) -> bytes:
     return hashlib.sha256(repr([str(part) for part in key]).encode()).digest()
 
 
-def add_normals(
-    key: bytes, out: torch.Tensor, std: float, conjugate: bool = False, times: float = 1.0
-) -> None:
+def add_normals(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
     """out = (out + std·N(0, 1)) · times, in place.
 
     Args:
         key: see `hash_key`.
         out: contiguous float32 or complex64 in a CPU's memory: n real numbers. Pair i of the stream
             is added to numbers i and ⌈n/2⌉ + i.
-        conjugate: first conjugate `out`.
 
     Raises:
         ValueError: `out` is something else.
@@ -47,16 +44,12 @@ def add_normals(
     if kernels.enabled():
         from zdp_bench.kernels import chacha_normal
 
-        chacha_normal.add_normals(key, out, std, conjugate, times)
+        chacha_normal.add_normals(key, out, std, times)
     else:
-        _add_by_numpy(key, out, std, conjugate, times)
+        _add_by_numpy(key, out, std, times)
 
 
-def _add_by_numpy(
-    key: bytes, out: torch.Tensor, std: float, conjugate: bool = False, times: float = 1.0
-) -> None:
-    if conjugate:
-        out.imag.neg_()
+def _add_by_numpy(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
     numbers = (torch.view_as_real(out) if out.is_complex() else out).view(-1).numpy()
     pairs, part = -(-len(numbers) // 2), GROUP * TOGETHER
     side_by_side(partial(_add_pairs, key, numbers, std, times), pairs, part, alone=part)

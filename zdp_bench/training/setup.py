@@ -18,7 +18,7 @@ from torch import nn
 from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
-from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
@@ -48,10 +48,17 @@ def load_data(config: Run) -> Splits:
     Raises:
         UserError: the data is missing or not as published.
     """
-    data: Splits = lookup("dataset", config.dataset.name)(
-        config.data_root, **config.dataset.options
-    )
-    return data
+    return build_dataset(config).load(config.data_root)
+
+
+def build_dataset(config: Run) -> Dataset:
+    """Return the configured data set with its options; nothing is read yet.
+
+    Raises:
+        UserError: an option means nothing.
+    """
+    dataset: Dataset = lookup("dataset", config.dataset.name)(**config.dataset.options)
+    return dataset
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class ModelSetup:
     """Data, task, model and optimiser of a run, before its steps are planned.
 
     Attributes:
-        data: of a data set's outline only shapes and counts are known: nothing can be drawn.
+        data: a `DatasetInfo` has shapes and counts only: nothing can be drawn.
         model: on the device, with weights that follow from the seed.
     """
 

@@ -8,11 +8,11 @@ import pytest
 from zdp_bench.data.formats.kspace import (
     Undersampling,
     centre_crop,
+    draw_mask,
     fixed_mask,
-    random_mask,
     to_image,
     to_kspace,
-    undersampled,
+    undersample,
 )
 from zdp_bench.errors import UserError
 
@@ -42,7 +42,7 @@ def test_a_files_mask_is_fastmris(columns: int, name: str) -> None:
 
 def test_a_mask_keeps_a_quarter_on_average_and_always_the_centre() -> None:
     random = np.random.default_rng(0)
-    masks = np.stack([random_mask(320, HOW, random) for _ in range(300)])
+    masks = np.stack([draw_mask(320, HOW, random) for _ in range(300)])
     assert abs(masks.mean() - 0.25) < 0.005
     always = np.flatnonzero(masks.all(axis=0))
     assert list(always) == list(
@@ -70,7 +70,7 @@ def test_the_crop_rounds_as_fastmri_does() -> None:
 def test_an_input_has_unit_deviation_and_a_full_mask_loses_nothing() -> None:
     random = np.random.default_rng(1)
     kspace = (random.normal(size=(16, 12)) + 1j * random.normal(size=(16, 12))).astype(np.complex64)
-    image, magnitude = undersampled(kspace, np.ones(12, dtype=bool), HOW)
+    image, magnitude = undersample(kspace, np.ones(12, dtype=bool), HOW)
     assert image.shape == magnitude.shape == (8, 7)
     assert image.dtype == np.complex64
     assert magnitude.dtype == np.float32
@@ -80,7 +80,7 @@ def test_an_input_has_unit_deviation_and_a_full_mask_loses_nothing() -> None:
 
 
 def test_an_empty_slice_gives_zeros_and_no_nan() -> None:
-    image, magnitude = undersampled(np.zeros((16, 12), np.complex64), np.ones(12, dtype=bool), HOW)
+    image, magnitude = undersample(np.zeros((16, 12), np.complex64), np.ones(12, dtype=bool), HOW)
     assert not image.any()
     assert not magnitude.any()
 

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.data.broken import refused
-from zdp_bench.data.fastmri import KSpaceRecords
-from zdp_bench.data.synthetic.kspace_phantom import kspace_phantom
+from tests.data.helpers import assert_refused
+from zdp_bench.data.fastmri import KSpaceExamples
+from zdp_bench.data.synthetic.kspace_phantom import KSpacePhantom
 from zdp_bench.registry import lookup
 
 
 def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: Path) -> None:
-    splits = kspace_phantom(tmp_path / "a", patients=4, test_share=0.25)
-    again = kspace_phantom(tmp_path / "b", patients=4, test_share=0.25)
+    splits = KSpacePhantom(patients=4, test_share=0.25).load(tmp_path / "a")
+    again = KSpacePhantom(patients=4, test_share=0.25).load(tmp_path / "b")
     assert splits.provenance == "synthetic"
     assert splits.examples_per_patient == 2
     assert (len(splits.train), len(splits.test)) == (6, 2)
     one, two = splits.test, again.test
-    assert isinstance(one, KSpaceRecords)
-    assert isinstance(two, KSpaceRecords)
+    assert isinstance(one, KSpaceExamples)
+    assert isinstance(two, KSpaceExamples)
     inputs, targets = one.batch(torch.arange(2))
     assert torch.equal(targets, two.batch(torch.arange(2))[1])
     reference, zero_filled = targets.unbind(dim=1)
@@ -32,7 +32,8 @@ def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: P
     assert (reference - zero_filled).square().sum() > 0.02 * reference.square().sum()
     assert inputs.angle().std() > 0.3  # the coil's phase
     assert (
-        kspace_phantom(tmp_path / "a", patients=4, test_share=0.25, seed=1).digest != splits.digest
+        KSpacePhantom(patients=4, test_share=0.25, seed=1).load(tmp_path / "a").digest
+        != splits.digest
     )
 
 
@@ -46,10 +47,10 @@ def test_the_outline_is_that_of_the_set(tmp_path: Path, unit: str) -> None:
         "unit": unit,
         "test_share": 0.25,
     }
-    told = lookup("outline", "kspace_phantom")(
-        tmp_path, acceleration=4.0, center_fraction=0.08, **options
-    )
-    splits = kspace_phantom(tmp_path, **options)
+    told = lookup("dataset", "kspace_phantom")(
+        acceleration=4.0, center_fraction=0.08, **options
+    ).info(tmp_path)
+    splits = KSpacePhantom(**options).load(tmp_path)
     inputs, targets = splits.train.batch(torch.arange(2))
     assert (told.train, told.test, told.examples_per_patient) == (
         len(splits.train),
@@ -64,10 +65,12 @@ def test_the_outline_is_that_of_the_set(tmp_path: Path, unit: str) -> None:
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
-    refused(lambda: kspace_phantom(tmp_path, patients=1), "dataset.patients=1", "at least 2")
-    refused(lambda: kspace_phantom(tmp_path, slices=0), "dataset.slices=0", "at least 1")
-    refused(
-        lambda: kspace_phantom(tmp_path, test_share=0.99),
+    assert_refused(
+        lambda: KSpacePhantom(patients=1).load(tmp_path), "dataset.patients=1", "at least 2"
+    )
+    assert_refused(lambda: KSpacePhantom(slices=0).load(tmp_path), "dataset.slices=0", "at least 1")
+    assert_refused(
+        lambda: KSpacePhantom(test_share=0.99).load(tmp_path),
         "dataset.test_share",
         "0 patients to train on",
     )

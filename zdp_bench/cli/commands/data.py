@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     for card in chosen:
         if not (card.files or card.holds):
             print(f"{card.name}: {state(root, card)}; it needs no files")
-        for path, problem in files.inspected(root, card):
+        for path, problem in files.check_files(root, card):
             if problem:
                 wrong += 1
                 print(f"zdp-bench: {problem}", file=sys.stderr)

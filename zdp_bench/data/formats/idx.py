@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives, plain or gzipped, with every way it can be broken told apart."""
+"""The idx format of MNIST and its relatives, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
-    """An idx file of unsigned bytes with `dims` dimensions (1 for labels, 3 for images).
+    """Read an idx file of unsigned bytes with `dims` dimensions (1 for labels, 3 for images).
 
-    The format: two zero bytes, the type code, the number of dimensions; each dimension as a big-endian uint32; the entries.
+    The format: two zero bytes, the type code, the number of dimensions; each dimension as a
+        big-endian uint32; the entries.
 
     Raises:
-        UserError: not an idx file, another type or number of dimensions, truncated, too long, or a broken gzip stream.
+        UserError: not an idx file, another type or number of dimensions, truncated, too long, or a
+            broken gzip stream.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder where an idx file was expected.")
@@ -28,40 +30,43 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, zlib.error) as error:
         raise UserError(
-            f"{path}: the gzip stream is damaged or cut short ({error}). Delete the file and fetch it again."
+            f"{path}: the gzip stream is damaged or cut short ({error}). Delete the file and fetch "
+            "it again."
         ) from None
     except gzip.BadGzipFile:
         raise UserError(f"{path}: is not a gzip file. Delete it and fetch it again.") from None
-    shape = _shape(raw, path, dims)
+    shape = _parse_shape(raw, path, dims)
     header = 4 + 4 * dims
     if len(raw) - header != prod(shape):
         raise UserError(
-            f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but {len(raw) - header:,} are there."
+            f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but "
+            f"{len(raw) - header:,} are there."
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
 
-def announced(path: Path, dims: int) -> tuple[int, ...]:
-    """The shape in an idx file's header; the entries are not read.
+def read_shape(path: Path, dims: int) -> tuple[int, ...]:
+    """Read the shape in an idx file's header, without the entries.
 
     Raises:
         UserError: it is no idx file of so many dimensions.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _shape(file.read(4 + 4 * dims), path, dims)
+            return _parse_shape(file.read(4 + 4 * dims), path, dims)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(
             f"{path}: cannot be read ({type(error).__name__}). Delete it and fetch it again."
         ) from None
 
 
-def _shape(raw: bytes, path: Path, dims: int) -> tuple[int, ...]:
-    """What the header at the beginning of `raw` announces."""
+def _parse_shape(raw: bytes, path: Path, dims: int) -> tuple[int, ...]:
+    """Parse the header at the beginning of `raw`."""
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE or raw[3] != dims:
         magic = int.from_bytes(raw[:4], "big")
         raise UserError(
-            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was expected; it is not that idx file."
+            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was "
+            "expected; it is not that idx file."
         )
     if len(raw) < 4 + 4 * dims:
         raise UserError(f"{path}: ends inside its header.")

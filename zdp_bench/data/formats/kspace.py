@@ -1,7 +1,7 @@
-"""Single-coil k-space: centred Fourier transforms, fastMRI's random Cartesian mask, and the zero-filled image of a slice.
+"""Single-coil k-space: Fourier transforms, fastMRI's random mask, and a slice's zero-filled image.
 
-Definitions are fastMRI's (Zbontar et al. 2018, arXiv:1811.08839, section 5). Rows are the readout, columns the phase encoding,
-which is what acceleration leaves out: a mask is one flag a column.
+Definitions are fastMRI's (Zbontar et al. 2018, arXiv:1811.08839, section 5). Rows are the readout,
+columns the phase encoding, which acceleration leaves out: a mask is one flag a column.
 """
 
 from __future__ import annotations
@@ -40,29 +40,22 @@ class Undersampling:
     width: int
 
     def __post_init__(self) -> None:
-        require(
-            self.acceleration >= 1, "dataset.acceleration", self.acceleration, "must be 1 or more"
-        )
-        share = self.center_fraction
-        require(
-            0 <= share <= 1 / self.acceleration,
-            "dataset.center_fraction",
-            share,
-            "must lie between 0 and 1/dataset.acceleration",
-        )
+        factor, share = self.acceleration, self.center_fraction
+        require(factor >= 1, "dataset.acceleration", factor, "must be 1 or more")
+        rule = "must lie between 0 and 1/dataset.acceleration"
+        require(0 <= share <= 1 / factor, "dataset.center_fraction", share, rule)
+        rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window"
         for key, side in (("height", self.height), ("width", self.width)):
-            require(
-                side >= SSIM_WINDOW,
-                f"dataset.{key}",
-                side,
-                f"must be at least {SSIM_WINDOW}, the side of SSIM's window",
-            )
+            require(side >= SSIM_WINDOW, f"dataset.{key}", side, rule)
 
 
-def random_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:
-    """[columns]: the centre, and every other column with the probability that makes columns/acceleration on average.
+def draw_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:
+    """Keep the centre, and each other column so that columns/acceleration remain on average.
 
     fastMRI's RandomMaskFunc, draw for draw.
+
+    Returns:
+        bool [columns]
     """
     centre = round(columns * how.center_fraction)
     rest = columns - centre
@@ -74,8 +67,8 @@ def random_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np
 
 
 def fixed_mask(columns: int, how: Undersampling, file_name: str) -> NDArray[np.bool_]:
-    """The mask of a file in validation: fastMRI seeds it by the characters of the file's name, suffix included."""
-    return random_mask(columns, how, np.random.RandomState([ord(letter) for letter in file_name]))
+    """The mask of a file in validation: fastMRI seeds it by the file's name, suffix included."""
+    return draw_mask(columns, how, np.random.RandomState([ord(letter) for letter in file_name]))
 
 
 def to_image(kspace: np.ndarray) -> np.ndarray:
@@ -96,24 +89,25 @@ def centre_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return image[..., top : top + height, left : left + width]
 
 
-def undersampled(
+def undersample(
     kspace: np.ndarray, mask: np.ndarray, how: Undersampling
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A slice as the network gets it, and its magnitude in the scanner's units.
+    """Return a slice as the network gets it, and its magnitude in the scanner's units.
 
-    fastMRI subtracts the mean of the zero-filled MAGNITUDE and divides by its standard deviation. A complex image keeps its
-    phase only if nothing is subtracted, so here it is divided by that standard deviation and no more. The number belongs to
-    one slice; nothing of another slice or patient enters.
+    fastMRI subtracts the mean of the zero-filled MAGNITUDE and divides by its standard deviation. A
+    complex image keeps its phase only if nothing is subtracted, so here it is divided by that
+    standard deviation and no more. The number belongs to one slice; nothing of another slice or
+    patient enters.
 
     Args:
         kspace: complex64 [rows, columns].
         mask: bool [columns].
 
     Returns:
-        complex64 [height, width], whose magnitude has standard deviation 1; float32 [height, width], before that division.
+        complex64 [height, width], whose magnitude has standard deviation 1; float32 [height,
+        width], before that division.
     """
     image = centre_crop(to_image(kspace * mask), how.height, how.width)
     magnitude = np.abs(image)
-    return (image / (magnitude.std(ddof=1) + EPS)).astype(np.complex64), magnitude.astype(
-        np.float32
-    )
+    scaled = image / (magnitude.std(ddof=1) + EPS)
+    return scaled.astype(np.complex64), magnitude.astype(np.float32)

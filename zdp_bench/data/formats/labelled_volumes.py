@@ -1,6 +1,6 @@
-"""A task's folder of the decathlon: its volumes with their segmentations, found, paired and held against one another.
+"""Find the volumes of a decathlon task, pair them with their segmentations, compare their headers.
 
-Nothing but names and headers is read; what becomes of the voxels is `msd.py`'s.
+Only names and headers are read; `msd.py` reads the voxels.
 """
 
 from __future__ import annotations
@@ -25,26 +25,35 @@ class Case:
     label: Path
     header: nifti.Header
 
+    @classmethod
+    def announce(cls, thickness: int) -> Case:
+        """A case without files, of so many slices."""
+        return cls("", Path(), Path(), nifti.Header((1, 1, thickness), (1.0, 1.0, 1.0)))
+
     def slices(self, most: int | None) -> np.ndarray:
-        """Indices of the slices that are used: all, or `most` spread evenly from the first to the last."""
+        """Indices of the used slices: all, or `most` spread evenly from the first to the last."""
         count = self.header.shape[2]
         if most is None or most >= count:
             return np.arange(count)
         return np.unique(np.round(np.linspace(0, count - 1, most)).astype(int))
 
 
-def cases(folder: Path) -> list[Case]:
-    """Every labelled volume, by name: from dataset.json where it is, else by the names of the files. Headers are read.
+def find_cases(folder: Path, channel: int = 0) -> list[Case]:
+    """List every labelled volume by name: from dataset.json, or else by the names of the files.
+
+    Args:
+        channel: that each volume must have.
 
     Raises:
-        UserError: folder or files are missing, dataset.json is damaged, or image and segmentation do not belong together.
+        UserError: folder or files are missing, dataset.json is damaged, or image and segmentation
+            do not belong together.
     """
     if not folder.is_dir():
         raise UserError(
-            f"dataset 'msd' expects {folder} with imagesTr/ and labelsTr/. Unpack the task's archive there (see "
-            "datasets/msd.yaml), or use dataset=msd_synthetic."
+            f"dataset 'msd' expects {folder} with imagesTr/ and labelsTr/. Unpack the task's "
+            "archive there (see datasets/msd.yaml), or use dataset=msd_synthetic."
         )
-    pairs = _from_json(folder) if (folder / "dataset.json").is_file() else _from_names(folder)
+    pairs = _pair_by_json(folder) if (folder / "dataset.json").is_file() else _pair_by_name(folder)
     found = []
     for image, label in sorted(pairs):
         for path in (image, label):
@@ -53,49 +62,46 @@ def cases(folder: Path) -> list[Case]:
         header, mask = nifti.read_header(image), nifti.read_header(label)
         if header.shape[:3] != mask.shape[:3]:
             raise UserError(
-                f"{label}: has {list(mask.shape[:3])} voxels, but its image has {list(header.shape[:3])}."
+                f"{label}: has {list(mask.shape[:3])} voxels, but its image has "
+                f"{list(header.shape[:3])}."
             )
+        channels = (*header.shape, 1)[3]
+        if channel >= channels:
+            has = (
+                f"{channels} channels, counted from 0"
+                if channels > 1
+                else "one channel, which is 0"
+            )
+            raise UserError(f"dataset.channel={channel}: {image} has {has}.")
         if not np.allclose(header.spacing, mask.spacing, rtol=1e-2):
             raise UserError(
-                f"{label}: its voxels measure {mask.spacing} mm, but its image's {header.spacing} mm."
+                f"{label}: its voxels measure {mask.spacing} mm, but its image's "
+                f"{header.spacing} mm."
             )
         found.append(Case(nifti.name_of(image), image, label, header))
     if len(found) < 3:
         raise UserError(
-            f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, validate and test."
+            f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, "
+            "validate and test."
         )
     if twice := [name for name, count in Counter(case.name for case in found).items() if count > 1]:
         raise UserError(f"{folder}: volume '{twice[0]}' stands there twice.")
     return found
 
 
-def with_channel(found: list[Case], channel: int) -> list[Case]:
-    """The same cases, each of which has this channel.
-
-    Raises:
-        UserError: one has not.
-    """
-    for case in found:
-        there = (*case.header.shape, 1)[3]
-        if channel >= there:
-            has = f"{there} channels, counted from 0" if there > 1 else "one channel, which is 0"
-            raise UserError(f"dataset.channel={channel}: {case.image} has {has}.")
-    return found
-
-
-def _from_json(folder: Path) -> list[tuple[Path, Path]]:
+def _pair_by_json(folder: Path) -> list[tuple[Path, Path]]:
     path = folder / "dataset.json"
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))["training"]
         return [(folder / str(entry["image"]), folder / str(entry["label"])) for entry in listed]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(
-            f"{path}: does not list its training volumes ({type(error).__name__}); unpack the archive again, or delete the "
-            "file to pair volumes by name."
+            f"{path}: does not list its training volumes ({type(error).__name__}); unpack the "
+            "archive again, or delete the file to pair volumes by name."
         ) from None
 
 
-def _from_names(folder: Path) -> list[tuple[Path, Path]]:
+def _pair_by_name(folder: Path) -> list[tuple[Path, Path]]:
     images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
     labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
     if not images:

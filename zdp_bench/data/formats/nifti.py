@@ -1,8 +1,9 @@
-"""NIfTI volumes: read whole or header only, turned to RAS+ axes, with their spacing; everything broken is refused by name.
+"""NIfTI volumes, turned to RAS+ axes, with their spacing.
 
-A file says in its affine which way each axis runs. Here the first axis always runs to the patient's Right, the second to the
-Anterior, the third to the Superior side, so that `data[:, :, k]` is an axial slice whatever scanner wrote the file. Turning is
-a permutation and flips of voxels: nothing is interpolated.
+A file says in its affine which way each axis runs. Here the first axis always runs to the patient's
+Right, the second to the Anterior, the third to the Superior side, so that `data[:, :, k]` is an
+axial slice whatever scanner wrote the file. Turning is a permutation and flips of voxels: nothing
+is interpolated.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from typing import Any
 
 import numpy as np
 
+from zdp_bench.data.files import require_inside, try_each, visible_files
 from zdp_bench.errors import UserError
 
 MOST_VOXELS = 2**31  # a header that announces more is damaged, or an attack on the memory
-HIPPOCAMPI = "Task04_Hippocampus/imagesTr"  # the decathlon's smallest task: 260 volumes of one contrast, 28 MB
-# Counts up when a file that was accepted is refused, or is read as other voxels: what was made from volumes goes by it.
-# Since 2, a .gz is held to its checksum.
+# The decathlon's smallest task: volumes of one contrast, 28 MB
+HIPPOCAMPI, N_HIPPOCAMPI = "Task04_Hippocampus/imagesTr", 260
+# Counts up when a file that was accepted is refused, or is read as other voxels: caches and derived
+# files go by it. Since 2, a .gz is held to its checksum.
 READING = 2
-PIECE = 2**20  # bytes of what follows the voxels in a stream, read at a time
 WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's scaling
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file announces: shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm."""
+    """Shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm."""
 
     shape: tuple[int, ...]
     spacing: tuple[float, float, float]
@@ -44,29 +46,29 @@ class Volume:
 
 
 def paths_of(folder: Path) -> list[Path]:
-    """The NIfTI files directly in a folder, by name; the `._` files that macOS leaves in archives are none."""
-    return sorted(
-        p
-        for p in folder.glob("*.nii*")
-        if not p.name.startswith(".") and p.name.endswith((".nii", ".nii.gz"))
-    )
+    """List the NIfTI files in a folder, by name; none if there is no folder."""
+    names = (".nii", ".nii.gz")
+    found = visible_files(folder) if folder.is_dir() else []
+    return [path for path in found if path.name.endswith(names)]
 
 
-def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
-    """Every volume of a folder and its header, by name; hidden files (macOS leaves `._*` in archives) do not count.
+def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
+    """Find every volume of a folder, by name, and read its header.
 
     Args:
-        dataset: who asks, for the sentence that says what belongs there.
-        channels: how many each volume must have; None: none, it has three dimensions.
+        dataset: for the error's sentence.
+        channels: how many each volume must have; None: it has three dimensions.
 
     Raises:
-        UserError: there is no such folder, it holds something else, a volume stands there twice, leads out, or has another shape.
+        UserError: there is no such folder, it holds something else, a volume is there twice, is a
+            link that leads out, or has another shape.
     """
     if not folder.is_dir():
         raise UserError(
-            f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no folder."
+            f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no "
+            "folder."
         )
-    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    paths = visible_files(folder)
     if not paths:
         raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
     first: dict[str, Path] = {}
@@ -78,10 +80,7 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
             )
         if (other := first.setdefault(name_of(path), path)) != path:
             raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise UserError(
-                f"{path}: is a link that leads out of {folder}; put the file itself there."
-            )
+        require_inside(path, folder)
         found[path] = read_header(path)
         if (shape := found[path].shape)[3:] != ((channels,) if channels else ()):
             wanted = f"three dimensions and {channels} channels" if channels else "three dimensions"
@@ -89,20 +88,15 @@ def volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Pat
     return found
 
 
-def inspected(
+def check_files(
     folder: Path, dataset: str, channels: int | None = None
 ) -> Iterator[tuple[Path, str]]:
-    """Every volume of a folder, read whole, and what is wrong with it: '' for nothing.
+    """Read every volume of a folder; yield it and what is wrong with it, '' for nothing.
 
     Raises:
-        UserError: see `volumes`.
+        UserError: see `find_volumes`.
     """
-    for path in volumes(folder, dataset, channels):
-        try:
-            read(path)
-            yield path, ""
-        except UserError as error:
-            yield path, str(error)
+    return try_each(find_volumes(folder, dataset, channels), read)
 
 
 def name_of(path: Path) -> str:
@@ -111,7 +105,7 @@ def name_of(path: Path) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """What a file announces; its voxels are not read.
+    """Read what a file announces, without its voxels.
 
     Raises:
         UserError: see `read`.
@@ -120,10 +114,11 @@ def read_header(path: Path) -> Header:
 
 
 def read(path: Path) -> Volume:
-    """A volume of intensities, float32.
+    """Read a volume of intensities, float32.
 
     Raises:
-        UserError: missing, no NIfTI file, not 3 or 4 dimensions, no usable affine, cut off, or with entries that are no numbers.
+        UserError: missing, no NIfTI file, not 3 or 4 dimensions, no usable affine, cut off, or with
+            entries that are no numbers.
     """
     image = _open(path)
     data = _voxels(image, path)
@@ -133,7 +128,7 @@ def read(path: Path) -> Volume:
 
 
 def read_labels(path: Path) -> Volume:
-    """A segmentation, uint8; every voxel must be a whole number from 0 to 255.
+    """Read a segmentation, uint8; every voxel must be a whole number from 0 to 255.
 
     Raises:
         UserError: as `read`, or the voxels are no labels.
@@ -156,7 +151,7 @@ def read_labels(path: Path) -> Volume:
 def write(
     path: Path, data: np.ndarray, spacing: tuple[float, float, float], axes: str = "RAS"
 ) -> None:
-    """Write a volume given on RAS+ axes, stored along `axes` such as LPS; what the synthetic sets are made with."""
+    """Write a volume given on RAS+ axes, stored along `axes` such as LPS."""
     import nibabel
     from nibabel.orientations import axcodes2ornt, ornt_transform
 
@@ -165,7 +160,7 @@ def write(
 
 
 def _open(path: Path) -> Any:
-    """nibabel's image, with axes as stored; voxels are still on disk."""
+    """Open nibabel's image, with axes as stored; voxels are still on disk."""
     import nibabel
 
     if not path.is_file():
@@ -174,13 +169,15 @@ def _open(path: Path) -> Any:
         image = nibabel.load(path)
     except Exception as error:  # nibabel raises whatever its parsers trip over
         raise UserError(
-            f"{path}: is no readable NIfTI file ({type(error).__name__}); it is damaged or something else."
+            f"{path}: is no readable NIfTI file ({type(error).__name__}); it is damaged or "
+            "something else."
         ) from None
     if not isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image):
         raise UserError(f"{path}: is a {type(image).__name__}, and a NIfTI file was expected.")
     if len(image.shape) not in (3, 4) or 0 in image.shape:
         raise UserError(
-            f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, were expected."
+            f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, "
+            "were expected."
         )
     if int(np.prod(image.shape, dtype=np.int64)) > MOST_VOXELS:
         raise UserError(
@@ -195,42 +192,42 @@ def _open(path: Path) -> Any:
 
 
 def _header(image: Any) -> Header:
-    """Shape and spacing on RAS+ axes; lengths of a step are the affine's, which is what the orientation is read from."""
+    """Shape and spacing on RAS+ axes, both by the affine."""
     steps = np.sqrt((np.asarray(image.affine)[:3, :3] ** 2).sum(axis=0))
-    stored_as = np.argsort(
-        _orientation(image)[:, 0]
-    )  # the stored axis that becomes the first, second and third
-    x, y, z = (float(steps[axis]) for axis in stored_as)
-    return Header(
-        tuple(int(image.shape[axis]) for axis in stored_as) + tuple(image.shape[3:]), (x, y, z)
-    )
+    stored = np.argsort(_orientation(image)[:, 0])  # the stored axis that becomes each of R, A, S
+    x, y, z = (float(steps[axis]) for axis in stored)
+    shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
+    return Header(shape, (x, y, z))
 
 
 def _orientation(image: Any) -> np.ndarray:
-    """[3, 2]: for each stored axis, which RAS+ axis it becomes, and 1 or -1 for its direction."""
+    """Return [3, 2]: for each stored axis, the RAS+ axis it becomes, and 1 or -1 for direction."""
     from nibabel.orientations import io_orientation
 
     return io_orientation(image.affine)
 
 
 def _voxels(image: Any, path: Path) -> np.ndarray:
-    """All voxels on RAS+ axes, float32; the only place that reads them."""
+    """Read all voxels, float32 on RAS+ axes."""
     from nibabel.orientations import apply_orientation
 
     try:
-        data = _unpacked(image, path) if path.name.endswith(".gz") else np.asanyarray(image.dataobj)
+        data = _unpack(image, path) if path.name.endswith(".gz") else np.asanyarray(image.dataobj)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(
-            f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or damaged. Unpack it anew."
+            f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or "
+            "damaged. Unpack it anew."
         ) from None
     if data.dtype.kind not in "fiub":
         raise UserError(f"{path}: its voxels are {data.dtype}, not real numbers.")
     return np.ascontiguousarray(apply_orientation(data, _orientation(image)), dtype=np.float32)
 
 
-def _unpacked(image: Any, path: Path) -> np.ndarray:
-    """The voxels of a .gz, as stored. nibabel stops at the last voxel, before the checksum: here the stream is read to its end,
-    where gzip compares it. That is one decompression, and no more memory than the voxels need.
+def _unpack(image: Any, path: Path) -> np.ndarray:
+    """Read the voxels of a .gz, as stored, and check its checksum.
+
+    nibabel stops at the last voxel, before the checksum. Here the stream is read to its end, where
+    gzip compares it: one decompression, and no more memory than the voxels need.
 
     Raises:
         OSError, EOFError, zlib.error: the stream is damaged or cut off.
@@ -238,9 +235,8 @@ def _unpacked(image: Any, path: Path) -> np.ndarray:
     from nibabel.fileholders import FileHolder
 
     with gzip.open(path) as stream:
-        data = np.asanyarray(
-            type(image).from_file_map({"image": FileHolder(fileobj=stream)}).dataobj
-        )
-        while stream.read(PIECE):
+        holder = FileHolder(fileobj=stream)
+        data = np.asanyarray(type(image).from_file_map({"image": holder}).dataobj)
+        while stream.read(2**20):
             pass
     return data

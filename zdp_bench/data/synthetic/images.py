@@ -1,14 +1,15 @@
-"""Generated pictures of ten classes in any shape, real or complex: what stands in for MNIST and its kin where no file is."""
+"""Generated pictures of ten classes in any shape, real or complex."""
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from zdp_bench.data import DatasetInfo, Examples, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data.files import digest
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -16,87 +17,62 @@ VERSION = "synthetic images v1"
 
 
 @register("dataset", "synthetic_images")
-def synthetic_images(
-    root: Path,
-    *,
-    shape: list[int],
-    complex_valued: bool = False,
-    classes: int = 10,
-    train: int = 600,
-    test: int = 200,
-    seed: int = 7,
-) -> Splits:
-    """A smooth random pattern a class, seen through noise: float32 [n, *shape], or complex64 whose imaginary part is another's.
+@dataclass(frozen=True, kw_only=True)
+class SyntheticImages(Dataset):
+    """A smooth random pattern a class, in noise: float32 [n, *shape].
 
-    Raises:
-        UserError: a size that means nothing.
+    With `complex_valued` complex64; the imaginary part is another pattern.
     """
-    _check(shape, classes, train, test)
-    rng = np.random.default_rng(seed)
-    coarse = rng.standard_normal((2, classes, *(max(1, n // 4) for n in shape)))
-    patterns = coarse
-    for axis, n in enumerate(
-        shape
-    ):  # enlarge by repetition: neighbours look alike, as in a picture
-        patterns = np.take(patterns, np.arange(n) * patterns.shape[axis + 2] // n, axis=axis + 2)
 
-    def split(count: int) -> Examples:
-        labels = rng.permutation(np.arange(count) % classes)
-        parts = patterns[:, labels] + 0.7 * rng.standard_normal(
-            (2, count, *shape)
-        )  # [2, n, *shape]
-        pictures = parts[0] + 1j * parts[1] if complex_valued else parts[0]
-        kind = np.complex64 if complex_valued else np.float32
-        return Examples(torch.from_numpy(pictures.astype(kind)), torch.from_numpy(labels))
+    shape: list[int]
+    complex_valued: bool = False
+    classes: int = 10
+    train: int = 600
+    test: int = 200
+    seed: int = 7
 
-    said = f"{VERSION}:{shape}:{complex_valued}:{classes}:{train}:{test}:{seed}"
-    return Splits(
-        split(train),
-        split(test),
-        input_shape=tuple(shape),
-        outputs=classes,
-        provenance="synthetic",
-        digest=hashlib.sha256(said.encode()).hexdigest(),
-        notes=f"generated patterns of {classes} classes in noise, seed {seed}",
-        unit="image",
-    )
+    def __post_init__(self) -> None:
+        shape, classes = self.shape, self.classes
+        rule = "needs at least one size, each at least 1"
+        require(len(shape) > 0 and min(shape) > 0, "dataset.shape", shape, rule)
+        require(classes > 1, "dataset.classes", classes, "must be at least 2")
+        rule = f"must be at least {classes}, so that each class has a record"
+        for key, count in (("train", self.train), ("test", self.test)):
+            require(count >= classes, f"dataset.{key}", count, rule)
 
+    def load(self, root: Path) -> Splits:
+        rng = np.random.default_rng(self.seed)
+        sizes = (max(1, n // 4) for n in self.shape)
+        patterns = rng.standard_normal((2, self.classes, *sizes))
+        for axis, n in enumerate(self.shape, start=2):  # neighbours look alike, as in a picture
+            patterns = np.take(patterns, np.arange(n) * patterns.shape[axis] // n, axis=axis)
 
-def _check(shape: list[int], classes: int, train: int, test: int) -> None:
-    require(
-        len(shape) > 0 and min(shape) > 0,
-        "dataset.shape",
-        shape,
-        "needs at least one size, each at least 1",
-    )
-    require(classes > 1, "dataset.classes", classes, "must be at least 2")
-    for key, count in (("train", train), ("test", test)):
-        require(
-            count >= classes,
-            f"dataset.{key}",
-            count,
-            f"must be at least {classes}, so that each class has a record",
+        def draw(count: int) -> Examples:
+            labels = rng.permutation(np.arange(count) % self.classes)
+            noise = rng.standard_normal((2, count, *self.shape))
+            parts = patterns[:, labels] + 0.7 * noise
+            pictures = parts[0] + 1j * parts[1] if self.complex_valued else parts[0]
+            kind = np.complex64 if self.complex_valued else np.float32
+            return Examples(torch.from_numpy(pictures.astype(kind)), torch.from_numpy(labels))
+
+        options = (self.shape, self.complex_valued, self.classes, self.train, self.test, self.seed)
+        return Splits(
+            draw(self.train),
+            draw(self.test),
+            input_shape=tuple(self.shape),
+            outputs=self.classes,
+            provenance="synthetic",
+            digest=digest(":".join(map(str, (VERSION, *options)))),
+            notes=f"generated patterns of {self.classes} classes in noise, seed {self.seed}",
+            unit="image",
         )
 
-
-@register("outline", "synthetic_images")
-def outline(
-    root: Path,
-    *,
-    shape: list[int],
-    complex_valued: bool,
-    classes: int,
-    train: int,
-    test: int,
-    **_: object,
-) -> DatasetInfo:
-    """As many as asked for."""
-    _check(shape, classes, train, test)
-    return DatasetInfo(
-        train,
-        test,
-        tuple(shape),
-        classes,
-        torch.complex64 if complex_valued else torch.float32,
-        unit="image",
-    )
+    def info(self, root: Path) -> DatasetInfo:
+        return DatasetInfo(
+            train=self.train,
+            test=self.test,
+            input_shape=tuple(self.shape),
+            outputs=self.classes,
+            dtype=torch.complex64 if self.complex_valued else torch.float32,
+            unit="image",
+        )

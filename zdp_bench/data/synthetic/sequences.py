@@ -1,22 +1,23 @@
-"""A stand-in for the decathlon's brains that needs no download: heads in four contrasts, as 4-D NIfTI files in Task01's layout.
+"""A stand-in for the decathlon's brains: heads in four contrasts, in Task01's layout.
 
-They are read by the real adapter. A head is a skull with grey and white matter, two ventricles, and in half of the patients a
-tumour with a rim that takes up contrast agent. What a tissue looks like in each sequence is a table, shaken a little for each
-patient. Every other file is stored with its axes turned, as scanners do.
+They need no download, and are read as the decathlon is. A head is a skull with grey and white
+matter, two ventricles, and in half of the patients a tumour with a rim that takes up contrast
+agent. A table says how bright a tissue is in each sequence; each patient's differs a little. Every
+other file is stored with its axes turned, as scanners do.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from zdp_bench.data import DatasetInfo, Splits
-from zdp_bench.data.files import made_whole
+from zdp_bench.data.files import write_whole
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.mri_sequences import SEQUENCES, check_options, load, parts_of, read_contrasts
+from zdp_bench.data.mri_sequences import SEQUENCES, MriSequences, Patient, SequenceSlices
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -33,8 +34,8 @@ LOOKS = {
 }
 
 
-def head(random: np.random.Generator) -> np.ndarray:
-    """One patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
+def draw_head(random: np.random.Generator) -> np.ndarray:
+    """Draw one patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
     x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in GRID), indexing="ij", sparse=True)
     looks = {
         tissue: np.array(row) * random.uniform(0.85, 1.15, len(SEQUENCES))
@@ -42,7 +43,7 @@ def head(random: np.random.Generator) -> np.ndarray:
     }
     volume = np.zeros((*GRID, len(SEQUENCES)))
 
-    def put(tissue: str, at: tuple[float, float, float], radii: tuple[float, float, float]) -> None:
+    def put(tissue: str, at: tuple[float, ...], radii: tuple[float, ...]) -> None:
         ball = sum(((axis - c) / r) ** 2 for axis, c, r in zip((x, y, z), at, radii, strict=True))
         volume[ball < 1] = looks[tissue]
 
@@ -50,16 +51,11 @@ def head(random: np.random.Generator) -> np.ndarray:
     for tissue, share in (("skull", 1.0), ("grey", 0.9), ("white", 0.72)):
         put(tissue, (0, 0, 0), (wide * share, long * share, 1.6 * share))
     for side in (-1, 1):
-        put(
-            "fluid",
-            (side * 0.15, 0, 0.1),
-            (random.uniform(0.06, 0.1), random.uniform(0.25, 0.35), 0.7),
-        )
+        radii = (random.uniform(0.06, 0.1), random.uniform(0.25, 0.35), 0.7)
+        put("fluid", (side * 0.15, 0, 0.1), radii)
     if random.random() < 0.5:
-        at, across = (
-            (random.uniform(-0.4, 0.4), random.uniform(-0.4, 0.4), random.uniform(-0.3, 0.3)),
-            random.uniform(0.15, 0.25),
-        )
+        at = tuple(random.uniform(-limit, limit) for limit in (0.4, 0.4, 0.3))
+        across = random.uniform(0.15, 0.25)
         put("rim", at, (across, across, 3 * across))
         put("tumour", at, (0.7 * across, 0.7 * across, 2 * across))
     noise = random.normal(0, 20, (2, *volume.shape))
@@ -67,22 +63,15 @@ def head(random: np.random.Generator) -> np.ndarray:
 
 
 def write_set(folder: Path, train: int, test: int, seed: int) -> None:
-    """`train` and `test` patients in Task01's folders, with a dataset.json; whole or not at all."""
-    with made_whole(folder) as partial:
+    """Write patients in Task01's folders, with a dataset.json, all or none."""
+    with write_whole(folder) as partial:
         for name in ("imagesTr", "imagesTs"):
             (partial / name).mkdir()
         for number in range(train + test):
-            path = (
-                partial
-                / ("imagesTr" if number < train else "imagesTs")
-                / f"BRATS_{number + 1:03d}.nii.gz"
-            )
-            nifti.write(
-                path,
-                head(np.random.default_rng([seed, number])),
-                SPACING,
-                axes="LPS" if number % 2 else "RAS",
-            )
+            side = "imagesTr" if number < train else "imagesTs"
+            head = draw_head(np.random.default_rng([seed, number]))
+            axes = "LPS" if number % 2 else "RAS"
+            nifti.write(partial / side / f"BRATS_{number + 1:03d}.nii.gz", head, SPACING, axes)
         about = {
             "name": "synthetic heads",
             "modality": {str(i): name for i, name in enumerate(SEQUENCES)},
@@ -90,57 +79,35 @@ def write_set(folder: Path, train: int, test: int, seed: int) -> None:
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
-def _held(patients: int, size: int, slices: int, test_share: float) -> int:
-    """How many patients are to test on.
-
-    Raises:
-        UserError: an option means nothing.
-    """
-    check_options(size, slices)
-    test = round(test_share * patients)
-    require(2 <= patients <= 1000, "dataset.patients", patients, "must lie between 2 and 1000")
-    require(
-        0 < test < patients,
-        "dataset.test_share",
-        test_share,
-        f"leaves {test} of {patients} patients to test",
-    )
-    return test
-
-
 @register("dataset", "mri_sequences_synthetic")
-def mri_sequences_synthetic(
-    root: Path,
-    *,
-    patients: int = 30,
-    size: int = 32,
-    slices: int = 4,
-    test_share: float = 0.3,
-    seed: int = 0,
-) -> Splits:
-    """Heads, written once under `synthetic/` and read as the decathlon's are: complex64 [1, size, size] of four classes."""
-    test = _held(patients, size, slices, test_share)
-    folder = root / "synthetic" / f"heads-{patients - test}-{test}-{seed}"
-    if not folder.is_dir():
-        write_set(folder, patients - test, test, seed)
-    parts = parts_of(folder, slices, validation_patients=0, split_seed=seed)
-    return load(
-        parts, read_contrasts, "channels", "synthetic", "drawn heads in four contrasts", size=size
-    )
+@dataclass(frozen=True, kw_only=True)
+class MriSequencesSynthetic(SequenceSlices):
+    """Drawn heads, written once under `synthetic/` and read as the decathlon's are."""
 
+    patients: int = 30
+    slices: int = 4
+    test_share: float = 0.3
+    seed: int = 0
 
-@register("outline", "mri_sequences_synthetic")
-def outline(
-    root: Path, *, patients: int, size: int, slices: int, test_share: float, **_: object
-) -> DatasetInfo:
-    """Known before anything is drawn."""
-    each, test = len(SEQUENCES) * min(slices, GRID[2]), _held(patients, size, slices, test_share)
-    shape = (1, size, size)
-    return DatasetInfo(
-        (patients - test) * each,
-        test * each,
-        shape,
-        len(SEQUENCES),
-        torch.complex64,
-        examples_per_patient=each,
-    )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count, test = self.patients, self.test_patients
+        require(2 <= count <= 1000, "dataset.patients", count, "must lie between 2 and 1000")
+        rule = f"leaves {test} of {count} patients to test"
+        require(0 < test < count, "dataset.test_share", self.test_share, rule)
+
+    @property
+    def test_patients(self) -> int:
+        return round(self.test_share * self.patients)
+
+    def load(self, root: Path) -> Splits:
+        train, test = self.patients - self.test_patients, self.test_patients
+        folder = root / "synthetic" / f"heads-{train}-{test}-{self.seed}"
+        if not folder.is_dir():
+            write_set(folder, train, test, self.seed)
+        reader = MriSequences(size=self.size, slices=self.slices, validation_patients=0)
+        return reader.load_folder(folder, "synthetic", "drawn heads in four contrasts")
+
+    def info(self, root: Path) -> DatasetInfo:
+        one, test = Patient.centre(GRID[2], self.slices), self.test_patients
+        return self.describe({"train": [one] * (self.patients - test), "test": [one] * test})

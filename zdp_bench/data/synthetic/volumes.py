@@ -1,21 +1,23 @@
-"""A stand-in for the decathlon's liver task that needs no download: abdominal phantoms as real NIfTI files with a dataset.json,
-read by the real adapter.
+"""A stand-in for the decathlon's liver task: abdominal phantoms as NIfTI files with a dataset.json.
 
-A phantom is an ellipse of soft tissue with spine, spleen and liver in Hounsfield units; shape and contrast belong to the patient,
-half of whom have a tumour in the liver. Every other volume is stored with its axes turned, as scanners do.
+They need no download, and are read as the decathlon is. A phantom is an ellipse of soft tissue with
+spine, spleen and liver in Hounsfield units; shape and contrast belong to the patient, half of whom
+have a tumour in the liver. Every other volume is stored with its axes turned, as scanners do.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from zdp_bench.data import DatasetInfo, Splits
-from zdp_bench.data.files import made_whole
+from zdp_bench.data.files import write_whole
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.msd import Geometry, check_options, load, sizes
+from zdp_bench.data.formats.labelled_volumes import Case
+from zdp_bench.data.msd import Geometry, LabelledSlices
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -24,21 +26,17 @@ SPACING = (5.0, 4.0, 8.0)  # mm; pixels that are not square
 GRID = (64, 64, 16)
 
 
-def abdomen(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(intensities int16 [X, Y, Z] in Hounsfield units, labels uint8: 1 liver, 2 tumour), on RAS+ axes."""
+def draw_abdomen(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw intensities int16 [X, Y, Z] in Hounsfield units, and labels uint8: 1 liver, 2 tumour.
+
+    Both on RAS+ axes.
+    """
     x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in GRID), indexing="ij")
 
     def ball(centre: tuple[float, float, float], radii: tuple[float, float, float]) -> np.ndarray:
-        return (
-            np.sum(
-                [
-                    ((axis - c) / r) ** 2
-                    for axis, c, r in zip((x, y, z), centre, radii, strict=True)
-                ],
-                axis=0,
-            )
-            < 1
-        )
+        axes = zip((x, y, z), centre, radii, strict=True)
+        inside: np.ndarray = np.sum([((axis - c) / r) ** 2 for axis, c, r in axes], axis=0) < 1
+        return inside
 
     wide, deep = draw.uniform(0.8, 0.95), draw.uniform(0.65, 0.8)
     volume = np.full(GRID, -1000.0)
@@ -59,21 +57,17 @@ def abdomen(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_set(folder: Path, volumes: int, seed: int) -> None:
-    """`volumes` phantoms with their segmentations and a dataset.json; whole or not at all."""
+    """Write phantoms with their segmentations and a dataset.json, all or none."""
     listed = []
-    with made_whole(folder) as partial:
+    with write_whole(folder) as partial:
         for name in ("imagesTr", "labelsTr"):
             (partial / name).mkdir()
         for number in range(volumes):
             name = f"liver_{number}.nii.gz"
-            for kind, data in zip(
-                ("imagesTr", "labelsTr"),
-                abdomen(np.random.default_rng([seed, number])),
-                strict=True,
-            ):
-                nifti.write(
-                    partial / kind / name, data, SPACING, axes="LPS" if number % 2 else "RAS"
-                )
+            axes = "LPS" if number % 2 else "RAS"
+            image, labels = draw_abdomen(np.random.default_rng([seed, number]))
+            nifti.write(partial / "imagesTr" / name, image, SPACING, axes)
+            nifti.write(partial / "labelsTr" / name, labels, SPACING, axes)
             listed.append({"image": f"./imagesTr/{name}", "label": f"./labelsTr/{name}"})
         about = {
             "name": "synthetic abdomen",
@@ -83,89 +77,32 @@ def write_set(folder: Path, volumes: int, seed: int) -> None:
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
-def _geometry(size: int) -> Geometry:
-    return Geometry(size, "resize", None, WINDOW, 0)
-
-
-def _sizes(
-    volumes: int,
-    size: int,
-    max_per_patient: int | None,
-    test_per_patient: int | None,
-    validation_share: float,
-    test_share: float,
-) -> tuple[int, int]:
-    """How many volumes are to train and to test on.
-
-    Raises:
-        UserError: an option means nothing.
-    """
-    require(3 <= volumes <= 1000, "dataset.volumes", volumes, "must lie between 3 and 1000")
-    check_options(_geometry(size), max_per_patient, test_per_patient)
-    return sizes(volumes, validation_share, test_share)
-
-
 @register("dataset", "msd_synthetic")
-def msd_synthetic(
-    root: Path,
-    *,
-    volumes: int = 30,
-    size: int = 64,
-    seed: int = 0,
-    max_per_patient: int | None = 16,
-    test_per_patient: int | None = None,
-    validation_share: float = 0.1,
-    test_share: float = 0.2,
-    augment: bool = True,
-) -> Splits:
-    """Phantoms, written once under `synthetic/` and read as the decathlon's volumes are: float32 [1, size, size] and mask."""
-    _sizes(volumes, size, max_per_patient, test_per_patient, validation_share, test_share)
-    folder = root / "synthetic" / f"abdomen-{volumes}-{seed}"
-    if not folder.is_dir():
-        write_set(folder, volumes, seed)
-    return load(
-        folder,
-        "synthetic",
-        _geometry(size),
-        max_per_patient=max_per_patient,
-        test_per_patient=test_per_patient,
-        validation_share=validation_share,
-        test_share=test_share,
-        split_seed=seed,
-        augment=augment,
-    )
+@dataclass(frozen=True, kw_only=True)
+class MsdSynthetic(LabelledSlices):
+    """Phantoms, written once under `synthetic/` and read as the decathlon's volumes are."""
 
+    volumes: int = 30
+    size: int = 64
+    seed: int = 0
+    max_per_patient: int | None = 16
+    validation_share: float = 0.1
+    test_share: float = 0.2
 
-@register("outline", "msd_synthetic")
-def outline(
-    root: Path,
-    *,
-    volumes: int,
-    size: int,
-    max_per_patient: int | None,
-    test_per_patient: int | None,
-    validation_share: float,
-    test_share: float,
-    **_: object,
-) -> DatasetInfo:
-    """Known before anything is drawn."""
-    import torch
+    def __post_init__(self) -> None:
+        count = self.volumes
+        require(3 <= count <= 1000, "dataset.volumes", count, "must lie between 3 and 1000")
+        super().__post_init__()
+        self.count_parts(count)
 
-    train, test = _sizes(
-        volumes, size, max_per_patient, test_per_patient, validation_share, test_share
-    )
-    each, tested = (min(GRID[2], most or GRID[2]) for most in (max_per_patient, test_per_patient))
-    validate = (volumes - train - test) * each
-    square = (1, size, size)
-    return DatasetInfo(
-        train * each,
-        test * tested,
-        square,
-        1,
-        torch.float32,
-        (size, size),
-        torch.uint8,
-        each,
-        validation=validate,
-        unit="volume",
-    )
+    def geometry(self) -> Geometry:
+        return Geometry(self.size, "resize", None, WINDOW, 0)
+
+    def load(self, root: Path) -> Splits:
+        folder = root / "synthetic" / f"abdomen-{self.volumes}-{self.seed}"
+        if not folder.is_dir():
+            write_set(folder, self.volumes, self.seed)
+        return self.load_folder(folder, "synthetic", self.seed)
+
+    def info(self, root: Path) -> DatasetInfo:
+        return self.describe([Case.announce(GRID[2])] * self.volumes, self.seed)

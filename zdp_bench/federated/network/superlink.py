@@ -20,19 +20,18 @@ import torch
 
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import FIRST, SERVER, Context, RecordDict
 from zdp_bench.federated.network.endpoint import RUN, endpoint, node_keys, pem
 from zdp_bench.federated.network.fleet_api import fleet_api, identify
 from zdp_bench.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
-from zdp_bench.registry import lookup
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Watcher
 from zdp_bench.training.run_folder import Outcome, find_or_run
+from zdp_bench.training.setup import load_data
 
 PAUSE = 0.05  # seconds between two checks whether the clients have gone
 GOODBYE = 10.0  # seconds that a server waits for its clients to hear that the run is over
@@ -61,9 +60,7 @@ def run_server(config: Run, watcher: Watcher, device: torch.device, wait: bool) 
             f"with its key: {error}."
         ) from None
     keys = node_keys(config)
-    data: Splits = lookup("dataset", config.dataset.name)(
-        config.data_root, **config.dataset.options
-    )
+    data = load_data(config)
     digest = run_digest(config, data.digest)
 
     def train(home: Path) -> Record:

@@ -1,0 +1,33 @@
+"""What tests of data sets share: their options, and how a refusal reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zdp_bench import assets
+from zdp_bench.data import Dataset
+from zdp_bench.errors import UserError
+from zdp_bench.registry import lookup
+
+
+def dataset(name: str, **changes: Any) -> Dataset:
+    """A data set with the options of its YAML, but for `changes`."""
+    body = assets.read_yaml(assets.group(assets.DATASETS)[name])
+    options = {key: value for key, value in body.items() if key not in ("name", "card")}
+    made: Dataset = lookup("dataset", name)(**options | changes)
+    return made
+
+
+def assert_refused(load: Callable[[], object], names: str, says: str) -> None:
+    """Loading ends in one UserError of one line that names `names` and matches `says`."""
+    with pytest.raises(UserError) as caught:
+        load()
+    sentence = str(caught.value)
+    assert "\n" not in sentence, sentence
+    assert sentence.endswith("."), sentence
+    assert names in sentence, sentence
+    assert re.search(says, sentence), sentence

@@ -1,0 +1,164 @@
+"""Every data set's info is what it then loads, and is known without its files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import write_mini_mnist
+from tests.data.helpers import dataset
+from zdp_bench import assets
+from zdp_bench.data import Dataset, DatasetInfo, Splits, chest_xray
+from zdp_bench.errors import UserError
+
+# What owns examples where no patient is known.
+UNITS = {
+    **dict.fromkeys(
+        ("mnist", "fashion_mnist", "phasemnist", "phase_digits", "cifar10", "synthetic_images"),
+        "image",
+    ),
+    **dict.fromkeys(
+        ("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"
+    ),
+    **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
+    **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(assets.group(assets.DATASETS)))
+def test_every_data_set_is_described_without_its_files(name: str, tmp_path: Path) -> None:
+    info = dataset(name).info(tmp_path)
+    assert info.train > 0 < info.test
+    assert 1 <= info.examples_per_patient <= info.train
+    assert info.unit == UNITS.get(name, "patient")
+    assert not list(tmp_path.iterdir())
+
+
+RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
+    ("phasemnist", {}, (58_142, 10_000, 2)),
+    ("cpsc2018", {}, (1012, 113, 1)),
+    ("cpsc2018", {"positive": "AF"}, (1814, 202, 1)),
+    ("mri_sequences", {"validation_patients": 0}, (38_720, 21_280, 80)),
+    ("mri_sequences_from_volumes", {}, (208 * 80, 52 * 80, 80)),
+    ("fastmri", {}, (34_742, 7_135, 50)),
+    ("msd", {"test_per_patient": 64}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
+    (
+        "msd",
+        {"task": "brain", "validation_share": 0.0, "max_per_patient": 5},
+        (336 * 5, 148 * 64, 5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "counts"), RELEASED)
+def test_without_files_the_counts_are_the_releases(
+    tmp_path: Path, name: str, changes: dict[str, Any], counts: tuple[int, int, int]
+) -> None:
+    info = dataset(name, **changes).info(tmp_path)
+    assert (info.train, info.test, info.examples_per_patient, info.found) == (*counts, False)
+
+
+def assert_described(of: Dataset, root: Path) -> tuple[DatasetInfo, Splits]:
+    """Hold the info to what is loaded: `validate` counts ε by it."""
+    info, splits = of.info(root), of.load(root)
+    assert info.found
+    # The base class describes what was loaded.
+    loaded = type("Loaded", (Dataset,), {"load": lambda self, root: splits})().info(root)
+    assert info == loaded
+    inputs, _ = splits.train.batch(torch.arange(2))
+    assert tuple(inputs.shape[1:]) == info.input_shape
+    if splits.train.groups is not None and info.unit != "image":
+        assert int(splits.train.groups.bincount().max()) == info.examples_per_patient
+    return info, splits
+
+
+K_SPACE = {"height": 8, "width": 8, "slices": 2}
+LOADED: list[tuple[str, dict[str, Any]]] = [
+    ("phase_digits", {"test_share": 0.3}),
+    ("synthetic_images", {"train": 30, "test": 20}),
+    ("cpsc2018_synthetic", {"count": 45, "seconds": 1.1}),
+    (
+        "speech_commands_synthetic",
+        {"words": ["yes", "no"], "clips_per_word": 20, "frame_step": 256, "grid": [9, 5]},
+    ),
+    ("chest_xray_synthetic", {"count": 60, "size": 16}),
+    ("mri_sequences_synthetic", {"patients": 4, "size": 16}),
+    ("msd_synthetic", {"volumes": 5, "size": 16, "test_share": 0.4}),
+    ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
+    ("kspace_phantom", {"patients": 4, "height": 8, "width": 10, "unit": "slice"}),
+    ("cpsc2018", {"test_share": 0.3}),
+    ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "speaker"}),
+    ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "random"}),
+    ("chest_xray", {"size": 16, "max_per_patient": 2, "split_seed": 1}),
+    ("msd", {"size": 16, "max_per_patient": 5, "test_per_patient": 7, "validation_share": 0.2}),
+    ("mri_sequences", {"size": 16, "slices": 3, "validation_patients": 1}),
+    ("mri_sequences", {"size": 16, "slices": 20, "validation_patients": 0}),
+    ("mri_sequences_from_volumes", {"size": 16, "slices": 3}),
+    ("fastmri", {**K_SPACE, "unit": "slice"}),
+    ("fastmri", {**K_SPACE, "unit": "volume"}),
+    ("kspace_from_volumes", {**K_SPACE, "axis": 0, "test_share": 0.4, "split_seed": 1}),
+    ("kspace_from_volumes", {**K_SPACE, "axis": 2, "test_share": 0.4, "split_seed": 1}),
+    (
+        "kspace_from_volumes",
+        {**K_SPACE, "axis": 2, "test_share": 0.4, "split_seed": 1, "unit": "volume"},
+    ),
+    ("cifar10", {"check": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), LOADED)
+def test_the_info_is_what_is_loaded(
+    small_root: Path, tmp_path: Path, name: str, changes: dict[str, Any]
+) -> None:
+    writes = name.endswith(("_synthetic", "phantom")) or name == "kspace_from_volumes"
+    if writes:
+        (tmp_path / "Task04_Hippocampus").symlink_to(small_root / "Task04_Hippocampus")
+    assert_described(dataset(name, **changes), tmp_path if writes else small_root)
+
+
+def test_an_excerpt_is_counted_and_not_the_release(root: Path) -> None:
+    """Eight recordings are eight examples: the release's 1,125 would understate ε thirty-fold."""
+    few = dataset("cpsc2018", test_share=0.3, bad_records="skip")
+    info, _ = assert_described(few, root)
+    assert (info.train, info.test) == (5, 3)
+    with pytest.raises(UserError, match="0 recordings of RBBB and 0 of AF"):
+        dataset("cpsc2018", positive="AF", negative="RBBB").info(root)
+    (root / "CPSC2018" / "cinc2020_wfdb" / "S0002.mat").write_bytes(b"cut")
+    assert assert_described(few, root)[0].train == 4
+
+
+def test_copies_of_films_are_not_counted(root: Path) -> None:
+    films = dataset("chest_xray", size=16)
+    before, _ = assert_described(films, root)
+    one = next((root / chest_xray.FOLDER / "train" / "PNEUMONIA").iterdir())
+    shutil.copy(one, one.with_name("person999_virus_1.jpeg"))
+    after, _ = assert_described(films, root)
+    assert after.train + after.validation == before.train + before.validation
+
+
+@pytest.mark.parametrize("name", ["mnist", "phasemnist"])
+def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
+    write_mini_mnist(tmp_path)
+    assert_described(dataset(name, check=False), tmp_path)
+
+
+REAL: dict[str, dict[str, Any]] = {
+    "phasemnist": {},
+    "cifar10": {"check": False},
+    "cpsc2018": {"positive": "RBBB"},
+    "msd": {"task": "hippocampus", "size": 16},
+    "kspace_from_volumes": {},
+}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_files_are_what_their_info_says(name: str, data_root: Path) -> None:
+    real = dataset(name, **REAL[name])
+    if not real.info(data_root).found:
+        pytest.skip(f"{name} is not under the data root")
+    assert_described(real, data_root)
