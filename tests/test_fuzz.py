@@ -21,7 +21,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import group_options, known_keys
 from zdp_bench.config.schema import GROUPS
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.cost import measured
+from zdp_bench.experiments.cost import measure
 from zdp_bench.registry import lookup, names
 
 FIXED = (
@@ -117,7 +117,7 @@ def one_configuration(words: list[str]) -> None:
             config = parse(compose(["recipe=quickstart", "model.hidden=[4]", *words]))
             if config.trainer.micro_batch is not None and config.trainer.micro_batch < 8:
                 return  # right, and slow
-            measured(config, timed=1)
+            measure(config, timed=1)
         except UserError as error:
             a_sentence(error)
 

@@ -41,7 +41,7 @@ def test_a_step_that_would_take_too_long_is_not_tried(
 def test_what_a_batch_costs_whatever_its_size_is_told_from_what_each_record_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spectral-DP transforms a sum as long for one record as for a hundred: its step is no hundred times that of one record."""
+    """Spectral-DP transforms one sum, whatever the batch size: a step must not scale with it."""
     clock = 0.0
 
     def accumulate(self: object, total: dict[str, Tensor], batch: Batch) -> None:

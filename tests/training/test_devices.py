@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.training.test_run import carry_out, repeatable
+from zdp_bench.config import compose, parse
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
-from zdp_bench.training import devices
-from zdp_bench.training.devices import arithmetic, pick_device, read_ahead, reserve_gpu
+from zdp_bench.training.batches import micro_batches, read_ahead
+from zdp_bench.training.devices import arithmetic, pick_device, reserve_gpu
 
 CPU = torch.device("cpu")
 PRIVATE, PLAIN = SimpleNamespace(private=True), SimpleNamespace(private=False)
@@ -209,9 +212,12 @@ def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(tmp_path: Path) -> Non
 
 
 @pytest.mark.gpu
-def test_pinned_input_arrives_as_it_left() -> None:
+def test_input_arrives_on_the_gpu_as_it_left() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    batch = devices.pinned(torch.device("cuda"))((torch.arange(3.0), torch.arange(3)))
-    assert batch[0].is_pinned()
-    assert torch.equal(batch[0].to("cuda", non_blocking=True).cpu(), torch.arange(3.0))
+    source = Examples(torch.arange(3.0).unsqueeze(1), torch.arange(3))
+    config = parse(compose(["recipe=quickstart"]))
+    ((inputs, targets),) = micro_batches(source, np.arange(3), config, torch.device("cuda"), "key")
+    assert inputs.device.type == targets.device.type == "cuda"
+    assert torch.equal(inputs.cpu(), source.inputs)
+    assert torch.equal(targets.cpu(), source.targets)

@@ -26,9 +26,7 @@ class Source(Protocol):
 
     @property
     def groups(self) -> Tensor | None:
-        """The volume or patient of each example [n], for metrics of whole volumes and for splitting
-        by patient.
-        """
+        """The volume or patient of each example [n], for metrics and for splits."""
 
     @property
     def is_stochastic(self) -> bool:
@@ -107,8 +105,9 @@ class Splits:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What is known of a data set's examples before any is read: from names and headers, or from
-    the release's own numbers.
+    """Counts and shapes of a data set's examples, known before any is read.
+
+    They come from names and headers, or are the release's own numbers.
 
     Attributes:
         train, test, validation: numbers of examples; an upper bound where only reading them tells
@@ -156,9 +155,7 @@ class Dataset:
         raise NotImplementedError
 
     def info(self, root: Path) -> DatasetInfo:
-        """Describe the examples for `zdp-bench validate`; override it to do so without reading
-        them.
-        """
+        """Describe the examples; override it to do so without reading them."""
         splits = self.load(root)
         inputs, targets = splits.train.batch(torch.arange(1))
         return DatasetInfo(

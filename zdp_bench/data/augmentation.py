@@ -1,4 +1,4 @@
-"""Random flips and crops of training images, each decided by its own record's row of uniforms alone."""
+"""Random flips and crops of training images, each decided by its example's row of uniforms."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ AUGMENTATIONS = ("flip", "crop_flip")
 
 
 def augmentation(name: str | None, black: float | Tensor) -> Augment | None:
-    """The augmentation of that name; None for none.
+    """Look up an augmentation; None for none.
 
     Args:
-        name: flip, left to right with probability ½; crop_flip, a crop of the image padded by 4 pixels, then flip.
-        black: what a black pixel is after normalisation, with which images are padded: one number, or one a channel [C, 1, 1].
+        name: flip (left to right with probability ½), or crop_flip (a crop of the image padded by 4
+            pixels, then flip).
+        black: a black pixel after normalisation, for padding: a number, or one a channel [C, 1, 1].
 
     Raises:
         UserError: no augmentation has this name.
@@ -33,20 +34,25 @@ def augmentation(name: str | None, black: float | Tensor) -> Augment | None:
 
 
 def flip(images: Tensor, uniforms: Tensor) -> Tensor:
-    """Each image [B, *, H, W] mirrored left to right where uniforms[:, 0] < ½."""
+    """Mirror each image [B, *, H, W] left to right if uniforms[:, 0] < ½."""
     mirrored = (uniforms[:, 0] < 0.5).view(-1, *[1] * (images.dim() - 1))
     return torch.where(mirrored.to(images.device), images.flip(-1), images)
 
 
 def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
-    """Each image [B, *, H, W] moved by up to 4 pixels down and across, as uniforms[:, 1] and [:, 2] say; what comes in is black."""
+    """Move each image [B, *, H, W] by up to 4 pixels, and fill in black.
+
+    uniforms[:, 1] say how far down, uniforms[:, 2] how far across.
+    """
     height, width = images.shape[-2:]
     corner = (uniforms[:, 1:3] * (2 * PADDING + 1)).long().to(images.device)  # [B, 2], 0 to 8
     rows = corner[:, :1] + torch.arange(height, device=images.device)  # [B, H]
     columns = corner[:, 1:] + torch.arange(width, device=images.device)  # [B, W]
-    record = torch.arange(len(images), device=images.device).view(-1, 1, 1)
+    example = torch.arange(len(images), device=images.device).view(-1, 1, 1)
     padded = F.pad(images - black, (PADDING,) * 4).movedim((-2, -1), (1, 2))  # [B, H + 8, W + 8, *]
-    return padded[record, rows.unsqueeze(2), columns.unsqueeze(1)].movedim((1, 2), (-2, -1)) + black
+    return (
+        padded[example, rows.unsqueeze(2), columns.unsqueeze(1)].movedim((1, 2), (-2, -1)) + black
+    )
 
 
 def crop_and_flip(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:

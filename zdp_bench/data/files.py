@@ -23,9 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a release: its path under the data root, size in bytes, MD5, and its name under a
-    mirror.
-    """
+    """One file of a release: its path under the data root, size in bytes and MD5."""
 
     path: str
     bytes: int
@@ -119,8 +117,8 @@ def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
         raise UserError(f"{path}: {size:,} bytes where {expected.bytes:,} were expected. {advice}")
     if (found := md5(path)) != expected.md5:
         raise UserError(
-            f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released file. "
-            f"{advice}"
+            f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released "
+            f"file. {advice}"
         )
 
 
@@ -270,9 +268,9 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
         else:
             names = ", ".join(Path(f.path).name for f in missing(root, of))
             raise UserError(
-                f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the files "
-                "there by hand, name another folder with paths.data=..., or try `zdp-bench data "
-                f"fetch {of.name}` again."
+                f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
+                "files there by hand, name another folder with paths.data=..., or try "
+                f"`zdp-bench data fetch {of.name}` again."
             )
     return done
 

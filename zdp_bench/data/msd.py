@@ -1,5 +1,4 @@
-"""Medical Segmentation Decathlon tasks as axial slices with a binary mask (Ziller et al. 2021,
-deepee).
+"""Medical Segmentation Decathlon: axial slices with a binary mask (Ziller et al. 2021, deepee).
 
     Task03_Liver/dataset.json, imagesTr/liver_0.nii.gz, labelsTr/liver_0.nii.gz, ...
 
@@ -253,9 +252,7 @@ class Msd(LabelledSlices):
         return self.load_folder(folder, "official" if whole else "derived", self.split_seed)
 
     def info(self, root: Path) -> DatasetInfo:
-        """Count by headers; without volumes, as many as released with the paper's 64 slices
-        each.
-        """
+        """Count by headers; without volumes, as released with the paper's 64 slices each."""
         name, released = TASKS[self.task]
         if holds_any(root / name):
             return self.describe(find_cases(root / name, self.channel), self.split_seed)

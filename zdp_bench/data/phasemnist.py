@@ -1,6 +1,4 @@
-"""PhaseMNIST: complex digits whose imaginary part is a partner image (Ziller et al. 2021, 5.1 and
-A.2.1).
-"""
+"""PhaseMNIST: digits with a partner image as imaginary part (Ziller et al. 2021, 5.1, A.2.1)."""
 
 from __future__ import annotations
 
@@ -49,14 +47,15 @@ class Pairing:
 
 
 def couple_images(labels: np.ndarray, seed: int) -> Pairing:
-    """Pair training images of label L off with images of label 9 − L, each image once: labels [n]
-    -> the pairing.
+    """Pair training images of label L with images of label 9 − L, each image once.
 
     Images a and b of a couple make two examples, a + i·b of label L and b + i·a of label 9 − L. So
-    an image is in exactly two examples, the fewest there can be where every image is some example's
-    real part, and a couple shares them with no other
-    image: a federation can keep it at one node. Images beyond the rarer label's count are left out;
-        the seed chooses them.
+    an image is in exactly two examples, the fewest there can be if every image is some example's
+    real part. A couple shares them with no other image, so a federation can keep it at one node.
+    Images beyond the rarer label's count are left out; the seed chooses them.
+
+    Args:
+        labels: [n]
 
     Raises:
         UserError: no image of any label has a partner.
@@ -72,16 +71,22 @@ def couple_images(labels: np.ndarray, seed: int) -> Pairing:
     real = np.flatnonzero(partner >= 0)
     if not len(real):
         raise UserError(
-            f"no training image of a label L has a partner of label {CLASSES - 1} - L; PhaseMNIST needs both."
+            f"no training image of a label L has a partner of label {CLASSES - 1} - L; PhaseMNIST "
+            "needs both."
         )
     return Pairing(real, partner[real], np.minimum(real, partner[real]), len(labels) - len(real))
 
 
 def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
-    """For each TEST image of label L the index of one with label 9 − L, uniformly with replacement:
-    labels [n] -> indices [n].
+    """Draw a partner of label 9 − L for each TEST image of label L, with replacement.
 
     This is the paper's rule. Nothing protects test images, so one may be many others' partner.
+
+    Args:
+        labels: [n]
+
+    Returns:
+        Indices of the partners [n].
 
     Raises:
         UserError: a label has images and its partner has none.
@@ -93,7 +98,8 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
         pool = np.flatnonzero(labels == CLASSES - 1 - label)
         if len(here) and not len(pool):
             raise UserError(
-                f"no test image of label {CLASSES - 1 - label} is there to pair with those of label {label}."
+                f"no test image of label {CLASSES - 1 - label} is there to pair with those of "
+                f"label {label}."
             )
         if len(here):
             chosen[here] = rng.choice(pool, size=len(here), replace=True)
@@ -101,9 +107,9 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pairing]:
-    """Examples real + i·partner, labelled by the real part: complex64 [n, h, w]. No test image is
-    in a training example.
-    """
+    """Make examples real + i·partner, labelled by the real part: complex64 [n, h, w].
+
+    No test image is in a training example."""
     (pixels, labels), (test_pixels, test_labels) = train, test
     made = couple_images(labels, seed)
     examples = torch.complex(pixels[made.real], pixels[made.partner])

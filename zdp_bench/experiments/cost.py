@@ -1,4 +1,4 @@
-"""What a run would cost here, in seconds and bytes: measured on its own records, or predicted where none may be read."""
+"""What a run would cost here, in seconds and bytes: measured on its own data, or predicted."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
 from zdp_bench.gradients import trust
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.training.batches import MICRO_BATCH
+from zdp_bench.training.build import count_real
 from zdp_bench.training.environment import peak_memory
-from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import descend, sum_contributions
 
 SECONDS = 3.0  # no trial step is begun that would pass this
-FORWARDS = 3  # forward passes that one record's step is worth before any step was timed: its own, and a backward pass of two
+FORWARDS = 3  # a step of one example takes about as long as so many forward passes
 NOISE_SECONDS = 1e-9  # for one number of noise on a CPU core
 MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What all steps of a run take; evaluation comes on top.
+    """The cost of all steps of a run, without its evaluations.
 
     Attributes:
-        bytes: at their most.
-        measured_on: on what the steps were timed, and which.
+        bytes: the peak.
+        measured_on: the device, and what was timed on it.
     """
 
     seconds: float
@@ -43,7 +43,7 @@ class Cost:
 
 
 def measure(config: Run, timed: int = 3) -> Cost:
-    """From a few whole steps on the run's own records and device, which are thrown away: nothing is written.
+    """Time a few whole steps on the run's own data and device; nothing is written.
 
     Raises:
         UserError: the data, the device or the model is not usable.
@@ -57,58 +57,52 @@ def measure(config: Run, timed: int = 3) -> Cost:
         release = setup.algorithm.postprocess(add_noise(total, mechanism, noise, step), divisor)
         descend(dict(setup.model.named_parameters()), setup.optimizer, release)
         clocks.append(time.perf_counter())
-    a_step = min(b - a for a, b in itertools.pairwise(clocks))
-    return Cost(a_step * setup.plan.steps, peak_memory(setup.device), str(setup.device))
+    seconds = min(b - a for a, b in itertools.pairwise(clocks))
+    return Cost(seconds * setup.plan.steps, peak_memory(setup.device), str(setup.device))
 
 
-def predict(
-    config: Run,
-    model: nn.Module,
-    algorithm: Algorithm,
-    plan: Plan,
-    data: DatasetInfo,
-    parameters: int,
-) -> Cost:
-    """Without a record, on the CPU: from a forward pass and steps on random records, one at first, then more, for seconds in all.
+def predict(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
+    """Estimate the cost of so many steps on the CPU, in a few seconds, without any data.
 
-    The bytes are those of weights, gradients, moments, and the activations of one micro-batch; noise is counted, and not drawn.
+    The seconds follow from a forward pass and from steps on growing batches of random examples;
+    noise is counted, not drawn. The bytes are those of weights, gradients, moments and the
+    activations of one micro-batch.
     """
+    config, model, algorithm = setup.config, setup.model, setup.algorithm
     if config.threads:
         torch.set_num_threads(config.threads)
-    expected = max(1, round(plan.sampling.expected_batch_size))
+    parameters = count_real(trainable(model).values())
+    expected = max(1, round(setup.plan.sampling.expected_batch_size))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
-    trust(
-        model
-    )  # its check is made once a run, and takes as long as several steps of a large model
-    activations, spent = _forward(model, data)
-    per_batch, per_record, trial = 0.0, FORWARDS * spent, ", from a forward pass alone"
+    trust(model)  # its check, made once a run, takes as long as several steps of a large model
+    activations, spent = _time_forward(model, data)
+    per_batch, per_example, trial = 0.0, FORWARDS * spent, ", from a forward pass alone"
     before: tuple[int, float] | None = None
     for size in _growing(at_once):
-        if spent + per_batch + per_record * size > SECONDS:
+        if spent + per_batch + per_example * size > SECONDS:
             break
         began = time.perf_counter()
         sum_contributions(
             algorithm, algorithm.mechanism(), [_random_batch(data, size)], torch.device("cpu")
         )
         took = time.perf_counter() - began
-        longer = (
-            (took - before[1]) / (size - before[0]) if before and size > before[0] else per_record
-        )
-        per_record = min(max(0.0, longer), took / size)
-        per_batch = (
-            took - per_record * size
-        )  # Spectral-DP's inverse transforms cost one record what they cost a hundred
+        longer = per_example
+        if before and size > before[0]:
+            longer = (took - before[1]) / (size - before[0])
+        per_example = min(max(0.0, longer), took / size)
+        # Spectral-DP's inverse transforms, for one, cost a batch the same whatever its size.
+        per_batch = took - per_example * size
         before, spent, trial = (size, took), spent + took, ""
     noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
     held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
     threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    a_step = per_batch * math.ceil(expected / at_once) + per_record * expected + noise
-    return Cost(plan.steps * a_step, held, threads + trial)
+    seconds = per_batch * math.ceil(expected / at_once) + per_example * expected + noise
+    return Cost(steps * seconds, held, threads + trial)
 
 
 def _growing(largest: int) -> Iterator[int]:
-    """Batch sizes to try: one twice, for the first time builds what later ones reuse, then two, then four times as many each."""
+    """Yield batch sizes: 1 twice, for the first step builds what others reuse; then 2, 8, …"""
     yield from (1, 1)
     size = 2
     while size < largest:
@@ -130,8 +124,8 @@ def _random_batch(data: DatasetInfo, size: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
-    """(bytes that the layers' outputs take, seconds) of one record's forward pass."""
+def _time_forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
+    """Return one example's forward pass: (bytes of all layers' outputs, seconds)."""
     total = 0
 
     def count(module: nn.Module, entering: object, left: object) -> None:

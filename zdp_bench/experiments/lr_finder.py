@@ -1,12 +1,14 @@
-"""The learning-rate range test (Smith 2017, section 3.3), by which Ziller et al. 2021 (deepee) set theirs, and its cost in ε.
+"""The learning-rate range test (Smith 2017, section 3.3), as in Ziller et al. 2021 (deepee).
 
-The rate grows from step to step, each by the same factor, until the loss explodes; a good rate is where the loss falls fastest.
-Every step is a release of the recipe's own mechanism on the recipe's own training records, so it costs as much as a step of
-training. The loss is that of PUBLIC validation records: the training loss is private, and no ε would cover looking at it.
+The rate grows by the same factor at each step until the loss explodes; a good rate is where the
+loss falls fastest. Each step is a release of the recipe's own mechanism on its own training set, so
+it costs as much ε as a step of training. The loss is that of PUBLIC validation examples: no ε
+covers looking at the training loss.
 
-A run that uses the rate has to count the steps too: `privacy.range_test_steps=N` adds them to every ε of the run. Where the noise
-is calibrated to an ε, test and run are calibrated together: the test takes the noise of a run that counts all its planned steps,
-and that is the number to count, however early it stopped.
+A run that uses the rate has to count these steps: `privacy.range_test_steps=N` adds them to every
+ε of the run. If the noise is calibrated to an ε, it is calibrated for test and run together: the
+test takes the noise of a run that counts all planned steps of the test, and all of them are to be
+counted, however early it stopped.
 """
 
 from __future__ import annotations
@@ -34,23 +36,24 @@ from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
-FEWEST = 3  # steps that have a slope
-WATCHED = 256  # validation records, at most
-EXPLODED = 4.0  # times the best loss so far: nothing is to be learnt beyond
+FEWEST = 3  # steps that a slope needs
+WATCHED = 256  # validation examples, at most
+EXPLODED = 4.0  # the test ends at this multiple of the best loss so far
 SMOOTHING = 0.7  # of the loss, so that single steps do not decide
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a range test saw and what it cost.
+    """The outcome of a range test, and its cost.
 
     Attributes:
-        rates, losses: one a step; the loss after the step, over public validation records.
-        suggested: the rate at which the loss fell fastest; None where it never fell.
-        steps: releases that were made.
-        to_count: what a run after it has to name in `privacy.range_test_steps`.
-        budget: `privacy.max_epsilon`, where it ended the test.
-        epsilon: tight ε of the test alone; epsilon_with_run: of the test and the recipe's whole run after it.
+        rates, losses: one for each step; the loss after it, over public validation examples.
+        suggested: the rate at which the loss fell fastest; None if it never fell.
+        steps: releases of the test.
+        to_count: what a later run has to set as `privacy.range_test_steps`.
+        epsilon: tight ε of the test alone.
+        epsilon_with_run: tight ε of the test and the recipe's whole run after it.
+        budget: `privacy.max_epsilon`, if it ended the test.
     """
 
     rates: list[float]
@@ -70,15 +73,14 @@ def range_test(
     """Try rates from `lowest` to `highest` in so many private steps.
 
     Formal guarantees:
-        - the model changes only through releases of the recipe's mechanism, each in a ledger; its noise is drawn apart from
-          that of any run, so that the two cannot be subtracted;
-        - the losses are those of validation records, which count as public.
-
-        - no step is taken whose tight ε would pass `privacy.max_epsilon`.
+        - the model changes only through releases of the recipe's mechanism, each in a ledger; its
+          noise is independent of any run's, so that the two cannot be subtracted;
+        - the losses are those of validation examples, which count as public;
+        - no step is taken whose tight ε would exceed `privacy.max_epsilon`.
 
     Raises:
-        UserError: the range is none, the data set has no validation records, an earlier test had other noise, or the budget does
-            not pay for three steps.
+        UserError: the range is empty, the data set has no validation examples, an earlier test had
+            other noise, or the budget does not pay for three steps.
     """
     require_central(config, "find-lr")
     require(
@@ -94,30 +96,31 @@ def range_test(
     data = load_data(config)
     if data.validation is None:
         raise UserError(
-            f"a range test watches public validation records, and dataset={config.dataset.name} has none; the loss of training "
-            "records is private."
+            f"a range test watches public validation records, and dataset={config.dataset.name} "
+            "has none; the loss of training records is private."
         )
     watched = _first(data.validation, WATCHED)
     plan = Plan.of(config, len(data.train))
     calibrated = bool(config.privacy.target_epsilon)
     if calibrated and plan.range_test_steps:
         raise UserError(
-            f"privacy.range_test_steps={plan.range_test_steps} with privacy.target_epsilon: each range test would change the noise that "
-            "the tests before it had. Make one test, or give algorithm.noise_multiplier in place of the target."
+            f"privacy.range_test_steps={plan.range_test_steps} with privacy.target_epsilon: each "
+            "range test would change the noise that the tests before it had. Make one test, or "
+            "give algorithm.noise_multiplier in place of the target."
         )
     plan = replace(plan, range_test_steps=steps) if calibrated else plan
     setup = Setup.of(config, data, device, plan)
     setup.check_model()
-    config, model, algorithm = setup.config, setup.model, setup.algorithm
-    mechanism, optimizer = setup.mechanism, setup.optimizer
+    config, mechanism, optimizer = setup.config, setup.mechanism, setup.optimizer
     limit = _affordable(setup, steps)
-    own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"  # no run draws the same noise
+    # No run draws the same noise.
+    own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"
     key = run_key(own, mechanism, foreign_code(config.plugins))
     noise = setup.noise(key)
     rates, losses = [], []
     with tempfile.TemporaryDirectory() as folder, setup.arithmetic():
         ledger = Ledger(Path(folder) / "ledger.jsonl", mechanism, noise.repeatable)
-        training = Training(algorithm, model, optimizer, noise, ledger, limit)
+        training = Training(setup.algorithm, setup.model, optimizer, noise, ledger, limit)
         for step in range(steps):
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
             for group in optimizer.param_groups:
@@ -128,7 +131,7 @@ def range_test(
             except BudgetExceeded:
                 break
             rates.append(rate)
-            losses.append(evaluate(model, setup.task, watched, device)["loss"])
+            losses.append(evaluate(setup.model, setup.task, watched, device)["loss"])
             if not math.isfinite(losses[-1]) or losses[-1] > EXPLODED * min(losses):
                 break
         made = ledger.releases
@@ -165,7 +168,7 @@ def _affordable(setup: Setup, steps: int) -> int | None:
 
 
 def find_steepest(rates: list[float], losses: list[float]) -> float | None:
-    """The rate at which the smoothed loss falls fastest in log rate; None where it never falls."""
+    """Return the rate where the smoothed loss falls fastest in log rate; None if it never does."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     if len(finite) < 3:
         return None
@@ -178,8 +181,8 @@ def find_steepest(rates: list[float], losses: list[float]) -> float | None:
     return rates[best] if slope[best] < 0 else None
 
 
-def _first(records: Examples, most: int) -> Examples:
-    """The first records of a set, as a set."""
+def _first(examples: Examples, most: int) -> Examples:
+    """Return the first examples of a set."""
     rows = slice(0, most)
-    groups = records.groups[rows] if records.groups is not None else None
-    return Examples(records.inputs[rows], records.targets[rows], groups, records.pixels)
+    groups = examples.groups[rows] if examples.groups is not None else None
+    return Examples(examples.inputs[rows], examples.targets[rows], groups, examples.pixels)

@@ -1,16 +1,15 @@
-"""What a recipe would do, without training: model, clipping, sampling, z, every ε, time, memory, and whether its data is there.
+"""Say what a recipe would do without training it: model, clipping, sampling, every ε, cost.
 
-No input is read. The data set's shapes come from its info (names, headers, labels, or the release's counts), the ε from the
-mechanism, the time from one step on random numbers. What is wrong with a recipe is found here in seconds and not after an hour.
+No input is read. Shapes come from the data set's info (names, headers, labels, or the release's
+counts), ε from the mechanism, time from steps on random numbers. Mistakes show in seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
@@ -20,9 +19,8 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.batchnorm import surgery
 from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
-from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.report.papers import check_claims
-from zdp_bench.training.build import build_scheduler
+from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.devices import check_precision, pick_device
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup, build_dataset
@@ -30,7 +28,7 @@ from zdp_bench.training.setup import Setup, build_dataset
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with parameters that train: how one record's gradient of it is bounded."""
+    """A layer with trainable parameters, and how an example's gradient of it is bounded."""
 
     name: str
     kind: str
@@ -40,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Report:
-    """All that can be said of a recipe before it runs."""
+    """What is known of a recipe before it runs."""
 
     recipe: str
     data: dict[str, Any]
@@ -53,10 +51,10 @@ class Report:
 
 
 def validate(config: Run, trial: bool = True) -> Report:
-    """Work out a run that is not made.
+    """Set a run up without its data, and report on it.
 
     Args:
-        trial: whether to time a step on random numbers for the cost.
+        trial: True to time steps on random numbers for the cost.
 
     Raises:
         UserError: the recipe would not run.
@@ -66,16 +64,11 @@ def validate(config: Run, trial: bool = True) -> Report:
     nodes = config.federated.nodes or 1
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     setup = Setup.of(config, data, torch.device("cpu"), plan)
-    config, model, algorithm, mechanism = (
-        setup.config,
-        setup.model,
-        setup.algorithm,
-        setup.mechanism,
-    )
+    config, model = setup.config, setup.model
     build_scheduler(config, setup.optimizer, data)
-    check_precision(config.precision, model, algorithm)
+    check_precision(config.precision, model, setup.algorithm)
     pick_device(config.device)
-    parameters = sum(p.numel() * (2 if p.is_complex() else 1) for p in trainable(model).values())
+    parameters = count_real(trainable(model).values())
     return Report(
         recipe=config.recipe,
         data={
@@ -87,7 +80,7 @@ def validate(config: Run, trial: bool = True) -> Report:
             "records_per_patient": data.examples_per_patient,
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
-        layers=list_layers(model, config, mechanism),
+        layers=list_layers(setup),
         surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
         | {
@@ -97,27 +90,22 @@ def validate(config: Run, trial: bool = True) -> Report:
             "adjacency": plan.sampling.adjacency,
         },
         privacy=predict_privacy(setup, data),
-        cost=predict(
-            config, model, algorithm, replace(plan, steps=nodes * plan.steps), data, parameters
-        )
-        if trial
-        else None,
+        cost=predict(setup, data, nodes * plan.steps) if trial else None,
     )
 
 
-def list_layers(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Layer]:
-    """Every layer with parameters of its own that train."""
-    private, engine = (
-        mechanism.z > 0 or config.algorithm.name != "sgd",
-        config.algorithm.options.get("gradients"),
-    )
+def list_layers(setup: Setup) -> list[Layer]:
+    """Return every layer with trainable parameters of its own."""
+    config, mechanism = setup.config, setup.mechanism
+    private = mechanism.z > 0 or config.algorithm.name != "sgd"
+    engine = config.algorithm.options.get("gradients")
     bound = (
         f"C = {mechanism.blocks[0].bound:g} over all layers"
         if mechanism.joint
         else "a bound of its own"
     )
     found = []
-    for name, module in model.named_modules():
+    for name, module in setup.model.named_modules():
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
         if not own:
             continue
@@ -128,16 +116,16 @@ def list_layers(model: nn.Module, config: Run, mechanism: Mechanism) -> list[Lay
         elif engine == "reference":
             rule = f"torch.func, the whole model at once; {bound}"
         elif (entered := rule_of(module)) is not None:
-            rule = f"book-keeping, {entered.__name__.removeprefix('torch_').replace('_', ' ')}; {bound}"
+            name_of_rule = entered.__name__.removeprefix("torch_").replace("_", " ")
+            rule = f"book-keeping, {name_of_rule}; {bound}"
         else:
             rule = f"torch.func for this layer alone; {bound}"
-        size = sum(p.numel() * (2 if p.is_complex() else 1) for p in own)
-        found.append(Layer(name or "(the model)", type(module).__name__, size, rule))
+        found.append(Layer(name or "(the model)", type(module).__name__, count_real(own), rule))
     return found
 
 
 def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
-    """Return every ε of the whole run, for an example and for a patient; a budget may end it earlier."""
+    """Return every ε of the whole run, of an example and of a patient; a budget may end it."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
     return {

@@ -20,7 +20,12 @@ OPERATIONS_PER_BYTE = 8
 
 
 class Summands(NamedTuple):
-    """What one example's gradient is added up from: `number` products, norms Σ ≤ `mass` [B]."""
+    """What each example's gradient is added up from.
+
+    Attributes:
+        mass: an upper bound on the sum of their norms, [B] in float64.
+        number: how many they are.
+    """
 
     mass: Tensor
     number: int
@@ -37,8 +42,8 @@ class LayerGradient:
     Attributes:
         per_sample: (start, stop) -> gradients of these examples, [stop - start, *shape].
         weighted_sum: real factors c [B] -> Σᵢ cᵢ gᵢ, [*shape].
-        squared_norms: () -> ‖gᵢ‖² [B] in float64, where that takes no gradient formed (a ghost
-            norm), or gradients exist already.
+        squared_norms: () -> ‖gᵢ‖² [B] in float64, if it needs no gradient (a ghost norm) or if
+            gradients exist already.
         per_sample_and_norms: as `per_sample`, with ‖gᵢ‖² [stop - start] in float64.
         summands: () -> what `weighted_sum` adds up; needed unless that is the very numbers that
             `squared_norms` measures. Summands that cancel in a norm leave rounding errors in a sum
@@ -69,7 +74,7 @@ class LayerGradient:
 
 
 def add_calls(calls: list[LayerGradient]) -> LayerGradient:
-    """Return the gradient of a parameter over several calls; norms need the gradients formed."""
+    """Return the gradient of a parameter over all calls; of several only sums have norms."""
     if len(calls) == 1:
         return calls[0]
 
@@ -125,7 +130,10 @@ def weigh(g: Tensor, factors: Tensor) -> Tensor:
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
-    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], lazily conjugated: (gᴴx)‾ suits BLAS."""
+    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], lazily conjugated.
+
+    It is (gᴴx)‾, since BLAS conjugates only what it transposes.
+    """
     return (g.mH @ x).conj()
 
 

@@ -1,4 +1,4 @@
-"""Tasks: what a model is asked, as a loss per record and metrics over a set."""
+"""Tasks: a loss for each example, and metrics over a set."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from torch import Tensor
 
 
 class Task(Protocol):
-    """A loss for training, metrics for the record."""
+    """A loss for training, and metrics for the record of a run."""
 
     headline: str  # the metric that fills a table's cell
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One loss per record, [B]; never a mean, so that per-sample gradients are what they say."""
+        """Return one loss per example, [B]; a mean would make per-sample gradients wrong."""
 
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """Metrics over a whole set, each a fraction or in the unit its name gives.
+        """Measure a whole set; each metric is a fraction or in the unit its name gives.
 
         Args:
-            groups: the volume or patient of each record [n], where the data has them; a task of single records ignores it.
+            groups: the volume or patient of each example [n], for metrics of whole volumes.
         """
 
 
 @runtime_checkable
 class Scoring(Protocol):
-    """A task of two classes whose ROC curves can be compared record by record."""
+    """A task of two classes whose ROC curves can be compared example by example."""
 
     def scores(self, outputs: Tensor) -> np.ndarray:
-        """One number a record [n], higher for class 1."""
+        """Return one number per example [n], higher for class 1."""
 
 
 @runtime_checkable
 class Condensing(Protocol):
-    """A task that needs little of each output: its `metrics` takes what `condense` made of the batches, put together."""
+    """A task whose `metrics` takes the concatenated results of `condense`."""
 
     def condense(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """[B, ...] -> [B, few], on the outputs' device."""
+        """Reduce [B, ...] to [B, few], on the outputs' device."""

@@ -18,12 +18,12 @@ from zdp_bench.registry import register
 class BinaryClassification:
     """Logits [B, 1], targets 0 or 1 [B].
 
-    A magnitude as the logit (|z| before the sigmoid, as in Ziller et al. 2021, A.2.2) never says less than one half; the ROC
-    curve does not mind, accuracy at one half does.
+    With a magnitude as the logit (|z| before the sigmoid, as in Ziller et al. 2021, A.2.2) no
+    probability is below one half: accuracy suffers, the ROC curve does not.
 
     Args:
-        weights: of the loss of class 0 and of class 1; null: 1 and 1. Taken from training records they would be private, so they
-            are constants of the recipe.
+        weights: of the loss of class 0 and of class 1; null: 1 and 1. Computed from training
+            examples they would need an ε, so they are constants of the recipe.
 
     Raises:
         UserError: the weights are not two positive numbers.
@@ -32,32 +32,25 @@ class BinaryClassification:
     headline = "roc_auc"
 
     def __init__(self, *, weights: list[float] | None = None) -> None:
-        require(
-            weights is None or (len(weights) == 2 and min(weights) > 0),
-            "task.weights",
-            weights,
-            "must be two positive numbers",
-        )
+        positive = weights is None or (len(weights) == 2 and min(weights) > 0)
+        require(positive, "task.weights", weights, "must be two positive numbers")
         self.weights = torch.tensor(weights or [1.0, 1.0])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = F.binary_cross_entropy_with_logits(
-            outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none"
-        )  # [B]
+        logits, truth = outputs.squeeze(-1), targets.to(outputs.dtype)
+        loss = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")  # [B]
         return loss * self.weights.to(loss)[targets.long()]
 
     def scores(self, outputs: Tensor) -> np.ndarray:
-        """One number a record [n], higher for class 1: what ROC curves are drawn and compared from."""
         return outputs.squeeze(-1).cpu().numpy()
 
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        scores, truth = outputs.squeeze(-1).cpu().numpy(), targets.cpu().numpy()
+        scores, truth = self.scores(outputs), targets.cpu().numpy()
+        both = len(set(truth.tolist())) == 2
         return {
-            "roc_auc": float(roc_auc_score(truth, scores))
-            if len(set(truth.tolist())) == 2
-            else math.nan,  # needs both classes
+            "roc_auc": float(roc_auc_score(truth, scores)) if both else math.nan,
             "accuracy": float(accuracy_score(truth, scores > 0)),
             "loss": float(self.loss(outputs, targets).mean()),
         }

@@ -18,7 +18,8 @@ METRICS = ("accuracy", "roc_auc")
 class Classification:
     """Softmax cross-entropy over real logits [B, classes]; targets are class indices [B].
 
-    ROC-AUC is the macro average of one class against the rest, by softmax scores; NaN where a class is not in the set.
+    ROC-AUC is the macro average of one class against the rest, by softmax scores; NaN if a class is
+    missing.
 
     Raises:
         UserError: `headline` is no metric of this task.
@@ -38,10 +39,11 @@ class Classification:
         truth, classes = targets.cpu().numpy(), outputs.shape[1]
         scores = outputs.double().softmax(dim=1).cpu().numpy()
         complete = len(set(truth.tolist())) == classes and classes > 2
+        area = math.nan
+        if complete:
+            area = float(roc_auc_score(truth, scores, multi_class="ovr", average="macro"))
         return {
             "accuracy": float(accuracy_score(truth, scores.argmax(axis=1))),
-            "roc_auc": float(roc_auc_score(truth, scores, multi_class="ovr", average="macro"))
-            if complete
-            else math.nan,
+            "roc_auc": area,
             "loss": float(self.loss(outputs, targets).mean()),
         }

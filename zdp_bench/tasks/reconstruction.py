@@ -1,7 +1,8 @@
-"""Image reconstruction: L1 on the magnitude; NMSE, PSNR and SSIM by fastMRI's definition on whole volumes.
+"""Image reconstruction: L1 on the magnitude; NMSE, PSNR and SSIM of volumes as in fastMRI.
 
-Zbontar et al. 2018 (arXiv:1811.08839), section 5.2; their code: a volume's metrics over all of its slices together, PSNR and SSIM
-with the volume's largest value as data range, SSIM the mean over slices; then the mean over volumes.
+Zbontar et al. 2018 (arXiv:1811.08839), section 5.2, and their code: a volume's metrics are over all
+of its slices together, PSNR and SSIM with the volume's largest value as data range, SSIM as the
+mean over slices; then the mean over volumes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
 
 
 def scale(targets: Tensor) -> Tensor:
-    """[..., 1, 1]: the unit of a slice's input and output, the standard deviation of its zero-filled magnitude."""
+    """Return the unit of each slice [..., 1, 1]: its zero-filled magnitude's standard deviation."""
     return targets[..., 1, :, :].std(dim=(-2, -1), keepdim=True) + EPS
 
 
 @register("task", "reconstruction")
 class Reconstruction:
-    """Magnitudes [B, 1, H, W] in units of the slice, targets [B, 2, H, W]: the reference and the zero-filled magnitude in the
-    scanner's units. Where a record is a volume both are [B, slices, ...], and its loss is the mean over its slices.
+    """Magnitudes [B, 1, H, W] in units of the slice, against references in the scanner's units.
+
+    Targets [B, 2, H, W] are the reference and the zero-filled magnitude. If an example is a volume,
+    both are [B, slices, ...], and its loss is the mean over its slices.
     """
 
     headline = "ssim"
@@ -38,17 +41,16 @@ class Reconstruction:
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """NMSE, PSNR in dB, SSIM, and each for the zero-filled image that is the network's input.
+        """Return NMSE, PSNR in dB, SSIM, and each for the zero-filled image, the network's input.
 
         Args:
-            groups: the volume of each slice; without, each record is one.
+            groups: the volume of each slice; None: each example is one.
         """
         found: list[dict[str, float]] = []
         answers = outputs[..., 0, :, :] * scale(targets)
         for chosen in _volumes(len(targets), groups):
-            reference, zero_filled = (
-                targets[chosen].flatten(0, -4).double().unbind(dim=1)
-            )  # each [slices, H, W]
+            pair = targets[chosen].flatten(0, -4).double()  # [slices, 2, H, W]
+            reference, zero_filled = pair.unbind(dim=1)
             answer = answers[chosen].flatten(0, -3).double()
             ours = volume_metrics(reference.numpy(), answer.numpy())
             baseline = volume_metrics(reference.numpy(), zero_filled.numpy())
@@ -57,25 +59,28 @@ class Reconstruction:
         return means | {"loss": float(self.loss(outputs, targets).mean())}
 
     def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
-        """Reference, zero-filled and reconstructed magnitude [H, W] of the slice in the middle of the test set, for a figure."""
+        """Return the test set's middle slice for a figure.
+
+        Returns:
+            Reference, zero-filled and reconstructed magnitude, each [H, W].
+        """
         middle = len(targets) // 2
-        reference, zero_filled = (
-            targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
-        )
+        pair = targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
+        reference, zero_filled = pair
         answer = (outputs[..., 0, :, :] * scale(targets))[middle].reshape(-1, *reference.shape)[-1]
         named = {"reference": reference, "zero_filled": zero_filled, "reconstruction": answer}
         return {name: image.numpy() for name, image in named.items()}
 
 
 def _volumes(count: int, groups: Tensor | None) -> Iterator[Tensor]:
-    """The records of one volume after another, as indices."""
+    """Yield the indices of the examples of one volume after another."""
     of = torch.arange(count) if groups is None else groups
     for volume in of.unique():
         yield torch.nonzero(of == volume).flatten()
 
 
 def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:
-    """NMSE, PSNR and SSIM of one volume, float [slices, H, W]; higher is better but for NMSE."""
+    """Return NMSE, PSNR and SSIM of one volume, float [slices, H, W]."""
     largest = reference.max()
     ssim = [
         structural_similarity(a, b, data_range=largest)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,11 +17,12 @@ from zdp_bench.data import N_UNIFORMS, Augment, Source
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
-from zdp_bench.training.devices import pinned, read_ahead
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size
 
 MICRO_BATCH = 2048
+
+T = TypeVar("T")
 
 
 def micro_batches(
@@ -46,7 +50,7 @@ def micro_batches(
             torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
         )
     indices = ranks.take_share(indices)
-    pin, prefetch = pinned(device), config.execution.prefetch
+    on_gpu, prefetch = device.type == "cuda", config.execution.prefetch
 
     def piece(cut: slice) -> Batch:
         own = uniforms[cut]
@@ -55,16 +59,32 @@ def micro_batches(
         )
         inputs = augment(inputs, own) if augment else inputs
         targets = augment_targets(targets, own) if augment_targets else targets
-        return pin((inputs, targets))
+        # A GPU fetches pinned memory by itself, while it computes.
+        return (inputs.pin_memory(), targets.pin_memory()) if on_gpu else (inputs, targets)
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
-        count = (device.type == "cuda") if prefetch is None else prefetch
+        count = on_gpu if prefetch is None else prefetch
         for inputs, targets in read_ahead(pieces, count):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     fixed = config.trainer.micro_batch
     size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
     return MicroBatches(len(indices), piece, size, placed)
+
+
+def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
+    """Yield the values in order, while another thread reads up to `count` of them ahead."""
+    if count < 1:
+        yield from values
+        return
+    end: Any = object()
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(1, "input", initializer=torch.set_num_threads, initargs=(1,)) as reader:
+        waiting = deque(reader.submit(next, values, end) for _ in range(count))
+        torch.set_num_threads(threads)  # the reader's own count would hold for later threads
+        while (value := waiting.popleft().result()) is not end:
+            waiting.append(reader.submit(next, values, end))
+            yield value
 
 
 def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
@@ -233,3 +233,8 @@ def build_scheduler(
     except (ValueError, TypeError) as error:
         raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None
     return schedule
+
+
+def count_real(parameters: Iterable[nn.Parameter]) -> int:
+    """Return how many real numbers the parameters hold: two for each complex entry."""
+    return sum(p.numel() * (2 if p.is_complex() else 1) for p in parameters)

@@ -1,4 +1,4 @@
-"""A run's last good state, written whole or not at all, so that a killed run goes on where it stood."""
+"""A run's last saved state, from which a killed run goes on. It is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,23 +23,28 @@ _FORMAT = 2  # of the file
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on: sampling and noise need nothing, for they are functions of (key, step)."""
+    """What a run needs to go on. Sampling and noise are functions of (key, step): no state.
 
-    run: str  # the run's digest: a checkpoint of another run is refused
-    step: int  # steps done
+    Attributes:
+        run: the run's digest; a checkpoint of another run is refused.
+        step: steps that are done.
+        scheduler: empty without a schedule.
+        nodes: what a federation's server knows of each node.
+    """
+
+    run: str
+    step: int
     model: dict[str, Any]
     optimizer: dict[str, Any]
     ledger: Position
     epochs: list[dict[str, Any]]
-    scheduler: dict[str, Any] = field(default_factory=dict)  # empty where there is none
-    nodes: dict[int, dict[str, Any]] = field(
-        default_factory=dict
-    )  # what a federation's server knows of each node
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
     ) -> None:
-        """Put model, optimiser and scheduler back where they stood."""
+        """Set model, optimiser and scheduler to the saved state."""
         model.load_state_dict(self.model)
         optimizer.load_state_dict(self.optimizer)
         if scheduler:
@@ -47,7 +52,7 @@ class Checkpoint:
 
 
 def state_digest(*states: dict[str, Any]) -> str:
-    """SHA-256 of the state dictionaries of model, optimiser and schedule, bit for bit, on whatever device they lie."""
+    """Return the SHA-256 of state dictionaries, bit for bit, whatever device they are on."""
     chain = hashlib.sha256()
 
     def take(node: Any) -> None:
@@ -78,7 +83,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest],
         "format": _FORMAT,
     }
-    whole = io.BytesIO()  # first, because torch tells of a full disk in words of its own
+    whole = io.BytesIO()  # because torch hides the reason why a file cannot be written
     torch.save(body, whole)
     partial = path.with_suffix(".partial")
     try:
@@ -88,30 +93,27 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
-        partial.unlink(missing_ok=True)  # a full disk has no room for halves
+        partial.unlink(missing_ok=True)
         raise
 
 
 def load(path: Path, run: str) -> Checkpoint | None:
-    """The checkpoint at `path`, or None where there is none.
+    """Return the checkpoint at `path`, or None if there is none.
 
     Raises:
         UserError: it is damaged or belongs to another run.
     """
     if not path.exists():
         return None
-    # OSError is torch's too, for a file cut short: it seeks where nothing is.
     advice = "Delete the run's folder, or add force=true, to start it anew."
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # torch warns of odd pickle protocols before it refuses them
+        with warnings.catch_warnings(action="ignore"):  # of odd pickle protocols
             body = torch.load(path, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
         if body.pop("format") != _FORMAT:
             raise ValueError("another format")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
-    except (
+    except (  # OSError too: torch seeks past the end of a file that was cut short
         RuntimeError,
         pickle.UnpicklingError,
         EOFError,

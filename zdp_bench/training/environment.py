@@ -1,4 +1,4 @@
-"""What a run was made on and with: device, versions, code, commit, memory."""
+"""The machine and the software of a run: device, versions, code, commit, memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a run was made on and with."""
+    """Return the section of a record that names device, threads, versions and commit."""
     named = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
     return {
         "device": torch.cuda.get_device_name(device)
@@ -44,7 +44,7 @@ def _version(name: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout this code runs from, `-dirty` when its code was changed; None for an installed package."""
+    """Return the checkout's commit, with `-dirty` if its code was changed; None if installed."""
     root = CONF.parent
 
     def git(*arguments: str) -> str:
@@ -62,9 +62,10 @@ def git_commit() -> str | None:
 
 
 def foreign_code(used: Plugins) -> str:
-    """Name the code a run is computed with: this package's version and a digest of the plug-ins' files.
+    """Return this package's version and a digest of the files of plug-ins from other packages.
 
-    Not a digest of this package's files: a run repeats bit for bit from one commit to the next, as long as no number changes.
+    This package's own files are left out: a run repeats bit for bit from one commit to the next, as
+    long as no number changes.
     """
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
@@ -72,9 +73,9 @@ def foreign_code(used: Plugins) -> str:
 def execution_digest(
     used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool
 ) -> str:
-    """Name everything that decides the bits of a step, beside its key and the state it starts from; SHA-256.
+    """Return the SHA-256 of all that decides a step's bits, beside its key and starting state.
 
-    Empty on a GPU without `execution.deterministic`: there no step can be repeated bit for bit.
+    It is empty on a GPU without `execution.deterministic`, where no step repeats bit for bit.
     """
     if device.type != "cpu" and not deterministic:
         return ""
@@ -101,7 +102,7 @@ def execution_digest(
 
 @cache
 def _digest_of(packages: tuple[str, ...]) -> str:
-    """SHA-256 of all Python files of top-level packages or modules that are imported, by their path within."""
+    """Return the SHA-256 of the paths and contents of all Python files of imported packages."""
     chain = hashlib.sha256()
     for name in packages:
         module = sys.modules[name]
@@ -119,7 +120,7 @@ def _sha256(path: Path) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes: allocated on the GPU, resident on the CPU."""
+    """Return the peak in bytes: allocated on the GPU, resident on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     kilo = 1 if os.uname().sysname == "Darwin" else 1024

@@ -1,4 +1,4 @@
-"""A model on a whole public set: its outputs, its metrics, and what a run's folder keeps of them."""
+"""Evaluate a model on a whole public set, and write what a run's folder keeps of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.tasks import Condensing, Scoring, Task
 
-WATCHED = 50  # steps: after so many, a run looks whether it has diverged, and not at the end of an epoch only
+WATCHED = 50  # steps between two checks for divergence, beside the evaluation of each epoch
 EVALUATION_BATCH = 1000
-EVALUATION_NUMBERS = (
-    2**21
-)  # fewer records at once where they are images: a U-Net's maps take 64 times as much as its input
+EVALUATION_NUMBERS = 2**21  # in the inputs of a batch: a U-Net's maps take 64 times as much
 
 
 def step_schedule(
@@ -28,7 +26,7 @@ def step_schedule(
     validation: Source | None,
     device: torch.device,
 ) -> None:
-    """Step the schedule; `reduce_on_plateau` watches the loss over validation examples, which are public."""
+    """Step the schedule; `reduce_on_plateau` watches the loss over public validation examples."""
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         assert validation is not None
         scheduler.step(evaluate(model, task, validation, device)["loss"])
@@ -39,7 +37,7 @@ def step_schedule(
 def evaluate(
     model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
 ) -> dict[str, float]:
-    """The task's metrics over a whole set; of outputs that are no finite numbers there is but a loss, and it is NaN."""
+    """Return the task's metrics over a whole set; of outputs with NaN or ∞ only a loss, of NaN."""
     outputs, targets = predict(model, task, test, device, size)
     if not torch.isfinite(outputs).all():
         return {"loss": math.nan}
@@ -49,25 +47,26 @@ def evaluate(
 def refuse_divergence(
     metrics: dict[str, float], epoch: int | None, step: int, rate: object
 ) -> None:
-    """End a run whose model answers with no finite numbers any more: no step leads back from there.
+    """End a run whose model answers with NaN or ∞: no step leads back from there.
 
     Raises:
-        UserError: it does.
+        UserError: the loss is not finite.
     """
     if not math.isfinite(metrics.get("loss", 0.0)):
         at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
-            f"diverged at {at}: the model's outputs or loss are no finite numbers any more. Lower optimizer.lr (it is {rate}), "
-            "the noise or the bound. Nothing is recorded, but the steps stay counted in the run's ledger."
+            f"diverged at {at}: the model's outputs or loss are no finite numbers any more. Lower "
+            f"optimizer.lr (it is {rate}), the noise or the bound. Nothing is recorded, but the "
+            "steps stay counted in the run's ledger."
         )
 
 
 @torch.no_grad()
 def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> bool:
-    """Whether the model answers one record of a public set with finite numbers.
+    """True if the model's outputs for one example of a public set are finite.
 
-    A single forward pass, and on a GPU a wait for it: cheap, but not at every step. The loss of a step would cost less and tell
-    more, but of training records, which no ε covers; and the parameters may be finite where nothing that comes out is.
+    That takes a forward pass, and on a GPU a wait, so it is not done at every step. The loss of a
+    step would be cheaper, but it comes from training examples, and no ε covers looking at it.
     """
     model.eval()
     output = model(test.batch(torch.arange(1))[0].to(device))
@@ -79,9 +78,10 @@ def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> 
 def predict(
     model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
 ) -> Batch:
-    """The model's outputs over a whole set, [n, ...], and the targets beside them, at most `size` records at a time.
+    """Return outputs [n, ...] and targets over a whole set, `size` examples at a time.
 
-    A task with maps condenses its outputs batch by batch, and needs no targets afterwards: then neither piles up in memory.
+    A `Condensing` task reduces its outputs batch by batch and needs no targets afterwards, so that
+    whole maps do not pile up in memory.
     """
     model.eval()
     one = max(1, test.batch(torch.arange(min(1, len(test))))[0].numel())
@@ -89,15 +89,11 @@ def predict(
     outputs, kept = [], []
     for part in torch.arange(len(test)).split(at_once):
         inputs, targets = test.batch(part)
-        answer = model(inputs.to(device))
-        outputs.append(
-            (
-                task.condense(answer, targets.to(device))
-                if isinstance(task, Condensing)
-                else answer
-            ).cpu()
-        )
-        kept.append(targets[:0] if isinstance(task, Condensing) else targets)
+        output = model(inputs.to(device))
+        if isinstance(task, Condensing):
+            output, targets = task.condense(output, targets.to(device)), targets[:0]
+        outputs.append(output.cpu())
+        kept.append(targets)
     model.train()
     return torch.cat(outputs), torch.cat(kept)
 
@@ -105,10 +101,10 @@ def predict(
 def evaluate_trained(
     home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int
 ) -> dict[str, float]:
-    """The trained model on the test set; what the task keeps of it beside the metrics is written into the run's folder."""
+    """Return the trained model's test metrics; write its scores, or an example, into the folder."""
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):
         records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
-    if example := getattr(task, "example", None):  # something to look at, of the test set
+    if example := getattr(task, "example", None):
         records.write_arrays(home / "example.npz", example(outputs, targets))
     return task.metrics(outputs, targets, test.groups)

@@ -1,7 +1,8 @@
-"""What ends a run from outside, and how it is told: SIGTERM, ctrl-C, a disk that is full.
+"""What ends a run from outside: SIGTERM, ctrl-C, a full disk.
 
-A signal lets the step under way come to its end; then the run saves and leaves with an exit code of its own (`EXIT_CODES`), and
-the same command goes on at that very step. A second ctrl-C leaves at once: what the last checkpoint holds is kept.
+After a signal the current step is finished, the run is saved, and the process exits with a code of
+its own (`EXIT_CODES`); the same command goes on at that step. A second ctrl-C exits at once, and
+the last checkpoint stays.
 """
 
 from __future__ import annotations
@@ -17,25 +18,21 @@ from types import FrameType
 
 from zdp_bench.errors import UserError
 
-# What a process that was asked to stop exits with, its state saved. 75 is sysexits' EX_TEMPFAIL, 'try again later': a shell gives
-# 143 for any process that SIGTERM ended, saved or not, so that one would say nothing.
+# Exit codes of a process that was asked to stop and has saved its state. 75 is EX_TEMPFAIL, "try
+# again later"; a shell's 143 stands for any process that SIGTERM ended, saved or not.
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 
-# A write failed for what a user can mend; reading gives none of these but the last two.
-UNWRITABLE = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EIO,
-    errno.EACCES,
-    errno.EPERM,
-}
+# Reasons for a failed write that a user can remove.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+UNWRITABLE = {*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 class Stopped(BaseException):
-    """A signal asked the process to stop, and it has saved what it had; no `Exception`, so that a sweep stops too."""
+    """A signal asked the process to stop, and its state is saved.
+
+    This is not an `Exception`, so that a sweep stops too.
+    """
 
     def __init__(self, by: int) -> None:
         super().__init__(by)
@@ -46,12 +43,15 @@ class Stopped(BaseException):
         return EXIT_CODES.get(signal.Signals(self.by), 128 + self.by)
 
     def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.by).name}; all is saved, and the same command goes on from here"
+        name = signal.Signals(self.by).name
+        return f"stopped by {name}; all is saved, and the same command goes on from here"
 
 
 def find_stop(error: BaseException) -> Stopped | None:
-    """The stop that an error came of. A signal in the middle of a library's work may leave that in pieces (of OmegaConf, a list
-    with a hole in it), and what the library then raises covers it."""
+    """Return the `Stopped` that led to an error, if one did.
+
+    A signal may interrupt a library (OmegaConf, for one) so that it raises an error of its own.
+    """
     under: BaseException | None = error
     while under is not None and not isinstance(under, Stopped):
         under = under.__context__
@@ -60,9 +60,10 @@ def find_stop(error: BaseException) -> Stopped | None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Within, SIGTERM and the first ctrl-C only raise a flag; yields what reads it: the signal's number, or 0.
+    """Have SIGTERM and the first ctrl-C only set a flag.
 
-    Outside the main thread, where Python takes no signals, the flag is never raised.
+    Yields a function that returns the signal's number, or 0. Outside the main thread, where Python
+    receives no signals, it is always 0.
     """
     asked = 0
 
@@ -85,7 +86,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Within, and outside of any run, SIGTERM raises `Stopped`: there is nothing to save."""
+    """Have SIGTERM raise `Stopped` outside of runs, where there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
@@ -103,10 +104,10 @@ def stop_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def explain_write_errors(home: Path) -> Iterator[None]:
-    """Around all that writes into a run's folder: a write that fails is one sentence, and says what is kept.
+    """Turn a failed write into a run's folder into one sentence that says what is kept.
 
     Raises:
-        UserError: the disk is full, over its quota or not to be written to.
+        UserError: the disk is full, over its quota, or cannot be written to.
     """
     try:
         yield
@@ -119,23 +120,23 @@ def explain_write_errors(home: Path) -> Iterator[None]:
         if error.errno not in UNWRITABLE:
             raise
         raise UserError(
-            f"{where}: {error.strerror}. Nothing that was saved is lost: once {home.parent} can be written to, the same command "
-            "goes on from the last checkpoint."
+            f"{where}: {error.strerror}. Nothing that was saved is lost: once {home.parent} can be "
+            "written to, the same command goes on from the last checkpoint."
         ) from None
 
 
 def explain_os_error(error: OSError) -> UserError | None:
-    """What a person can do about a path that the system refuses; None where the error names no path, and so says nothing."""
+    """Return a sentence about the path that the system refuses; None if the error names none."""
     if not error.filename or not error.strerror:
         return None
     return UserError(
-        f"{error.filename}: {error.strerror}. Mend that or name another place (paths.results, paths.data, --results); nothing "
-        "that was saved is lost."
+        f"{error.filename}: {error.strerror}. Mend that or name another place (paths.results, "
+        "paths.data, --results); nothing that was saved is lost."
     )
 
 
 def require_writable(folder: Path) -> None:
-    """Try whether `folder` can be written to or made, and leave nothing behind: before the work, not after it.
+    """Check before the work that `folder` can be written to or made; leave nothing behind.
 
     Raises:
         UserError: it cannot.

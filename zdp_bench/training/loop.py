@@ -30,7 +30,7 @@ from zdp_bench.training.setup import ModelSetup
 
 
 class Watcher(Protocol):
-    """Follows a run. It gets nothing that costs privacy: nothing computed from training examples."""
+    """Follows a run. Nothing it gets costs privacy, or was computed from training examples."""
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...

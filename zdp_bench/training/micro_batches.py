@@ -25,7 +25,7 @@ SHARE, PASSES = 0.5, 2
 
 @dataclass
 class Size:
-    """How many examples are processed at once. It only shrinks, for this step and all later ones."""
+    """How many examples are processed at once. It only shrinks, for all later steps too."""
 
     examples: int
 
@@ -101,7 +101,7 @@ def initial_size(
 
 
 def bytes_per_example(model: nn.Module, loss: Loss, like: Batch) -> int:
-    """Return how many bytes a forward pass keeps for each example: those of two less those of one."""
+    """Return how many bytes a forward pass keeps for each example: of two, less those of one."""
 
     def kept(examples: int) -> int:
         seen: dict[int, int] = {}

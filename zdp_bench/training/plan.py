@@ -79,6 +79,6 @@ class Plan:
         return near if step <= round(near * self.steps / self.epochs) else near + 1
 
     def epoch_ending_at(self, step: int) -> int | None:
-        """Return the number (from 1) of the epoch that ends with the `step`-th step, if one does."""
+        """Return the number (from 1) of the epoch that ends with the `step`-th step, or None."""
         epoch = round(step * self.epochs / self.steps)
         return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None

@@ -1,4 +1,4 @@
-"""How the command line speaks: the console, and a run's progress as a bar on a terminal, as plain lines anywhere else."""
+"""The console, and a run's progress: a bar on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-BAR, ROOMY = 20, 110  # the bar's width, and that of a terminal that has room for one
-SHORTEST = 12  # of a run's name, before its metrics are cut
+BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
+SHORTEST = 12  # a run's name is not cut below this; its metrics are
 
 
 def console() -> Console:
-    """Standard output; wide enough for a table where it is no terminal."""
+    """Return standard output; wide enough for a table if it is no terminal."""
     return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 class Silent:
-    """Watches a run and says nothing."""
+    """A `loop.Watcher` that prints nothing."""
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
@@ -36,7 +36,7 @@ class Silent:
 
 
 class Live:
-    """Watches one run; an `experiment.Watcher` and a context manager."""
+    """A `loop.Watcher` that shows one run; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -70,7 +70,7 @@ class Live:
         if self._console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
-                *([BarColumn(BAR)] if self._console.width >= ROOMY else []),
+                *([BarColumn(BAR)] if self._console.width >= BAR_TERMINAL else []),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[state]}"),
                 TextColumn("{task.fields[spent]}"),
@@ -78,7 +78,7 @@ class Live:
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(
-                self._fitted([], "")[0], total=steps, completed=done, state="", spent=""
+                self._fit([], "")[0], total=steps, completed=done, state="", spent=""
             )
             self._bar.start()
 
@@ -87,26 +87,30 @@ class Live:
             self._bar.update(self._task, completed=step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        told, spent = [f"{name} {value:.4g}" for name, value in metrics.items()], f"ε {epsilon:.3g}"
+        shown, spent = (
+            [f"{name} {value:.4g}" for name, value in metrics.items()],
+            f"ε {epsilon:.3g}",
+        )
         if self._bar:
-            name, state = self._fitted(told, spent)
+            name, state = self._fit(shown, spent)
             self._bar.update(self._task, description=name, state=state, spent=spent)
         else:
             left = (
                 (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
             )
-            state = "  ".join([*told, spent])
+            state = "  ".join([*shown, spent])
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} s left",
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} "
+                "s left",
                 highlight=False,
             )
 
-    def _fitted(self, told: list[str], spent: str) -> tuple[str, str]:
-        """Name and metrics, cut so that steps, ε and the time left stand whole beside them, however narrow the terminal."""
-        bar = BAR + 1 if self._console.width >= ROOMY else 0
+    def _fit(self, shown: list[str], spent: str) -> tuple[str, str]:
+        """Return name and metrics, cut so that steps, ε and the time left fit beside them."""
+        bar = BAR + 1 if self._console.width >= BAR_TERMINAL else 0
         room = self._console.width - bar - 2 * len(str(self._steps)) - len(f"/ {spent} 0:00:00") - 3
         state = ""
-        for metric in told:
+        for metric in shown:
             longer = f"{state}  {metric}".strip()
             if len(longer) + SHORTEST > room:
                 break

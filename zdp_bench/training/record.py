@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
-
-from torch import nn
 
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL
@@ -16,6 +13,7 @@ from zdp_bench.nn.batchnorm import surgery
 from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.records import Record
+from zdp_bench.training.build import count_real
 from zdp_bench.training.environment import environment, peak_memory
 from zdp_bench.training.loop import Loop
 from zdp_bench.training.setup import Setup
@@ -88,11 +86,6 @@ def run_record(
             "resumed_at_step": loop.resumed_at,
         },
     }
-
-
-def count_real(parameters: Iterable[nn.Parameter]) -> int:
-    """Return how many real numbers the parameters hold: two for each complex entry."""
-    return sum(p.numel() * (2 if p.is_complex() else 1) for p in parameters)
 
 
 def privacy_report(

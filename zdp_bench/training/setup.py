@@ -217,7 +217,7 @@ class Setup(ModelSetup):
         )
 
     def micro_batch_size(self) -> Size:
-        """Return how many examples a step processes at once to begin with: `trainer.micro_batch`."""
+        """Return how many examples a step processes at once to begin with."""
         fixed = self.config.trainer.micro_batch
         if not isinstance(fixed, str):
             return Size(fixed or MICRO_BATCH)

@@ -1,4 +1,7 @@
-"""One step of any algorithm: ledger, clipped sum, noise, gradient, descent. Noise is added here only."""
+"""One step of any algorithm: ledger, clipped sum, noise, gradient, descent.
+
+Nothing else adds noise to what is trained on.
+"""
 
 from __future__ import annotations
 

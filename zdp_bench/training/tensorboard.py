@@ -1,6 +1,8 @@
-"""TensorBoard's event files of a run: `execution.tensorboard=true`, then `tensorboard --logdir results/tensorboard`.
+"""TensorBoard's event files of a run, with `execution.tensorboard=true`.
 
-They hold test metrics and tight ε by step, the numbers of the record, and no more: what comes from training records costs
+To look at them: `tensorboard --logdir results/tensorboard`.
+
+They hold the record's test metrics and tight ε by step. Numbers from training examples would cost
 privacy.
 """
 
@@ -15,7 +17,7 @@ from zdp_bench.training.loop import Watcher
 
 
 class Board:
-    """An `experiment.Watcher` that writes event files, and tells another one all that it is told."""
+    """A `loop.Watcher` that writes event files and passes everything on to another watcher."""
 
     def __init__(self, beside: Watcher, config: Run) -> None:
         """Nothing is written before the run's first evaluation.
@@ -27,7 +29,8 @@ class Board:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise UserError(
-                "execution.tensorboard=true needs TensorBoard: `pip install 'zdp-bench[tensorboard]'`."
+                "execution.tensorboard=true needs TensorBoard: `pip install "
+                "'zdp-bench[tensorboard]'`."
             ) from None
         self._beside = beside
         name = f"{config.recipe}-{experiment_digest(config)[:8]}-seed{config.seed}"
@@ -41,9 +44,8 @@ class Board:
         self._beside.stepped(step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        with self._open(
-            str(self._folder), purge_step=step
-        ) as board:  # what a killed process wrote of this step goes
+        # Purged: what a killed process wrote of this step.
+        with self._open(str(self._folder), purge_step=step) as board:
             for name, value in metrics.items():
                 board.add_scalar(f"test/{name}", value, step)
             board.add_scalar("privacy/epsilon_tight", epsilon, step)

@@ -52,7 +52,7 @@ class Recording:
 
 
 def parse_diagnosis(word: str) -> str | None:
-    """Translate the challenge's number, its text or a SNOMED code; None if it is not of the nine."""
+    """Translate a number, text or SNOMED code; None for another diagnosis."""
     word = word.strip()
     if word.isdigit() and 1 <= int(word) <= len(DIAGNOSES):
         return list(DIAGNOSES)[int(word) - 1]

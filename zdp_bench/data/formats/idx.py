@@ -30,7 +30,8 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, zlib.error) as error:
         raise UserError(
-            f"{path}: the gzip stream is damaged or cut short ({error}). Delete the file and fetch it again."
+            f"{path}: the gzip stream is damaged or cut short ({error}). Delete the file and fetch "
+            "it again."
         ) from None
     except gzip.BadGzipFile:
         raise UserError(f"{path}: is not a gzip file. Delete it and fetch it again.") from None
@@ -38,7 +39,8 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     header = 4 + 4 * dims
     if len(raw) - header != prod(shape):
         raise UserError(
-            f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but {len(raw) - header:,} are there."
+            f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but "
+            f"{len(raw) - header:,} are there."
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
@@ -63,7 +65,8 @@ def _parse_shape(raw: bytes, path: Path, dims: int) -> tuple[int, ...]:
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != UNSIGNED_BYTE or raw[3] != dims:
         magic = int.from_bytes(raw[:4], "big")
         raise UserError(
-            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was expected; it is not that idx file."
+            f"{path}: starts with magic number {magic:#010x} where {0x800 + dims:#010x} was "
+            "expected; it is not that idx file."
         )
     if len(raw) < 4 + 4 * dims:
         raise UserError(f"{path}: ends inside its header.")

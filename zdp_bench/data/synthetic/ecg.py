@@ -61,9 +61,7 @@ def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> n
 
 
 def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> None:
-    """Write one recording: `name.hea`, and `name.mat`, 16-bit samples behind MATLAB 4's 24
-    bytes.
-    """
+    """Write `name.hea`, and `name.mat`: 16-bit samples behind MATLAB 4's 24 bytes."""
     units = np.round(leads * GAIN).clip(-32767, 32767).astype(np.int16)  # [12, samples]
     savemat(folder / f"{name}.mat", {"val": units}, format="4")
     lines = [f"{name} {LEADS} {RATE} {units.shape[1]}"]

@@ -1,6 +1,4 @@
-"""Generated pictures of ten classes in any shape, real or complex, in place of MNIST and its
-kin.
-"""
+"""Generated pictures of ten classes in any shape, real or complex."""
 
 from __future__ import annotations
 

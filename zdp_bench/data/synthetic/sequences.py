@@ -1,5 +1,4 @@
-"""A stand-in for the decathlon's brains: heads in four contrasts, as NIfTI files in Task01's
-layout.
+"""A stand-in for the decathlon's brains: heads in four contrasts, in Task01's layout.
 
 They need no download, and are read as the decathlon is. A head is a skull with grey and white
 matter, two ventricles, and in half of the patients a tumour with a rim that takes up contrast

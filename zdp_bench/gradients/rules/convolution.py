@@ -4,11 +4,11 @@ A complex convolution is a real one over interleaved channels, so its gradient i
 gradient, folded (`nn.convolution.folded_gradient`). `_real_weight` and `_complex_weight` choose
 among the ways to per-sample gradients:
 
-    kernels        small maps: compiled loops (`zdp_bench.kernels`)
-    patches        small maps: [O, T] · [T, k·C], where channels lie side by side and are many
-    columns        small maps: [C·k, T] · [T, O] otherwise
-    one by one     large maps: the backend's own weight gradient, example by example (measured:
-                   as fast as the others at 16 million products)
+    kernels        a compiled loop, for the convolutions it serves (`zdp_bench.kernels`)
+    one by one     large examples: the backend's own weight gradient, one after the other
+                   (measured: as fast as the next two at 16 million products)
+    patches        small examples: [O, T] · [T, k·C], of many channels that lie side by side
+    columns        small examples: [C·k, T] · [T, O]
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def _convolution(
         layer.groups,  # type: ignore[arg-type]
     )
     of_weight = _complex_weight if weight.is_complex() else _real_weight
-    return {"weight": of_weight(geometry, x, g), "bias": LayerGradient.of(g.flatten(2).sum(dim=2))}
+    gradients = {"weight": of_weight(geometry, x, g)}
+    if layer.bias is not None:
+        gradients["bias"] = LayerGradient.of(g.flatten(2).sum(dim=2))
+    return gradients
 
 
 def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:

@@ -1,10 +1,11 @@
-"""What is asked of a model before its first private step, found by running it on random numbers, never on records.
+"""Check before the first private step that per-sample clipping protects the model.
 
-Per-sample clipping bounds what a record does through its own loss. It bounds nothing if a layer lets one sample see another, or
-writes what it saw into its own state. Which layers do is not told by their names (torchcvnn's LayerNorm does, a GroupNorm does
-not), so they are found by changing one sample and looking at the others.
+Clipping bounds what an example does through its own loss. It bounds nothing if a layer mixes
+samples, or writes what it saw into its own state. A layer's name does not tell (torchcvnn's
+LayerNorm mixes, GroupNorm does not), so the model is run on random numbers, never on examples: one
+sample is changed, and the others must come out as before.
 
-BatchNorm is the usual offender; `batchnorm.py` replaces it, when asked.
+BatchNorm is the usual offender; `nn/batchnorm.py` replaces it on request.
 """
 
 from __future__ import annotations
@@ -52,27 +53,29 @@ def check(
     loss: Loss,
     like: Batch,
     outputs: int,
-    records: int = SAMPLES,
+    examples: int = SAMPLES,
 ) -> list[str]:
-    """Refuse a model that per-sample clipping does not protect; say which fixed state the output depends on.
+    """Refuse a model that per-sample clipping does not protect.
 
     Args:
-        model: in the mode, and on the device, in which it will be trained. It is left as it was.
-        algorithm: what will train it.
-        loss: (outputs, targets) -> one loss per record, [B].
-        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; n may be 0, no value is read.
+        model: in the mode and on the device of the training; it is left as it was.
+        algorithm: the one that will train it.
+        loss: (outputs, targets) -> one loss per example, [B].
+        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come. n may be 0; no
+            value is read.
         outputs: integer targets are drawn below this.
-        records: how many the run will process at once.
+        examples: how many the run will process at once.
 
     Returns:
-        The names of buffers and frozen parameters that the output depends on. What they hold is released with the model as it
-        is, outside of any ε: it must not come from the training records.
+        The names of buffers and frozen parameters that the output depends on. They are released
+        with the model, outside of any ε, so they must not come from the training examples.
 
     Formal guarantees (as far as running can tell, on random inputs of three sizes):
-        - changing or leaving out one sample changes no other sample's output, loss or gradient, among three and among as many as
-          the run will process, where these fit into memory and two seconds;
+        - changing or leaving out one sample changes no other sample's output, loss or gradient,
+          among three, and among as many as the run will process if memory and two seconds allow;
         - a forward pass in training leaves nothing behind that depends on the samples;
-        - the algorithm's sum over a batch is the sum of its per-record contributions, each within its bound.
+        - the algorithm's sum over a batch is the sum of its per-example contributions, each within
+          its bound.
 
     Raises:
         UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
@@ -97,13 +100,13 @@ def check(
         _check_gradients(model, batch[0])
         there_and_back = time.perf_counter() - start
         tried = _check_large_batch(
-            model, loss, like, outputs, records, steady, (a_pass, there_and_back)
+            model, loss, like, outputs, examples, steady, (a_pass, there_and_back)
         )
-        if tried < records:
+        if tried < examples:
             log.info(
                 "large model: that it keeps records apart was checked in batches of %d, not of %d",
                 tried,
-                records,
+                examples,
             )
         _check_contributions(model, algorithm, batch, steady)
         return _find_fixed_state(model, batch[0])
@@ -122,7 +125,8 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(
-            f"the model answers {len(inputs)} samples with {shape}: its first dimension must be that of the samples."
+            f"the model answers {len(inputs)} samples with {shape}: its first dimension must be "
+            "that of the samples."
         )
 
 
@@ -131,21 +135,22 @@ def _check_large_batch(
     loss: Loss,
     like: Batch,
     outputs: int,
-    records: int,
+    examples: int,
     steady: bool,
     seconds: tuple[float, float],
 ) -> int:
-    """Ask of so many samples, or of as many as time and memory allow, what was asked of three; return of how many it was.
+    """Repeat the checks on larger batches; return the size of the largest one.
 
     Args:
-        seconds: what a forward pass of three takes, and one there and back.
+        examples: the most to try, as far as time and memory allow.
+        seconds: of a forward pass of three samples, and of a forward and backward pass.
     """
     forward_pass, there_and_back = (PASSES * one for one in seconds)
-    if next_size(SAMPLES, forward_pass, records) is None:
+    if next_size(SAMPLES, forward_pass, examples) is None:
         return SAMPLES
     device = next(model.parameters()).device
     _check_shapes(model, draw_synthetic(like[0], 1, outputs, device))
-    fit = min(records, initial_size(model, loss, like, records, device).examples)
+    fit = min(examples, initial_size(model, loss, like, examples, device).examples)
     inputs, targets = (draw_synthetic(part, fit, outputs, device) for part in like)
     size = check_growing_batches(model, inputs, SAMPLES, there_and_back, steady, backward=True)
     size = check_growing_batches(
@@ -163,7 +168,7 @@ def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _check_state(model: nn.Module, inputs: Tensor) -> None:
-    """Two passes with different samples from the same state must leave the same state."""
+    """Refuse a model that keeps something of the samples it saw."""
     start = copy_state(model)
     ends = []
     with torch.no_grad():
@@ -175,7 +180,8 @@ def _check_state(model: nn.Module, inputs: Tensor) -> None:
         after = ends[1].get((module, key))
         if after is None or after.shape != value.shape or differs(value, after, tolerance=0.0):
             raise UserError(
-                f"{describe_layer(model, module)} keeps what it sees of the training records in '{key}', which nothing bounds and no "
+                f"{describe_layer(model, module)} keeps what it sees of the training records in "
+                f"'{key}', which nothing bounds and no "
                 "noise covers: " + _advice_on_state(model, module)
             )
 
@@ -197,18 +203,21 @@ def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
         except Exception as error:
             answered, asked = list(output.shape), list(targets.shape)
             raise UserError(
-                f"the task's loss cannot take outputs of shape {answered} with targets of shape {asked}: {first_line(error)}"
+                f"the task's loss cannot take outputs of shape {answered} with targets of shape "
+                f"{asked}: {first_line(error)}"
             ) from None
         if losses.shape != (len(inputs),):
             raise UserError(
-                f"the task's loss gives shape {list(losses.shape)} for {len(inputs)} records: it must give one number a record, "
+                f"the task's loss gives shape {list(losses.shape)} for {len(inputs)} records: it "
+                "must give one number a record, "
                 "never a mean."
             )
         output = output.clone()
         output[0] = -output[0] + 1.0
         if differs(losses[1:], loss(output, targets)[1:]):
             raise UserError(
-                "the task's loss of one record depends on the output for another, so clipping bounds nothing."
+                "the task's loss of one record depends on the output for another, so clipping "
+                "bounds nothing."
             )
 
 
@@ -217,7 +226,8 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
     for name in trainable(model):
         if name not in reached:
             raise UserError(
-                f"parameter '{name}' has no influence on the model's output, so it would be trained by noise alone: take it out, "
+                f"parameter '{name}' has no influence on the model's output, so it would be "
+                "trained by noise alone: take it out, "
                 "or set requires_grad=False on it."
             )
 
@@ -225,7 +235,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
 def _check_contributions(
     model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool
 ) -> None:
-    """The sum the algorithm makes of a batch must be that of what it says each record contributes."""
+    """Refuse a sum over a batch that is not that of the examples' contributions."""
     inside = Innermost(model)
     try:
         with inside:
@@ -244,7 +254,7 @@ def _check_contributions(
         name: float(share.detach().abs().max()) if share.numel() else 0.0
         for name, share in shares.items()
     }
-    # A bias in front of a norm has a gradient of rounding errors only; those are measured against all the others.
+    # The gradient of a bias before a norm is all rounding errors: they are compared with the rest.
     rounding = 1e-5 * max(sizes.values(), default=0.0) + 1e-12
     for name, share in shares.items():
         whole = share.sum(dim=0)
@@ -253,26 +263,28 @@ def _check_contributions(
             > 1e-3 * sizes[name] + rounding
         ):
             raise UserError(
-                f"{describe_owner(model, name)}: its rule for per-sample gradients does not fit the way this model uses it; set "
+                f"{describe_owner(model, name)}: its rule for per-sample gradients does not fit "
+                "the way this model uses it; set "
                 "algorithm.gradients=reference."
             )
 
 
 def _no_gradient(layer: str, error: Exception) -> UserError:
-    if any(
-        word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")
-    ):  # what torch says of either of its kinds
+    # Words of torch's errors about its two kinds of checkpoints.
+    if any(word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")):
         return UserError(
-            f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call what it wraps directly, and set "
+            f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call "
+            "what it wraps directly, and set "
             "trainer.micro_batch to save memory."
         )
     return UserError(
-        f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer there."
+        f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer "
+        "there."
     )
 
 
 def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
-    """The layer in which the forward pass ends when torch.func runs it; the model where it does not end early."""
+    """Return the layer at which torch.func fails in the forward pass, or else the model."""
     inside = Innermost(model)
     try:
         with inside:
@@ -294,12 +306,13 @@ def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
             (torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()
         ):
             raise UserError(
-                f"a record's share of '{block.name}' exceeds its bound {block.bound:g}: no ε would hold."
+                f"a record's share of '{block.name}' exceeds its bound {block.bound:g}: no ε would "
+                "hold."
             )
 
 
 def _find_fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Buffers and frozen parameters the output depends on, by name."""
+    """Return the names of buffers and frozen parameters that the output depends on."""
     fixed = []
     with torch.no_grad():
         before = forward(model, inputs)

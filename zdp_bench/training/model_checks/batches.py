@@ -1,5 +1,7 @@
-"""Whether samples stay apart in a batch as large as the run will draw. The other checks look at three samples, and a layer may
-mix only when more come."""
+"""Check that samples stay apart in batches as large as the run's.
+
+The other checks take three samples, and a layer may mix only larger batches.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,20 @@ from zdp_bench.training.model_checks.probes import (
 )
 from zdp_bench.training.model_checks.sample_independence import find_mixing_layer, mixing_error
 
-SECONDS = 2.0  # no batch is begun that would take longer, and no more of its samples are compared when so long has passed
-GROWTH = 4  # each batch to the one before
+SECONDS = 2.0  # for all comparisons
+GROWTH = 4  # size of a batch over that of the one before
 GROUP = 8  # samples that one comparison watches
-# What a comparison takes at the smallest size, about: of outputs in forward passes, with gradients in passes there and back.
-PASSES = GROUP + 2
-# Alone, a sample is rounded otherwise than in a batch. Seen, with instance norms of few pixels: 7e-6 of an output, 1e-2 of a
-# gradient; what depends on the size of the batch is off by much more.
+PASSES = GROUP + 2  # one comparison takes about as long as so many passes
+# Alone, a sample is rounded otherwise than in a batch. Measured, with instance norms of few pixels:
+# 7e-6 of an output, 1e-2 of a gradient. What depends on the batch size is off by much more.
 ALONE, ALONE_GRADIENT = 1e-3, 0.1
 
 
 def next_size(size: int, took: float, most: int) -> int | None:
-    """The size of the batch to compare after one of `size` that took so many seconds; None where no time is left for one twice
-    as large."""
+    """Return the batch size to try after `size`, which took so many seconds.
+
+    None if there is no time for twice as many samples.
+    """
     larger = min(GROWTH * size, int(size * SECONDS / took), most)
     return larger if larger > size and larger >= min(2 * size, most) else None
 
@@ -40,19 +43,21 @@ def next_size(size: int, took: float, most: int) -> int | None:
 def check_growing_batches(
     model: nn.Module, inputs: Tensor, size: int, took: float, steady: bool, backward: bool
 ) -> int:
-    """Compare samples in growing batches, up to all the `inputs`; return the size of the largest that time and memory allowed.
+    """Compare samples in growing batches; return the size of the largest one.
 
-    The clock decides how much is looked at, and never what one look finds.
+    Time decides only how many samples are compared, never the outcome of a comparison.
 
     Args:
         inputs: as many samples as the run will process at once.
-        size: a batch of so many has passed.
-        took: seconds that comparing it took.
-        steady: False where two passes of one batch differ (dropout): no sample can be compared with itself alone.
-        backward: whether gradients are compared, too.
+        size: the size of a batch that has passed already.
+        took: the seconds that comparing it took.
+        steady: False if two passes of one batch differ (dropout), so that no sample can be compared
+            with itself alone.
+        backward: True to compare gradients too.
 
     Raises:
-        UserError: a sample's output or gradient depends on the others, or the model cannot take so many.
+        UserError: a sample's output or gradient depends on the others, or the model cannot take so
+            many.
     """
     began, passed = time.perf_counter(), size
     while larger := next_size(size, took, len(inputs)):
@@ -69,7 +74,7 @@ def check_growing_batches(
 
 
 def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: bool) -> bool:
-    """Compare one group of samples; False where memory ran out."""
+    """Compare one group of samples; return False if memory ran out."""
     inside = Innermost(model)
     try:
         with inside:
@@ -79,13 +84,14 @@ def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: 
     except Exception as error:
         if is_out_of_memory(error):
             return False
-        asked = f"the model cannot take both one sample and {len(inputs)} of shape {list(inputs.shape[1:])}"
+        shape = list(inputs.shape[1:])
+        asked = f"the model cannot take both one sample and {len(inputs)} of shape {shape}"
         raise UserError(f"{asked}: {inside.name} says: {first_line(error)}") from None
     return True
 
 
 def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: bool) -> None:
-    """Hold some samples of a batch against themselves among other samples, and against themselves alone."""
+    """Compare some samples of a batch with themselves among other samples, and alone."""
     watched = list(range(group, len(inputs), -(-len(inputs) // GROUP)))  # all over the batch
     changed = change_sample(inputs, slice(None), 1.0)
     changed[watched] = inputs[watched]
@@ -104,10 +110,8 @@ def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backwar
         if differs(in_batch, by_itself, ALONE):
             raise mixing_error(find_mixing_layer(model, inputs, sample, [at], [0]))
     largest = max((float(value.abs().max()) for value in gradients.values()), default=0.0)
-    for (
-        name,
-        value,
-    ) in gradients.items():  # a bias in front of a norm has a gradient of rounding errors only
+    for name, value in gradients.items():
+        # The gradient of a bias before a norm is all rounding errors.
         allowed = ALONE_GRADIENT * float(value.abs().max()) + 1e-3 * largest
         if not torch.allclose(value, gradients_alone[name], rtol=0.0, atol=allowed, equal_nan=True):
             raise mixing_error(describe_owner(model, name), "in its gradient")
@@ -116,7 +120,7 @@ def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backwar
 def _look(
     model: nn.Module, batches: list[Tensor], watched: list[int] | slice, backward: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The outputs of the watched samples of all the batches, and their gradient: one, in which each has weights of its own."""
+    """Return the outputs of the watched samples, and the gradient of a weighted sum of them."""
     torch.manual_seed(0)  # as `forward`; once, for it takes longer than a small network
     with torch.set_grad_enabled(backward):
         output = torch.cat([model(batch) for batch in batches])[watched]

@@ -1,4 +1,4 @@
-"""A model run on random numbers and left as it was; what every check looks with, and names a layer by."""
+"""Tools of all checks: run a model on random numbers, compare, restore it, name a layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import trainable
 
-# A sample that is not touched comes out of a forward pass bit for bit the same. Where a kernel may split its work otherwise (a
-# sum over samples on a GPU, a batch of another size) it may round otherwise.
+# An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
+# samples on a GPU, another batch size): then it may be rounded otherwise.
 SAME, ROUNDED = 1e-6, 1e-4
 
 
 def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
-    """Random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device."""
+    """Draw random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device."""
     generator = torch.Generator().manual_seed(0)
     shape = (samples, *like.shape[1:])
     if like.dtype.is_complex or like.dtype.is_floating_point:
@@ -27,26 +27,26 @@ def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device)
 
 
 def change_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
-    """Another sample to stand at `at`, or others."""
+    """Return other values for the samples at `at`."""
     if inputs.dtype.is_complex or inputs.dtype.is_floating_point:
         return -scale * inputs[at] + 0.5 * scale
     return inputs[at].logical_not().to(inputs.dtype)
 
 
 def forward(model: nn.Module, inputs: Tensor, seed: int = 0) -> Tensor:
-    """The output, with the same dropout masks for the same seed."""
+    """Return the output; dropout masks follow from the seed."""
     torch.manual_seed(seed)
     return model(inputs)
 
 
 def sample_gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
-    """The gradient of one sample's output, by parameter; those that get none are left out."""
+    """Return the gradient of one sample's output, for each parameter that it reaches."""
     with torch.enable_grad():
         return gradients_of(model, forward(model, inputs)[sample])
 
 
 def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
-    """The gradient of every entry of an output, each with a weight of its own, by parameter."""
+    """Return the gradient of a weighted sum of all entries of an output, by parameter."""
     parameters = trainable(model)
     found = torch.autograd.grad(probe(output), list(parameters.values()), allow_unused=True)
     return {
@@ -57,7 +57,7 @@ def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
 
 
 def probe(output: Tensor) -> Tensor:
-    """A real number that depends on every entry of the output."""
+    """Return a real number that depends on every entry of the output."""
     real = torch.view_as_real(output) if output.is_complex() else output
     weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype).view_as(
         real
@@ -67,7 +67,7 @@ def probe(output: Tensor) -> Tensor:
 
 @contextmanager
 def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Buffers, attributes, gradients wanted, and torch's random state stay what they were, whatever is tried inside."""
+    """Restore buffers, attributes, requires_grad and torch's random state at the end."""
     state = copy_state(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -80,7 +80,7 @@ def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def copy_state(model: nn.Module) -> dict[tuple[str, str], Tensor]:
-    """Every tensor a module holds that is no parameter: buffers and plain attributes, (module, name) -> a copy."""
+    """Return copies of all buffers and tensor attributes, by (module, name)."""
     return {
         (name, key): value.detach().clone()
         for name, module in model.named_modules()
@@ -104,7 +104,7 @@ def restore_state(model: nn.Module, state: dict[tuple[str, str], Tensor]) -> Non
 
 @dataclass
 class Innermost:
-    """While active, knows the innermost module that is being run: the one to name when an error comes."""
+    """While active, follows which module is running, to name it when an error comes."""
 
     model: nn.Module
     stack: list[str] = field(default_factory=list)
@@ -112,9 +112,7 @@ class Innermost:
     name: str = "the model"
 
     def __enter__(self) -> Innermost:
-        def leave(
-            *_: object,
-        ) -> None:  # a hook that returned something would put it in the output's place
+        def leave(*_: object) -> None:  # a value it returned would replace the output
             self.stack.pop()
 
         for name, module in self.model.named_modules():
@@ -132,7 +130,7 @@ class Innermost:
 
 
 def differs(a: Tensor, b: Tensor, tolerance: float = SAME) -> bool:
-    """Whether two tensors differ by more than `tolerance` of the largest entry; a NaN on one side only is a difference."""
+    """True if two tensors differ by more than `tolerance` of the largest entry, or in their NaN."""
     if a.shape != b.shape:
         return True
     if torch.equal(a, b) or a.numel() == 0:
@@ -144,13 +142,13 @@ def differs(a: Tensor, b: Tensor, tolerance: float = SAME) -> bool:
 
 
 def describe_layer(model: nn.Module, name: str) -> str:
-    """ "layer 'net.1' (BatchNorm2d)", or "the model (MLP)" for what stands in its own forward."""
+    """Return "layer 'net.1' (BatchNorm2d)", or "the model (MLP)" for its own forward pass."""
     kind = type(model.get_submodule(name)).__name__
     return f"layer '{name}' ({kind})" if name else f"the model ({kind})"
 
 
 def describe_owner(model: nn.Module, parameter: str) -> str:
-    """The layer a parameter belongs to; a block that is no parameter is named as it is."""
+    """Name the layer that a parameter belongs to, or a block that is no parameter."""
     if parameter not in dict(model.named_parameters()):
         return f"block '{parameter}'"
     return describe_layer(model, parameter.rpartition(".")[0])

@@ -1,6 +1,7 @@
-"""Whether a layer lets one sample see another, and which: one sample is changed, and the others are looked at.
+"""Check that no layer mixes samples, and name the layer that does.
 
-Apart from the other checks, for it is the one that has to follow tensors through the model to name the layer.
+One sample is changed, and the others must come out as before. To find the layer, tensors are
+followed through the model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from zdp_bench.training.model_checks.probes import (
 
 
 def check_samples_stay_apart(model: nn.Module, inputs: Tensor, steady: bool) -> None:
-    """Change one sample, by little and by much, and leave one out: the others must come out as before."""
+    """Change one sample, by little and by much, and leave one out; compare the others."""
     last = len(inputs) - 1
     for changed, scale in ((0, 1.0), (last, 1000.0)):
         other = inputs.clone()
@@ -52,7 +53,8 @@ def mixing_error(layer: str, where: str = "") -> UserError:
         else "use a per-sample layer there"
     )
     return UserError(
-        f"{layer} lets one sample see another{where}, so clipping bounds nothing and no ε would hold: {advice}, "
+        f"{layer} lets one sample see another{where}, so clipping bounds nothing and no ε would "
+        f"hold: {advice}, "
         "or train with algorithm=sgd, which claims none."
     )
 
@@ -64,8 +66,11 @@ def find_mixing_layer(
     samples: list[int],
     theirs: list[int] | None = None,
 ) -> str:
-    """The first place in the forward pass where samples differ between two batches that both hold them; in `other` at `theirs`,
-    where that is not the same."""
+    """Name the first layer whose result for the same samples differs between two batches.
+
+    Args:
+        samples: the indices of the samples in `inputs`, and in `other` unless `theirs` names them.
+    """
     tolerance = SAME if len(inputs) == len(other) else ROUNDED
     with torch.no_grad():
         passages = (
@@ -78,7 +83,7 @@ def find_mixing_layer(
                 and after.value is not None
                 and differs(before.value, after.value, tolerance)
             ):
-                # A layer that is GIVEN something mixed is innocent: what called it mixed before.
+                # A layer whose input is mixed already is innocent: its caller did it.
                 return describe_layer(
                     model, before.name if before.leaving else before.name.rpartition(".")[0]
                 )
@@ -87,7 +92,7 @@ def find_mixing_layer(
 
 @dataclass(frozen=True)
 class _Passage:
-    """What belongs to the samples of a tensor on its way into a module, or out of it; None where that cannot be told."""
+    """The samples' part of a tensor that enters or leaves a module; None if it cannot be told."""
 
     name: str
     leaving: bool
@@ -95,7 +100,7 @@ class _Passage:
 
 
 def _trace(model: nn.Module, inputs: Tensor, samples: list[int]) -> list[_Passage]:
-    """Every tensor that passes into or out of a module in one forward pass, in order."""
+    """Return every tensor that enters or leaves a module in one forward pass, in order."""
     seen: list[_Passage] = []
 
     def note(name: str, leaving: bool) -> Callable[..., None]:
@@ -122,7 +127,7 @@ def _trace(model: nn.Module, inputs: Tensor, samples: list[int]) -> list[_Passag
 
 
 def _of_samples(value: Tensor, samples: list[int], of: int) -> Tensor | None:
-    """A copy of what belongs to the samples; layers that fold other dimensions into the first keep the samples' order."""
+    """Return a copy of the samples' part. Other dimensions may be folded into the first one."""
     if value.dim() == 0 or len(value) == 0 or len(value) % of:
         return None
     return value.detach().unflatten(0, (of, -1))[samples]
