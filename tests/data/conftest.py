@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zdp_bench.data import chest_xray, cifar10, cpsc2018, mri_sequences, speech_commands
+from tests.data.helpers import write_mitbih
+from zdp_bench.data import (
+    chest_xray,
+    cifar10,
+    cpsc2018,
+    mitbih,
+    mri_sequences,
+    speech_commands,
+)
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.synthetic import ecg, films, sequences, speech, volumes
 from zdp_bench.data.synthetic.kspace_phantom import KSpacePhantom
@@ -24,6 +32,7 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
     ecg.write_set(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
+    write_mitbih(root / mitbih.FOLDER)
     (root / speech_commands.FOLDER).parent.mkdir()
     speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)
     films.write_set(root / chest_xray.FOLDER, 60, 0.3, seed=1)

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zdp_bench import assets
 from zdp_bench.data import Dataset
+from zdp_bench.data.synthetic.ecg import draw_beat
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -39,3 +41,49 @@ def assert_refused(load: Callable[[], object], names: str, says: str) -> None:
     assert sentence.endswith("."), sentence
     assert names in sentence, sentence
     assert re.search(says, sentence), sentence
+
+
+# recording -> its leads, and the symbol of its beats
+MITBIH = {
+    "100": ("V5 MLII", "N"),
+    "101": ("MLII V1", "N"),
+    "102": ("V5 V2", "N"),
+    "103": ("MLII V1", "N"),
+    "105": ("MLII V1", "N"),
+    "109": ("MLII V1", "L"),
+    "111": ("MLII V1", "L"),
+    "118": ("MLII V1", "R"),
+    "201": ("MLII V1", "N"),
+    "202": ("MLII V1", "N"),
+    "207": ("MLII V1", "L"),
+    "214": ("MLII V1", "L"),
+}
+
+
+def write_mitbih(folder: Path) -> None:
+    """Write twelve recordings of ten beats as MIT-BIH stores them.
+
+    The first and the last beat lie at the edge. In recordings of N beats one more is a V.
+    """
+    import wfdb
+
+    folder.mkdir()
+    places = np.array([20, *range(300, 2700, 300), 2990])
+    for name, (leads, kind) in MITBIH.items():
+        t = np.arange(3000)
+        clean = sum(draw_beat((t - place) / 360, kind == "L") for place in places)
+        noise = np.random.default_rng(int(name)).normal(0, 0.05, (3000, 2))
+        wfdb.wrsamp(
+            name,
+            fs=360,
+            units=["mV", "mV"],
+            sig_name=leads.split(),
+            p_signal=np.asarray(clean)[:, None] + noise,
+            fmt=["212", "212"],
+            adc_gain=[200, 200],
+            baseline=[1024, 1024],
+            write_dir=str(folder),
+        )
+        symbols = [kind] * len(places)
+        symbols[4] = "V" if kind == "N" else kind
+        wfdb.wrann(name, "atr", places, symbols, write_dir=str(folder))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.data.helpers import dataset
 from zdp_bench.cli import main
-from zdp_bench.data import chest_xray, files, speech_commands
+from zdp_bench.data import chest_xray, files, mitbih, speech_commands
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.data_root import state
@@ -69,6 +69,7 @@ def test_a_set_that_needs_no_files_says_so(
 def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: Path) -> None:
     damaged = {
         "cpsc2018": root / "CPSC2018" / "cinc2020_wfdb" / "S0001.mat",
+        "mitbih": root / mitbih.FOLDER / "109.dat",
         "speech_commands": min((root / speech_commands.FOLDER / "no").iterdir()),
         "chest_xray": min((root / chest_xray.FOLDER / "train" / "NORMAL").iterdir()),
         "mri_sequences": root / "Task01_BrainTumour" / "imagesTs" / "BRATS_005.nii.gz",

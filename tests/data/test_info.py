@@ -91,6 +91,8 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
     ("kspace_phantom", {"patients": 4, "height": 8, "width": 10, "unit": "slice"}),
     ("cpsc2018", {"test_share": 0.3}),
+    ("mitbih", {"fold": 2, "normal_per_patient": 5}),
+    ("mitbih", {"test_share": 0.5, "split_seed": 1, "blocked_per_patient": 6}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "speaker"}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "random"}),
     ("chest_xray", {"size": 16, "max_per_patient": 2, "split_seed": 1}),
@@ -147,6 +149,7 @@ def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
 
 
 REAL: dict[str, dict[str, Any]] = {
+    "mitbih": {"fold": 3},
     "cpsc2018": {"positive": "RBBB"},
     "msd": {"task": "hippocampus", "size": 16},
     "kspace_from_volumes": {},

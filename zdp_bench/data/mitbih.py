@@ -1,0 +1,318 @@
+"""MIT-BIH Arrhythmia Database: single beats, left bundle branch block (L) against normal (N).
+
+Moody & Mark 2001: 48 half-hour recordings of 47 people, two leads at 360 Hz, each beat annotated.
+Only lead MLII is used, which 46 recordings have. Four people have L beats and none of them N, so
+there are four positives, however many beats are counted. That is why whole people are held out,
+one of the four at a time (`fold`), and why ε of a patient is much larger than that of a beat.
+
+A beat's whole spectrum with its phase tells people apart better than it tells L from N. What is
+kept of it: 128 samples around R, standardised, differenced, standardised again; bins 1 to 16 of
+their Fourier transform as log(1 + |z|), centred, with a mean square of 1. Each beat is transformed
+alone, so this costs no privacy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
+from zdp_bench.errors import UserError, require
+from zdp_bench.registry import register
+
+FOLDER = "mit-bih-arrhythmia-database-1.0.0"
+# SHA-256 over the release's 48 recordings, by `digest_files`.
+RELEASED = "6172c12983e5aab11fb407a8caa6147754710bf13c372b1b2e39a48b0ab34d05"
+RATE = 360  # Hz
+LONGEST = 3600 * RATE  # a released recording has half an hour
+LEAD = "MLII"
+WINDOW = 128  # samples, R in the middle
+BINS = 16
+SAME_PERSON = {"202": "201"}
+BLOCKED = {"109": 2492, "111": 2123, "207": 1457, "214": 2003}  # L beats in the release
+NORMAL_PATIENTS = 37  # people with N beats on lead MLII in the release
+
+
+@dataclass(frozen=True)
+class Beats:
+    """Where the beats of one recording are: N and L, in samples of lead `channel`."""
+
+    header: Path
+    channel: int
+    normal: np.ndarray
+    blocked: np.ndarray
+
+
+Patients = dict[str, list[Beats]]  # by the number of the person's first recording
+
+
+@register("dataset", "mitbih")
+@dataclass(frozen=True, kw_only=True)
+class MitBih(Dataset):
+    """MIT-BIH beats: complex64 [16] with imaginary part 0; label 1 is L, 0 is N.
+
+    A patient with L beats gives only those.
+
+    fold: which of the patients with L beats is held out, from 0, in the order of their numbers.
+    test_share: how many of the patients with N beats are held out, drawn by `split_seed`.
+    normal_per_patient, blocked_per_patient: at most so many beats of a patient, spread evenly.
+    """
+
+    fold: int = 0
+    test_share: float = 0.25
+    split_seed: int = 0
+    normal_per_patient: int = 100
+    blocked_per_patient: int = 1000
+
+    def __post_init__(self) -> None:
+        folds = len(BLOCKED)
+        rule = f"must lie between 0 and {folds - 1}: {folds} patients have L beats"
+        require(0 <= self.fold < folds, "dataset.fold", self.fold, rule)
+        for key in ("normal_per_patient", "blocked_per_patient"):
+            most = getattr(self, key)
+            require(most > 0, f"dataset.{key}", most, "must be at least 1")
+        rule = "must lie between 0 and 1, and be neither"
+        require(0 < self.test_share < 1, "dataset.test_share", self.test_share, rule)
+
+    def load(self, root: Path) -> Splits:
+        """They are 'official' if signals, annotations and the headers' text are the release's."""
+        folder = root / FOLDER
+        patients = group_by_patient(folder)
+        counts = self.count_beats(patients)
+        testing = self.hold_out(folder, counts)
+        parts: dict[bool, list[tuple[np.ndarray, int, int]]] = {False: [], True: []}
+        for number, (name, (_, blocked)) in enumerate(counts.items()):
+            beats = transform(self.choose(patients[name], blocked > 0))
+            parts[name in testing].append((beats, int(blocked > 0), number))
+        files = digest_files(folder)
+        people = [name for name, (_, blocked) in counts.items() if blocked]
+        official = files == RELEASED
+        return Splits(
+            _join(parts[False]),
+            _join(parts[True]),
+            input_shape=(BINS,),
+            outputs=1,
+            provenance="official" if official else "derived",
+            digest=digest(f"{files}:{self!r}:{LEAD}:{WINDOW}:{BINS}"),
+            notes=("" if official else "not the whole release as published: ")
+            + f"N beats of {len(counts) - len(people)} patients, L beats of {len(people)} "
+            f"({', '.join(people)}); held out: {people[self.fold]} and {len(testing) - 1} patients "
+            f"with N beats, drawn by split_seed={self.split_seed}",
+            examples_per_patient=self.most_of_one(counts, testing),
+        )
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by annotations; without recordings, as in the release."""
+        folder = root / FOLDER
+        if found := bool(list_recordings(folder)):
+            counts = self.count_beats(group_by_patient(folder))
+        else:
+            counts = {f"N{n}": (self.normal_per_patient, 0) for n in range(NORMAL_PATIENTS)}
+            for name, beats in BLOCKED.items():
+                counts[name] = (0, min(beats, self.blocked_per_patient))
+        testing = self.hold_out(folder, counts)
+        held = sum(sum(counts[name]) for name in testing)
+        return DatasetInfo(
+            train=sum(sum(count) for count in counts.values()) - held,
+            test=held,
+            input_shape=(BINS,),
+            outputs=1,
+            dtype=torch.complex64,
+            examples_per_patient=self.most_of_one(counts, testing),
+            found=found,
+        )
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read each recording's header, annotations and lead MLII."""
+
+        def read(header: Path) -> None:
+            if (beats := find_beats(header)) is not None:
+                read_signal(beats)
+
+        yield from try_each(list_recordings(root / FOLDER), read)
+
+    def count_beats(self, patients: Patients) -> dict[str, tuple[int, int]]:
+        """Return {patient: (N, L beats that are used)}, one of them 0; others have no such beat."""
+        counts = {}
+        for name, recordings in patients.items():
+            normal = sum(len(one.normal) for one in recordings)
+            blocked = sum(len(one.blocked) for one in recordings)
+            if blocked:
+                counts[name] = (0, min(blocked, self.blocked_per_patient))
+            elif normal:
+                counts[name] = (min(normal, self.normal_per_patient), 0)
+        return counts
+
+    def hold_out(self, folder: Path, counts: dict[str, tuple[int, int]]) -> set[str]:
+        """Return the patients to test on.
+
+        Raises:
+            UserError: too few patients have L beats, or N beats.
+        """
+        blocked = [name for name, (_, count) in counts.items() if count]
+        normal = [name for name, (_, count) in counts.items() if not count]
+        if len(blocked) < max(2, self.fold + 1):
+            raise UserError(
+                f"{folder}: L beats on lead {LEAD} are there of {len(blocked)} patients, so "
+                f"dataset.fold={self.fold} cannot be held out; the release has {len(BLOCKED)}."
+            )
+        held = count_held_out(len(normal), self.test_share, "patients with N beats")
+        order = np.random.default_rng(self.split_seed).permutation(len(normal))
+        return {blocked[self.fold], *(normal[index] for index in order[:held])}
+
+    def most_of_one(self, counts: dict[str, tuple[int, int]], testing: set[str]) -> int:
+        """The most training beats of any one patient."""
+        return max(sum(count) for name, count in counts.items() if name not in testing)
+
+    def choose(self, recordings: list[Beats], blocked: bool) -> np.ndarray:
+        """Return the windows [n, 128] of a patient's beats, spread evenly over the recordings."""
+        most = self.blocked_per_patient if blocked else self.normal_per_patient
+        windows = []
+        for one in recordings:
+            centres = one.blocked if blocked else one.normal
+            reach = np.arange(WINDOW) - WINDOW // 2
+            windows.append(read_signal(one)[centres[:, None] + reach])
+        every = np.concatenate(windows)
+        kept = np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int)
+        return every[kept]
+
+
+def transform(windows: np.ndarray) -> np.ndarray:
+    """Turn windows [n, 128] into complex64 [n, 16]; a flat one into zeros."""
+    slopes = _standardise(np.diff(_standardise(windows)), centre=False)
+    moduli = np.abs(np.fft.rfft(slopes, n=WINDOW))[:, 1 : BINS + 1]
+    return _standardise(np.log1p(moduli)).astype(np.complex64)
+
+
+def _standardise(rows: np.ndarray, centre: bool = True) -> np.ndarray:
+    """Subtract each row's mean, if `centre`, and divide by its standard deviation."""
+    centred = rows - rows.mean(1, keepdims=True) if centre else rows
+    scaled: np.ndarray = centred / np.maximum(rows.std(1, keepdims=True), 1e-9)
+    return scaled
+
+
+def _join(parts: list[tuple[np.ndarray, int, int]]) -> Examples:
+    inputs = torch.from_numpy(np.concatenate([beats for beats, _, _ in parts]))
+    each = torch.tensor([len(beats) for beats, _, _ in parts])
+    targets, groups = (torch.tensor([part[n] for part in parts]) for n in (1, 2))
+    return Examples(inputs, targets.repeat_interleave(each), groups=groups.repeat_interleave(each))
+
+
+def list_recordings(folder: Path) -> list[Path]:
+    """Return the headers of all recordings, by number; those too of which only parts are there.
+
+    A recording that RECORDS lists, or of which any of its three files is there, counts.
+    """
+    names = {
+        path.stem
+        for path in folder.glob("*")
+        if re.fullmatch(r"\d{3}", path.stem) and path.suffix in (".hea", ".dat", ".atr")
+    }
+    if (listed := folder / "RECORDS").is_file():
+        names |= set(re.findall(r"^\d{3}$", listed.read_text("latin-1"), flags=re.MULTILINE))
+    return [folder / f"{name}.hea" for name in sorted(names)]
+
+
+def group_by_patient(folder: Path) -> Patients:
+    """Find the beats of each patient; recordings 201 and 202 are of one.
+
+    Raises:
+        UserError: there are no recordings, or a file is missing or damaged.
+    """
+    headers = list_recordings(folder)
+    if not headers:
+        raise UserError(
+            f"dataset 'mitbih' finds no recordings under {folder}: *.hea, *.dat and *.atr of the "
+            "release. Put them there (see datasets/mitbih.yaml)."
+        )
+    patients: Patients = {}
+    for header in headers:
+        if (beats := find_beats(header)) is not None:
+            patients.setdefault(SAME_PERSON.get(header.stem, header.stem), []).append(beats)
+    return patients
+
+
+def find_beats(header: Path) -> Beats | None:
+    """Read a recording's header and annotations; None without lead MLII.
+
+    Beats whose window leaves the recording are dropped.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    import wfdb
+
+    for path in (header.with_suffix(suffix) for suffix in (".hea", ".dat", ".atr")):
+        require_inside(path, header.parent)
+        if not path.is_file():
+            raise UserError(f"{path}: is missing; a recording is a .hea, a .dat and a .atr file.")
+    name = str(header.with_suffix(""))
+    try:
+        described = wfdb.rdheader(name)
+        leads, samples = list(described.sig_name), int(described.sig_len)
+        stored, files = set(described.fmt), set(described.file_name)
+    except Exception as error:  # wfdb raises whatever its parser trips over
+        raise UserError(f"{header}: cannot be read ({type(error).__name__}).") from None
+    signal = header.with_suffix(".dat")
+    usual = (described.fs, stored, files) == (RATE, {"212"}, {signal.name})
+    if not usual or not 0 < samples <= LONGEST:
+        raise UserError(
+            f"{header}: says {samples:,} samples at {described.fs} Hz in format "
+            f"{', '.join(sorted(stored))} in {', '.join(sorted(files))}; format 212 at {RATE} Hz "
+            f"in {signal.name} was expected."
+        )
+    expected = (3 * len(leads) * samples + 1) // 2  # format 212 puts two samples in three bytes
+    if (size := signal.stat().st_size) != expected:
+        raise UserError(f"{signal}: has {size:,} bytes where its header announces {expected:,}.")
+    notes = header.with_suffix(".atr")
+    try:
+        if not notes.read_bytes().endswith(b"\0\0"):
+            raise EOFError
+        read = wfdb.rdann(name, "atr")
+        places, symbols = np.asarray(read.sample), np.asarray(read.symbol)
+    except Exception as error:
+        raise UserError(f"{notes}: cannot be read ({type(error).__name__}).") from None
+    if len(places) and not 0 <= places.min() <= places.max() < samples:
+        raise UserError(f"{notes}: annotates beats outside of the recording's {samples:,} samples.")
+    if LEAD not in leads:
+        return None
+    inside = (places >= WINDOW // 2) & (places <= samples - WINDOW // 2)
+    normal, blocked = (places[inside & (symbols == symbol)] for symbol in "NL")
+    return Beats(header, leads.index(LEAD), normal, blocked)
+
+
+def read_signal(beats: Beats) -> np.ndarray:
+    """Read lead MLII: float64 [samples] in the file's units.
+
+    Raises:
+        UserError: it cannot be read, or its sum is not the header's.
+    """
+    import wfdb
+
+    signal = beats.header.with_suffix(".dat")
+    try:
+        name = str(beats.header.with_suffix(""))
+        read = wfdb.rdrecord(name, channels=[beats.channel], physical=False)
+        units = read.d_signal[:, 0].astype(np.int64)
+        announced = read.checksum[0]
+    except Exception as error:
+        raise UserError(f"{signal}: cannot be read ({type(error).__name__}).") from None
+    if (int(units.sum()) - announced) % 2**16:
+        raise UserError(f"{signal}: lead {LEAD} does not have its header's checksum.")
+    return units.astype(np.float64)
+
+
+def digest_files(folder: Path) -> str:
+    """Return the SHA-256 of all recordings; of a header only its text, as line ends vary."""
+    found = []
+    for header in list_recordings(folder):
+        lines = [line.strip() for line in header.read_text("latin-1").splitlines()]
+        rest = [sha256(header.with_suffix(suffix)) for suffix in (".dat", ".atr")]
+        found.append(":".join([header.stem, *filter(None, lines), *rest]))
+    return digest("\n".join(found))
