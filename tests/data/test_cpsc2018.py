@@ -12,17 +12,18 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from tests.data.helpers import copy_folder
 from zdp_bench.data import files
-from zdp_bench.data.cpsc2018 import Cpsc2018
+from zdp_bench.data.cpsc2018 import FOLDER, Cpsc2018
 from zdp_bench.data.formats.ecg import DIAGNOSES, parse_diagnosis, read_wfdb
-from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_set, write_wfdb
+from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_wfdb
 from zdp_bench.errors import UserError
 
 
-def small(root: Path, count: int = 8) -> Path:
-    """A data root with a few recordings in the WFDB form; returns their folder."""
-    write_set(root / "CPSC2018", count, 2.0, seed=1)
-    return root / "CPSC2018" / "cinc2020_wfdb"
+@pytest.fixture
+def root(small_root: Path, tmp_path: Path) -> Path:
+    """A data root with a few recordings in the WFDB form."""
+    return copy_folder(small_root, tmp_path, FOLDER)
 
 
 def matlab(root: Path, labels: str, count: int = 4, **data: Any) -> Path:
@@ -125,102 +126,92 @@ def test_the_synthetic_set_is_written_once_and_learnable(tmp_path: Path) -> None
     assert power[first.train.targets == 0].mean() > 1.3 * power[first.train.targets == 1].mean()
 
 
-def _break(folder: Path, how: str) -> None:
-    header, signal = folder / "S0002.hea", folder / "S0002.mat"
-    text = header.read_text()
-    if how == "truncated":
-        signal.write_bytes(signal.read_bytes()[:-100])
-    elif how == "no signal":
-        signal.unlink()
-    elif how == "empty header":
-        header.write_text("")
-    elif how == "no header at all":
-        header.write_bytes(bytes(range(256)))
-    elif how == "rate":
-        header.write_text(text.replace("S0002 12 500", "S0002 12 250"))
-    elif how == "huge size":
-        header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 99999999999"))
-    elif how == "length":
-        header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 900"))
-    elif how == "missing lead":
-        header.write_text(
-            "\n".join(
-                line
-                for line in text.replace("S0002 12", "S0002 11").splitlines()
-                if not line.endswith("V6")
-            )
-        )
-    elif how == "no diagnosis":
-        header.write_text(text.replace("#Dx", "#Rx"))
-    elif how == "another ending":
-        signal.rename(signal.with_suffix(".dat"))
-    elif how == "samples of another type":
-        header.write_text(text.replace("S0002.mat 16+24", "S0002.mat 212+24"))
-    elif how == "no header":
-        header.unlink()
-    elif how == "not the format":
-        signal.write_bytes(b"<html>not found</html>")
-    elif how == "points outside":
-        header.write_text(text.replace("S0002.mat", "../S0002.mat"))
-    elif how == "points to another":
-        header.write_text(text.replace("S0002.mat", "S0004.mat"))
-    elif how == "not a number":
-        body = bytearray(signal.read_bytes())
-        body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
-        signal.write_bytes(bytes(body))
+def edit_header(old: str, new: str) -> Callable[[Path, Path], object]:
+    return lambda header, signal: header.write_text(header.read_text().replace(old, new))
 
 
-BROKEN = {
-    "truncated": "bytes where its header announces",
-    "no signal": "S0002.mat is missing",
-    "empty header": "cannot be read",
-    "no header at all": "cannot be read",
-    "rate": "250 Hz where 500 Hz",
-    "huge size": "announces 99,999,999,999 samples",
-    "length": "bytes where its header announces",
-    "missing lead": "11 leads where 12",
-    "no diagnosis": "no diagnosis",
-    "another ending": "S0002.mat is missing",
-    "samples of another type": "its samples are stored in WFDB's format 212 where 16 was expected",
-    "no header": "its header S0002.hea is missing",
-    "not the format": "22 bytes where its header announces",
-    "points outside": "cannot be read",
-    "points to another": r"points to 'S0004\.mat' where S0002\.mat",
-    "not a number": "no numbers",
+def drop_lead(header: Path, signal: Path) -> None:
+    lines = header.read_text().replace("S0002 12", "S0002 11").splitlines()
+    header.write_text("\n".join(line for line in lines if not line.endswith("V6")))
+
+
+def mark_missing(header: Path, signal: Path) -> None:
+    body = bytearray(signal.read_bytes())
+    body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
+    signal.write_bytes(bytes(body))
+
+
+LENGTH = "S0002 12 500 1000"
+BROKEN: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "truncated": (
+        lambda header, signal: signal.write_bytes(signal.read_bytes()[:-100]),
+        "bytes where its header announces",
+    ),
+    "no signal": (lambda header, signal: signal.unlink(), "S0002.mat is missing"),
+    "empty header": (lambda header, signal: header.write_text(""), "cannot be read"),
+    "no header at all": (
+        lambda header, signal: header.write_bytes(bytes(range(256))),
+        "cannot be read",
+    ),
+    "rate": (edit_header("S0002 12 500", "S0002 12 250"), "250 Hz where 500 Hz"),
+    "huge size": (
+        edit_header(LENGTH, "S0002 12 500 99999999999"),
+        "announces 99,999,999,999 samples",
+    ),
+    "length": (edit_header(LENGTH, "S0002 12 500 900"), "bytes where its header announces"),
+    "missing lead": (drop_lead, "11 leads where 12"),
+    "no diagnosis": (edit_header("#Dx", "#Rx"), "no diagnosis"),
+    "samples of another type": (
+        edit_header("S0002.mat 16+24", "S0002.mat 212+24"),
+        "its samples are stored in WFDB's format 212 where 16 was expected",
+    ),
+    "no header": (lambda header, signal: header.unlink(), "its header S0002.hea is missing"),
+    "not the format": (
+        lambda header, signal: signal.write_bytes(b"<html>not found</html>"),
+        "22 bytes where its header announces",
+    ),
+    "points outside": (edit_header("S0002.mat", "../S0002.mat"), "cannot be read"),
+    "points to another": (
+        edit_header("S0002.mat", "S0004.mat"),
+        r"points to 'S0004\.mat' where S0002\.mat",
+    ),
+    "not a number": (mark_missing, "no numbers"),
 }
 
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(
-    tmp_path: Path, how: str
+    root: Path, how: str
 ) -> None:
-    _break(small(tmp_path), how)
-    with pytest.raises(UserError, match=BROKEN[how]) as caught:
-        Cpsc2018(test_share=0.25).load(tmp_path)
+    spoil, message = BROKEN[how]
+    folder = root / FOLDER / "cinc2020_wfdb"
+    spoil(folder / "S0002.hea", folder / "S0002.mat")
+    with pytest.raises(UserError, match=message) as caught:
+        Cpsc2018(test_share=0.25).load(root)
     assert "S0002" in str(caught.value)
     assert "\n" not in str(caught.value)
-    problems = [problem for _, problem in files.check_files(tmp_path, files.card("cpsc2018"))]
+    problems = [problem for _, problem in files.check_files(root, files.card("cpsc2018"))]
     assert len(problems) == 8
     assert [problem for problem in problems if problem] == [
         str(caught.value).split(" Remove it")[0]
     ]
-    splits = Cpsc2018(test_share=0.25, bad_records="skip").load(tmp_path)
+    splits = Cpsc2018(test_share=0.25, bad_records="skip").load(root)
     assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")
 
 
-def test_a_link_out_of_the_root_and_a_name_twice_are_refused(tmp_path: Path) -> None:
-    folder = small(tmp_path)
+def test_a_link_out_of_the_root_and_a_name_twice_are_refused(root: Path) -> None:
+    folder = root / FOLDER / "cinc2020_wfdb"
     (folder / "again").mkdir()
     (folder / "again" / "S0001.hea").write_text((folder / "S0001.hea").read_text())
     with pytest.raises(UserError, match="a recording named S0001 is already there"):
-        Cpsc2018().load(tmp_path)
+        Cpsc2018().load(root)
     (folder / "again" / "S0001.hea").unlink()
-    outside = tmp_path / "outside.hea"
+    outside = root / "outside.hea"
     outside.write_text((folder / "S0001.hea").read_text())
     (folder / "S0001.hea").unlink()
     (folder / "S0001.hea").symlink_to(outside)
     with pytest.raises(UserError, match="a link that leads out"):
-        Cpsc2018().load(tmp_path)
+        Cpsc2018().load(root)
 
 
 @pytest.mark.parametrize(
@@ -288,10 +279,9 @@ def test_no_matlab_file_at_all_is_refused(tmp_path: Path, how: str) -> None:
     ("options", "message"),
     [({"positive": "LBB"}, "Did you mean 'LBBB'"), ({"channel": 13}, "between 1 and 12")],
 )
-def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    small(tmp_path)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Cpsc2018(**options).load(tmp_path)
+        Cpsc2018(**options)
 
 
 def test_an_empty_root_says_what_belongs_there(tmp_path: Path) -> None:

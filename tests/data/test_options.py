@@ -1,4 +1,6 @@
-"""Options that mean nothing are refused with their key, by `validate` (info) and by a run (load)."""
+"""Options that mean nothing are refused with their key, by `validate` (info) and by a run
+(load).
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("speech_commands_synthetic", {"words": ["yes"]}, "dataset.words=.*two different"),
     ("kspace_phantom", {"height": 6}, "dataset.height=6: must be at least 7"),
     ("kspace_phantom", {"width": 6}, "dataset.width=6: must be at least 7"),
+    ("kspace_phantom", {"patients": 1}, "dataset.patients=1: must be at least 2"),
+    ("kspace_phantom", {"test_share": 0.99}, "dataset.test_share=0.99: leaves 0 patients to train"),
     ("kspace_phantom", {"slices": 0}, "dataset.slices=0: must be at least 1"),
     ("fastmri", {"width": 0}, "dataset.width=0: must be at least 7"),
     ("kspace_from_volumes", {"height": 6}, "dataset.height=6: must be at least 7"),
