@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,12 @@ def dataset(name: str, **changes: Any) -> Dataset:
     options = {key: value for key, value in body.items() if key not in ("name", "card")}
     made: Dataset = lookup("dataset", name)(**options | changes)
     return made
+
+
+def copy_folder(source: Path, target: Path, folder: str | Path) -> Path:
+    """Copy one folder of a data root to another root, and return that."""
+    shutil.copytree(source / folder, target / folder)
+    return target
 
 
 def assert_refused(load: Callable[[], object], names: str, says: str) -> None:

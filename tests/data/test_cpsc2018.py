@@ -12,17 +12,18 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from tests.data.helpers import copy_folder
 from zdp_bench.data import files
-from zdp_bench.data.cpsc2018 import Cpsc2018
+from zdp_bench.data.cpsc2018 import FOLDER, Cpsc2018
 from zdp_bench.data.formats.ecg import DIAGNOSES, parse_diagnosis, read_wfdb
-from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_set, write_wfdb
+from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_wfdb
 from zdp_bench.errors import UserError
 
 
-def small(root: Path, count: int = 8) -> Path:
-    """A data root with a few recordings in the WFDB form; returns their folder."""
-    write_set(root / "CPSC2018", count, 2.0, seed=1)
-    return root / "CPSC2018" / "cinc2020_wfdb"
+@pytest.fixture
+def root(small_root: Path, tmp_path: Path) -> Path:
+    """A data root with a few recordings in the WFDB form."""
+    return copy_folder(small_root, tmp_path, FOLDER)
 
 
 def matlab(root: Path, labels: str, count: int = 4, **data: Any) -> Path:
@@ -192,35 +193,35 @@ BROKEN = {
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(
-    tmp_path: Path, how: str
+    root: Path, how: str
 ) -> None:
-    _break(small(tmp_path), how)
+    _break(root / FOLDER / "cinc2020_wfdb", how)
     with pytest.raises(UserError, match=BROKEN[how]) as caught:
-        Cpsc2018(test_share=0.25).load(tmp_path)
+        Cpsc2018(test_share=0.25).load(root)
     assert "S0002" in str(caught.value)
     assert "\n" not in str(caught.value)
-    problems = [problem for _, problem in files.check_files(tmp_path, files.card("cpsc2018"))]
+    problems = [problem for _, problem in files.check_files(root, files.card("cpsc2018"))]
     assert len(problems) == 8
     assert [problem for problem in problems if problem] == [
         str(caught.value).split(" Remove it")[0]
     ]
-    splits = Cpsc2018(test_share=0.25, bad_records="skip").load(tmp_path)
+    splits = Cpsc2018(test_share=0.25, bad_records="skip").load(root)
     assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")
 
 
-def test_a_link_out_of_the_root_and_a_name_twice_are_refused(tmp_path: Path) -> None:
-    folder = small(tmp_path)
+def test_a_link_out_of_the_root_and_a_name_twice_are_refused(root: Path) -> None:
+    folder = root / FOLDER / "cinc2020_wfdb"
     (folder / "again").mkdir()
     (folder / "again" / "S0001.hea").write_text((folder / "S0001.hea").read_text())
     with pytest.raises(UserError, match="a recording named S0001 is already there"):
-        Cpsc2018().load(tmp_path)
+        Cpsc2018().load(root)
     (folder / "again" / "S0001.hea").unlink()
-    outside = tmp_path / "outside.hea"
+    outside = root / "outside.hea"
     outside.write_text((folder / "S0001.hea").read_text())
     (folder / "S0001.hea").unlink()
     (folder / "S0001.hea").symlink_to(outside)
     with pytest.raises(UserError, match="a link that leads out"):
-        Cpsc2018().load(tmp_path)
+        Cpsc2018().load(root)
 
 
 @pytest.mark.parametrize(
@@ -288,10 +289,9 @@ def test_no_matlab_file_at_all_is_refused(tmp_path: Path, how: str) -> None:
     ("options", "message"),
     [({"positive": "LBB"}, "Did you mean 'LBBB'"), ({"channel": 13}, "between 1 and 12")],
 )
-def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    small(tmp_path)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Cpsc2018(**options).load(tmp_path)
+        Cpsc2018(**options)
 
 
 def test_an_empty_root_says_what_belongs_there(tmp_path: Path) -> None:

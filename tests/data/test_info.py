@@ -147,8 +147,6 @@ def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
 
 
 REAL: dict[str, dict[str, Any]] = {
-    "phasemnist": {},
-    "cifar10": {"check": False},
     "cpsc2018": {"positive": "RBBB"},
     "msd": {"task": "hippocampus", "size": 16},
     "kspace_from_volumes": {},

@@ -1,8 +1,7 @@
-"""k-space from NIfTI volumes: real magnitudes survive, only a smooth phase is added; ten broken volumes refused."""
+"""k-space from NIfTI volumes: real magnitudes survive, only a smooth phase is added; broken volumes refused."""
 
 from __future__ import annotations
 
-import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -63,49 +62,11 @@ def test_the_phase_is_smooth_and_bounded() -> None:
     assert max(np.abs(np.diff(phase, axis=0)).max(), np.abs(np.diff(phase, axis=1)).max()) < 0.5
 
 
-def not_a_number(path: Path) -> object:
-    volume = magnitudes(0).astype(np.float32)
-    volume[1, 2, 3] = np.nan
-    return save(path, volume)
-
-
-def huge(path: Path) -> None:
-    header = bytearray(gzip.decompress(path.read_bytes())[:352])
-    header[40:48] = np.array([3, 30000, 30000, 30000], dtype="<i2").tobytes()
-    path.write_bytes(gzip.compress(bytes(header)))
-
-
-def linked(path: Path) -> None:
-    outside = path.parents[1] / "outside.nii.gz"
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "damaged"),
-    "wrong dtype": (
-        lambda path: save(path, magnitudes(0).astype(np.complex64)),
-        "complex64, not real numbers",
-    ),
     "wrong shape": (
         lambda path: save(path, magnitudes(0)[..., None].repeat(2, 3)),
         "where three dimensions were expected",
-    ),
-    "NaN": (not_a_number, "no numbers"),
-    "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI file"),
-    "wrong extension": (
-        lambda path: path.rename(path.with_name("brain_0.mgz")),
-        r"is no \.nii or \.nii\.gz",
-    ),
-    "duplicate id": (
-        lambda path: save(path.with_name("brain_0.nii"), magnitudes(0)),
-        "is the same volume as brain_0",
-    ),
-    "symlink out of the root": (linked, "link that leads out of"),
-    "huge declared size": (huge, r"announces \[30000, 30000, 30000\] voxels"),
-    "not the format at all": (
-        lambda path: path.write_bytes(gzip.compress(b"brain" * 200)),
-        "no readable NIfTI file",
     ),
 }
 

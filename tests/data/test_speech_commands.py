@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 
+from tests.data.helpers import copy_folder
 from zdp_bench.data import files
 from zdp_bench.data import speech_commands as adapter
 from zdp_bench.data.speech_commands import (
@@ -27,18 +28,16 @@ from zdp_bench.data.speech_commands import (
     split_by_speaker,
     stft,
 )
-from zdp_bench.data.synthetic.speech import SpeechCommandsSynthetic, write_set
+from zdp_bench.data.synthetic.speech import SpeechCommandsSynthetic
 from zdp_bench.errors import UserError
 
 WORDS = ["yes", "no"]
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(small_root: Path, tmp_path: Path) -> Path:
     """A data root with two words of ten clips."""
-    (tmp_path / FOLDER).parent.mkdir(parents=True)
-    write_set(tmp_path / FOLDER, WORDS, 10, seed=0)
-    return tmp_path
+    return copy_folder(small_root, tmp_path, FOLDER)
 
 
 def test_the_transform_is_tensorflows_by_its_definition() -> None:

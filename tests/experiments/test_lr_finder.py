@@ -15,6 +15,7 @@ from tests.training.test_run import carry_out, configured
 from zdp_bench.cli import main
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Examples, Splits
+from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.lr_finder import find_steepest, range_test
 from zdp_bench.experiments.validate import validate
@@ -25,12 +26,9 @@ from zdp_bench.training import setup
 
 def test_the_steepest_fall_is_found() -> None:
     rates = [10 ** (-5 + step / 10) for step in range(50)]
-    losses = [
-        1 - 0.8 / (1 + math.exp(-8 * (math.log10(rate) + 3))) for rate in rates
-    ]  # falls round 1e-3
-    assert (
-        3e-4 < (find_steepest(rates, losses) or 0) < 6e-3
-    )  # smoothing looks back, so a little later
+    # They fall around 1e-3; smoothing looks back, so the fall is found a little later.
+    losses = [1 - 0.8 / (1 + math.exp(-8 * (math.log10(rate) + 3))) for rate in rates]
+    assert 3e-4 < (find_steepest(rates, losses) or 0) < 6e-3
     assert find_steepest(rates, list(range(50))) is None
     assert find_steepest(rates[:2], [1.0, 0.5]) is None
     assert find_steepest(rates, [*losses[:40], *[math.nan] * 10]) == find_steepest(
@@ -40,23 +38,15 @@ def test_the_steepest_fall_is_found() -> None:
 
 @pytest.fixture
 def _validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every data set has its own test records as validation records."""
-    found = setup.lookup
+    """Make the quickstart's test examples its validation examples, too."""
+    load = PhaseDigits.load
 
-    def lookup(kind: str, name: str) -> Any:
-        builder = found(kind, name)
-        if kind != "dataset":
-            return builder
+    def load_validated(digits: PhaseDigits, root: Path) -> Splits:
+        splits = load(digits, root)
+        examples = Examples(splits.test.inputs, splits.test.targets)
+        return dataclasses.replace(splits, validation=examples)
 
-        def build(*arguments: Any, **options: Any) -> Splits:
-            splits: Splits = builder(*arguments, **options)
-            return dataclasses.replace(
-                splits, validation=Examples(splits.test.inputs, splits.test.targets)
-            )
-
-        return build
-
-    monkeypatch.setattr(setup, "lookup", lookup)
+    monkeypatch.setattr(PhaseDigits, "load", load_validated)
 
 
 @pytest.mark.usefixtures("_validated")
@@ -65,8 +55,8 @@ def test_it_costs_its_steps_and_is_repeatable(tmp_path: Path) -> None:
     found = range_test(config, 1e-3, 1.0, steps=6)
     assert found.rates == pytest.approx([10 ** (-3 + 0.6 * step) for step in range(found.steps)])
     assert len(found.losses) == found.steps <= 6
-    said = validate(config, trial=False)
-    assert 0 < found.epsilon < said.privacy["epsilon_tight"] < found.epsilon_with_run
+    report = validate(config, trial=False)
+    assert 0 < found.epsilon < report.privacy["epsilon_tight"] < found.epsilon_with_run
     assert range_test(config, 1e-3, 1.0, steps=6) == found
     assert not torch.equal(
         torch.tensor(range_test(config, 2e-3, 1.0, steps=6).losses), torch.tensor(found.losses)
