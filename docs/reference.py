@@ -8,6 +8,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -120,9 +121,9 @@ def _plugin(kind: str, name: str, path: Any) -> str:
 
 
 def _hints(builder: Any) -> dict[str, Any]:
-    if inspect.isclass(builder):
-        return get_type_hints(builder) | get_type_hints(builder.__init__)
-    return get_type_hints(builder) if inspect.isfunction(builder) else {}
+    if inspect.isclass(builder) and not is_dataclass(builder):
+        builder = builder.__init__
+    return get_type_hints(builder)
 
 
 def recipes() -> str:
