@@ -121,11 +121,9 @@ def _plugin(kind: str, name: str, path: Any) -> str:
 
 
 def _hints(builder: Any) -> dict[str, Any]:
-    if is_dataclass(builder):
-        return get_type_hints(builder)
-    if inspect.isclass(builder):
-        return get_type_hints(builder) | get_type_hints(builder.__init__)
-    return get_type_hints(builder) if inspect.isfunction(builder) else {}
+    if inspect.isclass(builder) and not is_dataclass(builder):
+        builder = builder.__init__
+    return get_type_hints(builder)
 
 
 def recipes() -> str:

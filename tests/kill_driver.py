@@ -1,9 +1,11 @@
-"""What `test_kill` runs in a process of its own: a warm parent whose forked children kill themselves (-9) at a chosen moment.
+"""The process of `test_kill`: forks children that kill themselves (-9) at a chosen moment.
 
-    python kill_driver.py FOLDER JOBS       JOBS: JSON list of {"name", "overrides", "kills": [[moment, step], ...]}
+    python kill_driver.py FOLDER JOBS
 
-Each job is one run; each of its kills ends one attempt at it, and a last attempt goes undisturbed. The kill ["any time", steps,
-seconds] comes from outside: so many seconds after so many steps stand in the ledger. Prints one JSON line a job.
+JOBS is a JSON list of {"name", "overrides", "kills": [[moment, step], ...]}. Each job is one run;
+each of its kills ends one attempt at it, and a last attempt is left alone. The kill ["any time",
+steps, seconds] comes from outside: so many seconds after so many steps are in the ledger. Prints
+one JSON line for each job.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.training import checkpoint, run
+from zdp_bench.training import checkpoint, record, run, setup
 from zdp_bench.training import step as engine
 
 MOMENTS = (
@@ -47,7 +49,7 @@ def die() -> None:
 
 
 def arrange(moment: str, at: int) -> None:
-    """Kill this process at `moment` of step number `at` (from 0), or at the first checkpoint after it."""
+    """Kill this process at `moment` of step `at` (from 0), or at the first checkpoint after it."""
     here = {"step": -1}
     step_, write, noise, descend, save, replace = (
         run.private_step,
@@ -113,9 +115,8 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
             ):
                 time.sleep(0.001)
             time.sleep(seconds)
-            os.kill(
-                child, signal.SIGKILL
-            )  # where it has ended already: it is not waited for yet, so its number is still its own
+            # A child that has ended keeps its number until it is waited for.
+            os.kill(child, signal.SIGKILL)
         return os.waitpid(child, 0)[1]
     code = 1
     try:
@@ -130,8 +131,8 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
-    run.tight_epsilon = functools.cache(run.tight_epsilon)
-    run.rdp_epsilon = functools.cache(run.rdp_epsilon)
+    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
+    record.rdp_epsilon = functools.cache(record.rdp_epsilon)
     composed: dict[str, Run] = {}
     for job in jobs:
         results = folder / job["name"]

@@ -33,7 +33,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 ELSEWHERE = ("# needs Slurm", "# needs a cluster")
 
 
-def commands(page: Path) -> list[tuple[str, str]]:
+def read_commands(page: Path) -> list[tuple[str, str]]:
     """The (command, remark) lines of a page's console blocks, in order."""
     blocks = re.findall(
         r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
@@ -46,11 +46,11 @@ def commands(page: Path) -> list[tuple[str, str]]:
     ]
 
 
-def light(page: Path) -> list[list[str]]:
+def quick_commands(page: Path) -> list[list[str]]:
     """The zdp-bench commands of a page that are quick enough to run, as words."""
     quick = [
         shlex.split(text)
-        for text, remark in commands(page)
+        for text, remark in read_commands(page)
         if not remark.startswith(("# heavy", *ELSEWHERE))
     ]
     return [
@@ -58,7 +58,7 @@ def light(page: Path) -> list[list[str]]:
     ]
 
 
-def carry_out(*words: str) -> int:
+def exit_code_of(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
         cli.main(list(words))
     return int(left.value.code or 0)
@@ -67,7 +67,7 @@ def carry_out(*words: str) -> int:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_is_one_that_exists(page: Path) -> None:
     """Composed and checked key by key, without being run."""
-    for text, _ in commands(page):
+    for text, _ in read_commands(page):
         program, *words = shlex.split(text)
         if program == "torchrun":
             words = words[words.index("zdp_bench") + 1 :]
@@ -98,15 +98,15 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if light(page)], ids=lambda page: page.stem
+    "page", [page for page in PAGES if quick_commands(page)], ids=lambda page: page.stem
 )
 def test_quick_commands_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
-    for words in light(page):
-        assert carry_out(*words) == 0, words
+    for words in quick_commands(page):
+        assert exit_code_of(*words) == 0, words
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_quick_commands_run_one_after_the_other(
 def test_heavy_commands_run_where_there_is_data(
     page: Path, tmp_path: Path, data_root: Path
 ) -> None:
-    for text, remark in commands(page):
+    for text, remark in read_commands(page):
         program, *words = shlex.split(text)
         if (
             remark.startswith("# heavy")
@@ -166,7 +166,9 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
     lines = "\n".join(f"{name} = {module}" for name, module in points.items())
     (info / "entry_points.txt").write_text(f"[zdp_bench.plugins]\n{lines}\n")
     (command,) = [
-        shlex.split(text) for text, _ in commands(DOCS / "tutorial.md") if "dataset=rings" in text
+        shlex.split(text)
+        for text, _ in read_commands(DOCS / "tutorial.md")
+        if "dataset=rings" in text
     ]
     path = os.pathsep.join([str(tmp_path / "site"), str(DOCS / "example"), str(ROOT)])
     done = subprocess.run(

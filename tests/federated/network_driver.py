@@ -23,10 +23,9 @@ import torch
 
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.federated import server
 from zdp_bench.federated.network.superlink import run_server
 from zdp_bench.federated.network.supernode import run_client
-from zdp_bench.training import run as experiment
+from zdp_bench.training import setup
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
@@ -104,8 +103,7 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
-    for module in (experiment, server):
-        module.tight_epsilon = functools.cache(module.tight_epsilon)  # type: ignore[attr-defined]
+    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
     for job in jobs:
         print(json.dumps(carry_out(job, folder / job["name"])), flush=True)
 
