@@ -1,4 +1,4 @@
-"""Augmentation: training inputs only, decided by (seed, step, record), whatever the micro-batch."""
+"""Augmentation: training inputs only, decided by (seed, step, example), whatever the micro-batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ RECORDS = Examples(torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torc
 CPU = torch.device("cpu")
 
 
-def shifted(inputs: Tensor, chance: Tensor) -> Tensor:
-    assert chance.shape == (len(inputs), N_UNIFORMS)
-    return inputs + chance[:, :2]
+def shifted(inputs: Tensor, uniforms: Tensor) -> Tensor:
+    assert uniforms.shape == (len(inputs), N_UNIFORMS)
+    return inputs + uniforms[:, :2]
 
 
 def augmented(micro_batch: int, step: int = 3, key: str = "a run's") -> Tensor:
@@ -32,7 +32,7 @@ def test_the_micro_batch_does_not_matter() -> None:
     assert torch.equal(augmented(4), augmented(2))
 
 
-def test_every_step_run_and_record_has_its_own_chance() -> None:
+def test_every_step_run_and_example_has_its_own_uniforms() -> None:
     first = augmented(4)
     assert not torch.equal(first, augmented(4, step=4))
     assert not torch.equal(first, augmented(4, key="another's"))

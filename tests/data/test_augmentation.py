@@ -21,7 +21,9 @@ def uniforms(count: int) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(7, 6), (3, 7, 6)])
 @pytest.mark.parametrize("name", ["flip", "crop_flip"])
-def test_a_records_change_depends_on_nothing_but_itself(name: str, shape: tuple[int, ...]) -> None:
+def test_an_examples_change_depends_on_nothing_but_itself(
+    name: str, shape: tuple[int, ...]
+) -> None:
     change = augmentation(name, -0.4)
     assert change is not None
     images, rows = torch.randn(50, *shape), uniforms(50)

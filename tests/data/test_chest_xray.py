@@ -1,4 +1,4 @@
-"""Chest films: patients from names, splits no patient crosses, copies dropped, augmentation, and every broken film named."""
+"""Chest films: splits by patient, dropped copies, augmentation, and broken films."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_patients_are_read_from_names() -> None:
 
 
 def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
-    """By hand: person1 stands in both parts, film 5's bytes are film 4's, a test film's bytes are film 8's."""
+    """person1 is in both parts; films 4 and 5 are equal, and so are film 8 and a test film."""
     found = [
         film("person1_virus_1.jpeg"),
         *(film(f"person2_virus_{n}.jpeg") for n in (2, 3, 4, 5)),
@@ -153,7 +153,7 @@ def test_the_real_films(data_root: Path) -> None:
     assert "19 copies" in splits.notes
 
 
-# ------------------------------------------------------------------------------------------------------- broken films
+# ----------------------------------------------------------------------------------- broken films
 
 
 def png(path: Path) -> None:

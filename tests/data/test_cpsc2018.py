@@ -126,68 +126,56 @@ def test_the_synthetic_set_is_written_once_and_learnable(tmp_path: Path) -> None
     assert power[first.train.targets == 0].mean() > 1.3 * power[first.train.targets == 1].mean()
 
 
-def _break(folder: Path, how: str) -> None:
-    header, signal = folder / "S0002.hea", folder / "S0002.mat"
-    text = header.read_text()
-    if how == "truncated":
-        signal.write_bytes(signal.read_bytes()[:-100])
-    elif how == "no signal":
-        signal.unlink()
-    elif how == "empty header":
-        header.write_text("")
-    elif how == "no header at all":
-        header.write_bytes(bytes(range(256)))
-    elif how == "rate":
-        header.write_text(text.replace("S0002 12 500", "S0002 12 250"))
-    elif how == "huge size":
-        header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 99999999999"))
-    elif how == "length":
-        header.write_text(text.replace("S0002 12 500 1000", "S0002 12 500 900"))
-    elif how == "missing lead":
-        header.write_text(
-            "\n".join(
-                line
-                for line in text.replace("S0002 12", "S0002 11").splitlines()
-                if not line.endswith("V6")
-            )
-        )
-    elif how == "no diagnosis":
-        header.write_text(text.replace("#Dx", "#Rx"))
-    elif how == "another ending":
-        signal.rename(signal.with_suffix(".dat"))
-    elif how == "samples of another type":
-        header.write_text(text.replace("S0002.mat 16+24", "S0002.mat 212+24"))
-    elif how == "no header":
-        header.unlink()
-    elif how == "not the format":
-        signal.write_bytes(b"<html>not found</html>")
-    elif how == "points outside":
-        header.write_text(text.replace("S0002.mat", "../S0002.mat"))
-    elif how == "points to another":
-        header.write_text(text.replace("S0002.mat", "S0004.mat"))
-    elif how == "not a number":
-        body = bytearray(signal.read_bytes())
-        body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
-        signal.write_bytes(bytes(body))
+def edit_header(old: str, new: str) -> Callable[[Path, Path], object]:
+    return lambda header, signal: header.write_text(header.read_text().replace(old, new))
 
 
-BROKEN = {
-    "truncated": "bytes where its header announces",
-    "no signal": "S0002.mat is missing",
-    "empty header": "cannot be read",
-    "no header at all": "cannot be read",
-    "rate": "250 Hz where 500 Hz",
-    "huge size": "announces 99,999,999,999 samples",
-    "length": "bytes where its header announces",
-    "missing lead": "11 leads where 12",
-    "no diagnosis": "no diagnosis",
-    "another ending": "S0002.mat is missing",
-    "samples of another type": "its samples are stored in WFDB's format 212 where 16 was expected",
-    "no header": "its header S0002.hea is missing",
-    "not the format": "22 bytes where its header announces",
-    "points outside": "cannot be read",
-    "points to another": r"points to 'S0004\.mat' where S0002\.mat",
-    "not a number": "no numbers",
+def drop_lead(header: Path, signal: Path) -> None:
+    lines = header.read_text().replace("S0002 12", "S0002 11").splitlines()
+    header.write_text("\n".join(line for line in lines if not line.endswith("V6")))
+
+
+def mark_missing(header: Path, signal: Path) -> None:
+    body = bytearray(signal.read_bytes())
+    body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
+    signal.write_bytes(bytes(body))
+
+
+LENGTH = "S0002 12 500 1000"
+BROKEN: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "truncated": (
+        lambda header, signal: signal.write_bytes(signal.read_bytes()[:-100]),
+        "bytes where its header announces",
+    ),
+    "no signal": (lambda header, signal: signal.unlink(), "S0002.mat is missing"),
+    "empty header": (lambda header, signal: header.write_text(""), "cannot be read"),
+    "no header at all": (
+        lambda header, signal: header.write_bytes(bytes(range(256))),
+        "cannot be read",
+    ),
+    "rate": (edit_header("S0002 12 500", "S0002 12 250"), "250 Hz where 500 Hz"),
+    "huge size": (
+        edit_header(LENGTH, "S0002 12 500 99999999999"),
+        "announces 99,999,999,999 samples",
+    ),
+    "length": (edit_header(LENGTH, "S0002 12 500 900"), "bytes where its header announces"),
+    "missing lead": (drop_lead, "11 leads where 12"),
+    "no diagnosis": (edit_header("#Dx", "#Rx"), "no diagnosis"),
+    "samples of another type": (
+        edit_header("S0002.mat 16+24", "S0002.mat 212+24"),
+        "its samples are stored in WFDB's format 212 where 16 was expected",
+    ),
+    "no header": (lambda header, signal: header.unlink(), "its header S0002.hea is missing"),
+    "not the format": (
+        lambda header, signal: signal.write_bytes(b"<html>not found</html>"),
+        "22 bytes where its header announces",
+    ),
+    "points outside": (edit_header("S0002.mat", "../S0002.mat"), "cannot be read"),
+    "points to another": (
+        edit_header("S0002.mat", "S0004.mat"),
+        r"points to 'S0004\.mat' where S0002\.mat",
+    ),
+    "not a number": (mark_missing, "no numbers"),
 }
 
 
@@ -195,8 +183,10 @@ BROKEN = {
 def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(
     root: Path, how: str
 ) -> None:
-    _break(root / FOLDER / "cinc2020_wfdb", how)
-    with pytest.raises(UserError, match=BROKEN[how]) as caught:
+    spoil, message = BROKEN[how]
+    folder = root / FOLDER / "cinc2020_wfdb"
+    spoil(folder / "S0002.hea", folder / "S0002.mat")
+    with pytest.raises(UserError, match=message) as caught:
         Cpsc2018(test_share=0.25).load(root)
     assert "S0002" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""What was made from volumes is used again for the same volumes only, and not where an older version read them less strictly."""
+"""Caches made from volumes are used for the same volumes and the same reader only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fastMRI's files: read as published, lazily, masks fixed in validation and new in training; ten broken ones refused."""
+"""fastMRI: files are read lazily; masks are fixed in validation and random in training."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def records(of: object) -> KSpaceExamples:
+def as_examples(of: object) -> KSpaceExamples:
     assert isinstance(of, KSpaceExamples)
     return of
 
@@ -86,7 +86,7 @@ def everything(of: KSpaceExamples, seed: int | None = None) -> tuple[torch.Tenso
     return of.batch(torch.arange(len(of)), uniforms)
 
 
-def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> None:
+def test_every_slice_is_an_example_and_a_patient_owns_several(root: Path) -> None:
     splits = FastMri(**SMALL).load(root)
     assert (len(splits.train), len(splits.test)) == (15, 10)
     assert splits.input_shape == (1, 16, 12)
@@ -102,11 +102,11 @@ def test_every_slice_is_a_record_and_a_patient_owns_all_of_his(root: Path) -> No
     assert set(Counter(splits.test.groups.tolist()).values()) == {
         5
     }  # volumes are measured one by one
-    assert records(splits.test).groups.tolist() == [0] * 5 + [1] * 5
+    assert as_examples(splits.test).groups.tolist() == [0] * 5 + [1] * 5
 
 
-def test_a_test_record_is_the_slice_under_its_files_mask(root: Path) -> None:
-    inputs, targets = records(FastMri(**SMALL).load(root).test).batch(torch.tensor([7, 2]))
+def test_a_test_example_is_the_slice_under_its_files_mask(root: Path) -> None:
+    inputs, targets = as_examples(FastMri(**SMALL).load(root).test).batch(torch.tensor([7, 2]))
     how = Undersampling(4, 0.08, 16, 12)
     for row, (number, which) in enumerate([(4, 2), (3, 2)]):
         content = arrays(number)
@@ -121,8 +121,8 @@ def test_a_test_record_is_the_slice_under_its_files_mask(root: Path) -> None:
         )
 
 
-def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path) -> None:
-    train = records(FastMri(**SMALL).load(root).train)
+def test_training_masks_are_decided_by_a_examples_uniforms_alone(root: Path) -> None:
+    train = as_examples(FastMri(**SMALL).load(root).train)
     first, again, other = (
         everything(train, seed=1),
         everything(train, seed=1),
@@ -134,33 +134,33 @@ def test_training_masks_are_decided_by_a_records_row_of_chance_alone(root: Path)
     assert torch.equal(first[1][:, 0], other[1][:, 0])  # the reference is the same
     uniforms = torch.from_numpy(np.random.default_rng(1).random((len(train), N_UNIFORMS)))
     assert torch.equal(train.batch(torch.tensor([9]), uniforms[9:10])[0], first[0][9:10])
-    test = records(FastMri(**SMALL).load(root).test)
+    test = as_examples(FastMri(**SMALL).load(root).test)
     assert torch.equal(everything(test, seed=1)[0], everything(test)[0])
 
 
-def test_a_volume_can_be_the_record(root: Path) -> None:
+def test_a_volume_can_be_the_example(root: Path) -> None:
     splits = FastMri(**SMALL, unit="volume", slices=3).load(root)
     assert (len(splits.train), len(splits.test)) == (3, 2)
     assert splits.input_shape == (3, 1, 16, 12)
     assert splits.examples_per_patient == 2
-    inputs, targets = everything(records(splits.test))
+    inputs, targets = everything(as_examples(splits.test))
     assert inputs.shape == (2, 3, 1, 16, 12)
     assert targets.shape == (2, 3, 2, 16, 12)
-    by_slice = everything(records(FastMri(**SMALL, slices=3).load(root).test))
+    by_slice = everything(as_examples(FastMri(**SMALL, slices=3).load(root).test))
     assert torch.equal(inputs.flatten(0, 1), by_slice[0])
     assert torch.equal(targets.flatten(0, 1), by_slice[1])
 
 
 def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -> None:
     splits = FastMri(**SMALL).load(root)
-    everything(records(splits.test))
+    everything(as_examples(splits.test))
     opened = {
         os.readlink(f"/proc/self/fd/{fd}")
         for fd in os.listdir("/proc/self/fd")
         if os.path.exists(f"/proc/self/fd/{fd}")
     }
     assert not any(name.endswith(".h5") for name in opened)
-    empty = records(splits.train).batch(torch.arange(0))
+    empty = as_examples(splits.train).batch(torch.arange(0))
     assert empty[0].shape == (0, 1, 16, 12)
     assert empty[1].shape == (0, 2, 16, 12)
 
@@ -255,7 +255,9 @@ def test_a_broken_file_is_named_and_refused(root: Path, kind: str) -> None:
     spoil, says = BROKEN[kind]
     path = root / "fastMRI" / FOLDERS[0] / "file1000000.h5"
     spoil(path)
-    assert_refused(lambda: everything(records(FastMri(**SMALL).load(root).train)), path.stem, says)
+    assert_refused(
+        lambda: everything(as_examples(FastMri(**SMALL).load(root).train)), path.stem, says
+    )
 
 
 def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:

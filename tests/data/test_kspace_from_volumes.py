@@ -1,4 +1,4 @@
-"""k-space from NIfTI volumes: real magnitudes survive, only a smooth phase is added; broken volumes refused."""
+"""k-space from NIfTI volumes: magnitudes are kept, and a smooth phase is added."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_flipped_byte_is_refused(data_root: Path, tmp_path: Path) -> None:
         Mnist().load(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------- downloading
+# ------------------------------------------------------------------------------------ downloading
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""MRI sequences in k-space: right slices in the right class, each whitened by itself, patients apart; ten broken volumes."""
+"""MRI sequences: the right slices and classes, whitening, splits by patient, broken volumes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def one_contrast(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_records_are_the_centre_slices_of_each_sequence_in_turn(root: Path) -> None:
+def test_examples_are_the_centre_slices_of_each_sequence_in_turn(root: Path) -> None:
     splits = MriSequences(**OPTIONS).load(root)
     inputs, labels = splits.train.batch(torch.arange(len(splits.train)))
     assert (inputs.shape, inputs.dtype) == ((4 * 12, 1, 16, 16), torch.complex64)
@@ -78,15 +78,15 @@ def test_patients_are_in_one_part_and_the_patient_owns_every_sequence(root: Path
     assert MriSequences(**OPTIONS | {"validation_patients": 0}).load(root).validation is None
 
 
-def test_a_record_depends_on_no_other_and_is_whitened_by_itself() -> None:
+def test_an_example_depends_on_no_other_and_is_whitened_by_itself() -> None:
     random = np.random.default_rng(3)
     images = random.random((5, 16, 16)) * np.array([1, 50, 1e4, 1e-3, 1]).reshape(-1, 1, 1)
     made = whiten(to_kspace(images))
     np.testing.assert_allclose(whiten(to_kspace(images[2:3])), made[2:3])
-    for record in made:
-        parts = np.stack([record.real.ravel(), record.imag.ravel()])
+    for example in made:
+        parts = np.stack([example.real.ravel(), example.imag.ravel()])
         np.testing.assert_allclose(np.cov(parts, bias=True), np.eye(2), atol=1e-9)
-        assert abs(record.mean()) < 1e-9
+        assert abs(example.mean()) < 1e-9
     np.testing.assert_allclose(
         whiten(to_kspace(1e3 * images)), made, atol=1e-9
     )  # units do not matter
@@ -111,11 +111,12 @@ def test_what_is_mapped_is_made_once_and_never_copied(root: Path) -> None:
     )  # type: ignore[attr-defined]
 
 
-# ------------------------------------------------------------------------------------------------- simulated contrasts
+# -------------------------------------------------------------------------------------------------
+# simulated contrasts
 
 
 def test_the_four_contrasts_differ_where_sequences_differ() -> None:
-    """Fluid is dark but in T2w, white matter brightest in T1w; contrast agent shows at borders alone."""
+    """Fluid is bright in T2w only, white matter in T1w; contrast agent shows at borders."""
     tissue = np.concatenate(
         [np.full((8, 8, 8), level) for level in (0.0, 0.45, 1.0)]
     )  # fluid, grey, white
@@ -137,7 +138,7 @@ def test_a_scanner_adds_a_smooth_field_and_noise() -> None:
     assert np.abs(np.diff(a, axis=0)).mean() > 0.01
 
 
-def test_derived_records_come_from_the_files_name_and_voxels(one_contrast: Path) -> None:
+def test_derived_examples_come_from_the_files_name_and_voxels(one_contrast: Path) -> None:
     splits = MriSequencesFromVolumes(**DERIVED).load(one_contrast)
     assert (
         len(splits.train),
@@ -161,7 +162,7 @@ def test_the_synthetic_set_is_read_by_the_real_adapter(tmp_path: Path) -> None:
     assert len(list((tmp_path / "synthetic").rglob("BRATS_*.nii.gz"))) == 4
 
 
-# ----------------------------------------------------------------------------------------------------- broken volumes
+# --------------------------------------------------------------------------------- broken volumes
 
 
 def save(path: Path, voxels: np.ndarray) -> None:

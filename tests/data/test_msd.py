@@ -1,4 +1,4 @@
-"""Decathlon volumes: slices in their right place, patients that never cross, masks that move along, broken sets named."""
+"""Decathlon volumes: slices, splits by volume, augmented masks, and broken sets."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_real_hippocampus_headers(data_root: Path) -> None:
     assert sum(case.header.shape[2] for case in found) == 9270
 
 
-# ----------------------------------------------------------------------------------------------------- broken volumes
+# --------------------------------------------------------------------------------- broken volumes
 
 
 def first(root: Path, kind: str = "imagesTr") -> Path:

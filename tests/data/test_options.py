@@ -1,4 +1,6 @@
-"""Options that mean nothing are refused with their key, by `validate` (info) and by a run (load)."""
+"""Options that mean nothing are refused with their key, by `validate` (info) and by a run
+(load).
+"""
 
 from __future__ import annotations
 

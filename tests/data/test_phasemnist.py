@@ -1,4 +1,4 @@
-"""PhaseMNIST: no image in more than two training examples, every label by the rule, and both ε stated."""
+"""PhaseMNIST: an image is in two training examples or in none, and every label follows the rule."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_examples_hold_the_images_they_say(counts: list[int], seed: int) -> None
         -1, 1, 1
     )  # an image's only pixel is its index
     train, test, made = pair((pixels, labels), (pixels, labels), seed)
-    for records in (train, test):
-        real, partner = records.inputs.real.flatten().long(), records.inputs.imag.flatten().long()
-        assert (labels[real] == records.targets.numpy()).all()
-        assert (labels[partner] == 9 - records.targets.numpy()).all()
+    for examples in (train, test):
+        real, partner = examples.inputs.real.flatten().long(), examples.inputs.imag.flatten().long()
+        assert (labels[real] == examples.targets.numpy()).all()
+        assert (labels[partner] == 9 - examples.targets.numpy()).all()
     assert test.inputs.real.flatten().tolist() == list(
         range(len(labels))
     )  # no test image is left out

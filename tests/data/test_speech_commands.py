@@ -1,4 +1,4 @@
-"""SpeechCommands: the transform against its definition, the split by speaker, and every broken clip named."""
+"""SpeechCommands: the transform by its definition, the split by speaker, and broken clips."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def root(small_root: Path, tmp_path: Path) -> Path:
 
 
 def test_the_transform_is_tensorflows_by_its_definition() -> None:
-    """tf.signal.stft(x, 255, 128): frames of 255 every 128, times a periodic Hann window, zero-padded to 256, real FFT."""
+    """tf.signal.stft(x, 255, 128): frames times a periodic Hann window, zero-padded to 256."""
     wave = np.random.default_rng(0).normal(size=CLIP)
     ours = stft(torch.from_numpy(wave[None]).float())[0].numpy()
     assert ours.shape == (124, 129)
@@ -56,7 +56,7 @@ def test_the_transform_is_tensorflows_by_its_definition() -> None:
 
 
 def test_written_down_values_of_the_transform() -> None:
-    """A 1 kHz cosine, frame 0, by hand: the sum of the window is 127.5, half of it lands in bin 16, a quarter beside it."""
+    """A 1 kHz cosine: of the window's sum, 127.5, half is in bin 16 and a quarter beside it."""
     t = torch.arange(CLIP) / RATE
     spectrum = stft(torch.cos(2 * math.pi * 1000 * t)[None])[0]
     assert abs(spectrum[0, 16].abs() - 63.75) < 0.05
@@ -65,7 +65,7 @@ def test_written_down_values_of_the_transform() -> None:
 
 
 def test_other_steps_frame_as_tensorflow_does() -> None:
-    """Frames begin every `step` samples and none passes the end of the clip: 1 + (16000 − 255) // step of them."""
+    """Frames begin every `step` samples, and none passes the end of the clip."""
     wave = torch.randn(2, CLIP, generator=torch.Generator().manual_seed(1))
     dense = stft(wave)
     for step, count in (
@@ -182,9 +182,9 @@ def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
     assert splits.provenance == "synthetic"
 
     def peakedness(
-        records: Any,
+        examples: Any,
     ) -> torch.Tensor:  # 'no' holds its formants still, 'yes' glides through a band: [n]
-        shape = torch.nn.functional.normalize(records.inputs[:, 0].abs().mean(dim=1))  # [n, 129]
+        shape = torch.nn.functional.normalize(examples.inputs[:, 0].abs().mean(dim=1))  # [n, 129]
         return shape.pow(4).sum(dim=1)
 
     yes, no = (peakedness(splits.train)[splits.train.targets == label].mean() for label in (0, 1))
@@ -192,7 +192,7 @@ def test_the_synthetic_words_can_be_told_apart(tmp_path: Path) -> None:
     assert (guessed.long() == splits.test.targets).float().mean() > 0.8
 
 
-# ------------------------------------------------------------------------------------------------------ broken clips
+# ----------------------------------------------------------------------------------- broken clips
 
 
 def wav(**changes: Any) -> Callable[[Path], None]:

@@ -1,4 +1,4 @@
-"""The binary task: its loss per record, ROC-AUC, and what a magnitude as logit does."""
+"""The binary task: its loss per example, ROC-AUC, and what a magnitude as logit does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zdp_bench.tasks.binary_classification import BinaryClassification
 TASK = BinaryClassification()
 
 
-def test_the_loss_is_one_logistic_loss_a_record() -> None:
+def test_the_loss_is_one_logistic_loss_an_example() -> None:
     logits, targets = torch.tensor([[0.3], [-1.2]]), torch.tensor([1, 0])
     expected = [-math.log(1 / (1 + math.exp(-0.3))), -math.log(1 - 1 / (1 + math.exp(1.2)))]
     assert TASK.loss(logits, targets).tolist() == pytest.approx(expected, rel=1e-5)

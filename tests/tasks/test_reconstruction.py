@@ -1,4 +1,4 @@
-"""NMSE, PSNR and SSIM on fixed arrays by fastMRI's volume definition; the loss is one a record, in the slice's own unit."""
+"""NMSE, PSNR and SSIM of volumes as in fastMRI; one loss per example, in the slice's unit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def volume(seed: int, slices: int = 3) -> np.ndarray:
 
 
 def ssim_by_hand(a: np.ndarray, b: np.ndarray, largest: float) -> float:
-    """Wang et al. 2004 with a uniform 7 x 7 window, unbiased covariances, windows that lie inside: scikit-image's default."""
+    """Wang et al. 2004 with a uniform 7 x 7 window, unbiased covariances, windows that lie inside:
+    scikit-image's default.
+    """
     c1, c2 = (0.01 * largest) ** 2, (0.03 * largest) ** 2
     values = []
     for top in range(a.shape[0] - 6):
@@ -55,8 +57,8 @@ def test_simple_cases_in_round_numbers() -> None:
     assert found["ssim"] == pytest.approx((2 * 0.9 + 1e-4) / (1 + 0.81 + 1e-4))
 
 
-def as_records(*volumes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs [n, 1, H, W] that are right but for the last volume's, targets, and the volume of each slice; slices shuffled."""
+def as_examples(*volumes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Shuffled outputs, right but for the last volume's, targets, and each slice's volume."""
     reference = torch.from_numpy(np.concatenate(volumes)).float()
     targets = torch.stack([reference, 0.7 * reference + 0.1 * reference.flip(-1)], dim=1)
     outputs = (reference / scale(targets))[:, None].clone()
@@ -68,7 +70,7 @@ def as_records(*volumes: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> None:
     bright, dim = 1000 * volume(0), volume(1, slices=2)
-    outputs, targets, groups = as_records(bright, dim)
+    outputs, targets, groups = as_examples(bright, dim)
     found = TASK.metrics(outputs, targets, groups)
     assert found["nmse"] == pytest.approx(
         0.01 / 2, rel=1e-4
@@ -84,8 +86,8 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
     assert apart["psnr"] != pytest.approx(found["psnr"]) or math.isinf(apart["psnr"])
 
 
-def test_a_record_that_is_a_volume_measures_the_same() -> None:
-    outputs, targets, groups = as_records(volume(0), volume(2))
+def test_an_example_that_is_a_volume_measures_the_same() -> None:
+    outputs, targets, groups = as_examples(volume(0), volume(2))
     order = groups.argsort(stable=True)
     together = TASK.metrics(
         outputs[order].unflatten(0, (2, 3)), targets[order].unflatten(0, (2, 3))
@@ -93,8 +95,8 @@ def test_a_record_that_is_a_volume_measures_the_same() -> None:
     assert together == pytest.approx(TASK.metrics(outputs[order], targets[order], groups[order]))
 
 
-def test_the_loss_is_l1_in_the_slices_unit_one_a_record() -> None:
-    outputs, targets, _ = as_records(volume(0), volume(1))
+def test_the_loss_is_l1_in_the_slices_unit_one_an_example() -> None:
+    outputs, targets, _ = as_examples(volume(0), volume(1))
     unit = targets[:, 1].std(dim=(1, 2))
     expected = [(outputs[i, 0] - targets[i, 0] / unit[i]).abs().mean() for i in range(len(outputs))]
     assert torch.allclose(TASK.loss(outputs, targets), torch.stack(expected), atol=1e-6)

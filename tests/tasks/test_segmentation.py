@@ -1,4 +1,4 @@
-"""Dice per volume against the definition by hand, the losses, and condensing that changes no number."""
+"""Dice per volume by its definition, the losses, and condensing, which changes no number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOLUMES = torch.tensor([7, 7, 9, 9])
 
 
 def test_dice_is_that_of_volumes_not_of_slices() -> None:
-    """Volume 7: one voxel right of two found and three true, 2·1/(2 + 3). Volume 9: empty and found empty, 1."""
+    """Volume 7: 1 voxel right, 2 found, 3 true: 2·1/(2 + 3). Volume 9: empty, found empty: 1."""
     found = Segmentation().metrics(LOGITS, MASKS, VOLUMES)
     assert found["dice"] == pytest.approx((0.4 + 1) / 2)
     assert found["dice_worst"] == pytest.approx(0.4)
@@ -32,7 +32,7 @@ def test_condensed_batches_give_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("loss", ["bce", "dice", "bce_dice"])
-def test_a_records_loss_is_its_own(loss: str) -> None:
+def test_an_examples_loss_is_its_own(loss: str) -> None:
     task = Segmentation(loss=loss)  # type: ignore[arg-type]
     logits = torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     masks = (logits[:, 0] > 0.5).to(torch.uint8)

@@ -22,7 +22,7 @@ HOW = Undersampling(acceleration=4, center_fraction=0.08, height=8, width=7)
 def fastmris_mask(
     columns: int, acceleration: int, centre_fraction: float, file_name: str
 ) -> np.ndarray:
-    """RandomMaskFunc as Zbontar et al. describe and seed it, with numpy's global generator as their code has it."""
+    """RandomMaskFunc of Zbontar et al., seeded as theirs, with numpy's global generator."""
     state = np.random.get_state()
     np.random.seed(tuple(map(ord, file_name)))
     np.random.randint(0, 1)  # their choice among one pair of acceleration and centre fraction

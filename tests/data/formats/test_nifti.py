@@ -1,4 +1,4 @@
-"""NIfTI: axes turned to RAS+ whatever the file's own, spacing with them, header without voxels, and every broken file named."""
+"""NIfTI: axes and spacing are turned to RAS+, and broken files are named."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def infinite(path: Path) -> None:
 
 
 def flat(path: Path) -> None:
-    """The second row of the sform (bytes 296 to 312) is zero: the file does not say where the second axis runs."""
+    """Set the second row of the sform (bytes 296 to 312) to zero."""
     body = bytearray(save(path).read_bytes())
     body[296:312] = bytes(16)
     path.write_bytes(bytes(body))
@@ -144,7 +144,7 @@ def test_a_flipped_byte_that_still_unpacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets of a hospital's size stream: what is read of a file's compressed bytes is its size, and a header's worth."""
+    """The compressed bytes are read once: large sets stream."""
     path = save(tmp_path / "v.nii.gz", np.random.default_rng(0).normal(size=(60, 60, 60)))
     expected, seen = nifti.read(path).data, []
     rewind = gzip._GzipReader._rewind  # type: ignore[attr-defined]

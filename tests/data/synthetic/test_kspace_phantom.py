@@ -1,4 +1,4 @@
-"""The phantom goes through fastMRI's adapter, is the same each time, and looks like something under a coil."""
+"""The phantom is read as fastMRI is, is the same each time, and looks like a head in a coil."""
 
 from __future__ import annotations
 

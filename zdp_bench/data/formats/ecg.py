@@ -21,7 +21,7 @@ from zdp_bench.errors import UserError
 
 RATE = 500  # Hz
 LEADS = 12
-LONGEST = 200 * RATE  # the longest released record has 144 s; what announces more is no such record
+LONGEST = 200 * RATE  # the longest released recording has 144 s
 # REFERENCE.csv's codes, in their order from 1, with the SNOMED CT codes of PhysioNet's later
 # releases.
 DIAGNOSES: dict[str, tuple[str, ...]] = {
