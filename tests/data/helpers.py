@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from zdp_bench import assets
 from zdp_bench.data import Dataset
-from zdp_bench.data.synthetic.ecg import draw_beat
+from zdp_bench.data.synthetic.beats import write_recording
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -61,29 +60,9 @@ MITBIH = {
 
 
 def write_mitbih(folder: Path) -> None:
-    """Write twelve recordings of ten beats as MIT-BIH stores them.
-
-    The first and the last beat lie at the edge. In recordings of N beats one more is a V.
-    """
-    import wfdb
-
+    """Write twelve recordings of ten beats as MIT-BIH stores them; one beat of the N is a V."""
     folder.mkdir()
-    places = np.array([20, *range(300, 2700, 300), 2990])
     for name, (leads, kind) in MITBIH.items():
-        t = np.arange(3000)
-        clean = sum(draw_beat((t - place) / 360, kind == "L") for place in places)
-        noise = np.random.default_rng(int(name)).normal(0, 0.05, (3000, 2))
-        wfdb.wrsamp(
-            name,
-            fs=360,
-            units=["mV", "mV"],
-            sig_name=leads.split(),
-            p_signal=np.asarray(clean)[:, None] + noise,
-            fmt=["212", "212"],
-            adc_gain=[200, 200],
-            baseline=[1024, 1024],
-            write_dir=str(folder),
-        )
-        symbols = [kind] * len(places)
+        symbols = [kind] * 10
         symbols[4] = "V" if kind == "N" else kind
-        wfdb.wrann(name, "atr", places, symbols, write_dir=str(folder))
+        write_recording(folder, name, leads.split(), symbols, seed=0)

@@ -91,6 +91,7 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
     ("kspace_phantom", {"patients": 4, "height": 8, "width": 10, "unit": "slice"}),
     ("cpsc2018", {"test_share": 0.3}),
+    ("mitbih_synthetic", {"fold": 3, "patients": 5, "beats": 6}),
     ("mitbih", {"fold": 2, "normal_per_patient": 5}),
     ("mitbih", {"test_share": 0.5, "split_seed": 1, "blocked_per_patient": 6}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "speaker"}),

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -36,6 +36,11 @@ WINDOW = 128  # samples, R in the middle
 BINS = 16
 SAME_PERSON = {"202": "201"}
 BLOCKED = {"109": 2492, "111": 2123, "207": 1457, "214": 2003}  # L beats in the release
+ORIGINS = {
+    "official": "",
+    "derived": "not the whole release as published: ",
+    "synthetic": "generated beats: ",
+}
 NORMAL_PATIENTS = 37  # people with N beats on lead MLII in the release
 
 
@@ -49,7 +54,9 @@ class Beats:
     blocked: np.ndarray
 
 
-Patients = dict[str, list[Beats]]  # by the number of the person's first recording
+# By the number of a person's first recording:
+Patients = dict[str, list[Beats]]
+Counts = dict[str, tuple[int, int]]  # N and L beats that are used
 
 
 @register("dataset", "mitbih")
@@ -82,7 +89,10 @@ class MitBih(Dataset):
 
     def load(self, root: Path) -> Splits:
         """They are 'official' if signals, annotations and the headers' text are the release's."""
-        folder = root / FOLDER
+        return self.load_folder(root / FOLDER)
+
+    def load_folder(self, folder: Path, synthetic: bool = False) -> Splits:
+        """Read and split the recordings of a folder."""
         patients = group_by_patient(folder)
         counts = self.count_beats(patients)
         testing = self.hold_out(folder, counts)
@@ -91,19 +101,19 @@ class MitBih(Dataset):
             beats = transform(self.choose(patients[name], blocked > 0))
             parts[name in testing].append((beats, int(blocked > 0), number))
         files = digest_files(folder)
+        released: Provenance = "official" if files == RELEASED else "derived"
+        provenance: Provenance = "synthetic" if synthetic else released
         people = [name for name, (_, blocked) in counts.items() if blocked]
-        official = files == RELEASED
         return Splits(
             _join(parts[False]),
             _join(parts[True]),
             input_shape=(BINS,),
             outputs=1,
-            provenance="official" if official else "derived",
+            provenance=provenance,
             digest=digest(f"{files}:{self!r}:{LEAD}:{WINDOW}:{BINS}"),
-            notes=("" if official else "not the whole release as published: ")
-            + f"N beats of {len(counts) - len(people)} patients, L beats of {len(people)} "
-            f"({', '.join(people)}); held out: {people[self.fold]} and {len(testing) - 1} patients "
-            f"with N beats, drawn by split_seed={self.split_seed}",
+            notes=f"{ORIGINS[provenance]}N beats of {len(counts) - len(people)} patients, L beats of "
+            f"{len(people)} ({', '.join(people)}); held out: {people[self.fold]} and "
+            f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}",
             examples_per_patient=self.most_of_one(counts, testing),
         )
 
@@ -116,6 +126,10 @@ class MitBih(Dataset):
             counts = {f"N{n}": (self.normal_per_patient, 0) for n in range(NORMAL_PATIENTS)}
             for name, beats in BLOCKED.items():
                 counts[name] = (0, min(beats, self.blocked_per_patient))
+        return self.describe(folder, counts, found)
+
+    def describe(self, folder: Path, counts: Counts, found: bool) -> DatasetInfo:
+        """Split patients of whom only the numbers of beats are known."""
         testing = self.hold_out(folder, counts)
         held = sum(sum(counts[name]) for name in testing)
         return DatasetInfo(
@@ -137,7 +151,7 @@ class MitBih(Dataset):
 
         yield from try_each(list_recordings(root / FOLDER), read)
 
-    def count_beats(self, patients: Patients) -> dict[str, tuple[int, int]]:
+    def count_beats(self, patients: Patients) -> Counts:
         """Return {patient: (N, L beats that are used)}, one of them 0; others have no such beat."""
         counts = {}
         for name, recordings in patients.items():
@@ -149,7 +163,7 @@ class MitBih(Dataset):
                 counts[name] = (min(normal, self.normal_per_patient), 0)
         return counts
 
-    def hold_out(self, folder: Path, counts: dict[str, tuple[int, int]]) -> set[str]:
+    def hold_out(self, folder: Path, counts: Counts) -> set[str]:
         """Return the patients to test on.
 
         Raises:
@@ -166,7 +180,7 @@ class MitBih(Dataset):
         order = np.random.default_rng(self.split_seed).permutation(len(normal))
         return {blocked[self.fold], *(normal[index] for index in order[:held])}
 
-    def most_of_one(self, counts: dict[str, tuple[int, int]], testing: set[str]) -> int:
+    def most_of_one(self, counts: Counts, testing: set[str]) -> int:
         """The most training beats of any one patient."""
         return max(sum(count) for name, count in counts.items() if name not in testing)
 
