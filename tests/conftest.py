@@ -1,4 +1,5 @@
-"""What every test shares: one thread, a data root where there is one, and a miniature MNIST in the real file format."""
+"""What every test shares: one thread, a data root where there is one, and a miniature MNIST in the
+real file format."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Before numpy and torch are loaded: several workers with a thread a core each would slow one another down twentyfold.
+# Before numpy and torch are loaded: several workers with a thread on every core are twenty times
+# slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -62,7 +64,8 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def write_mini_mnist(root: Path, train: int = 200, test: int = 50) -> Path:
-    """A tiny MNIST in torchvision's layout: noise images, every label several times. Returns the folder of the files."""
+    """A tiny MNIST in torchvision's layout: noise images, every label several times. Returns the
+    folder of the files."""
     rng = np.random.default_rng(0)
     folder = root / "MNIST" / "raw"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What `test_distributed` starts in several processes: each brings its share of the records to the steps of every case.
+"""The processes of `test_distributed`: each brings its share of the examples to every step.
 
     RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python -m tests.distributed_driver FOLDER
 
-Rank 0 writes FOLDER/weights.pt: what every case's model came to, and whether all ranks came to the very same bits.
+Rank 0 writes FOLDER/weights.pt: each case's final weights, and whether all ranks have the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""kill -9 at any moment of a step: ε after the resume is never below an uninterrupted run's at the same step."""
+"""kill -9 at any moment of a step: ε after the resume is never below an uninterrupted run's at the
+same step."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def carried_out(folder: Path, wanted: list[dict[str, Any]]) -> dict[str, dict[st
 def test_killed_at_any_time_a_quickstart_ends_as_the_uninterrupted_one(
     tmp_path: Path, count: int
 ) -> None:
-    """kill -9 from outside, whatever the process is at: a step, the ledger, an evaluation, a checkpoint, the record."""
+    """kill -9 from outside, whatever the process is at: a step, the ledger, an evaluation, a
+    checkpoint, the record."""
     quickstart = ["recipe=quickstart", "trainer.epochs=3", "execution.checkpoint_steps=7"]
     rng = random.Random(count)
     moments = [["any time", rng.randrange(61), rng.uniform(0, 0.02)] for _ in range(count)]

@@ -14,7 +14,7 @@ from zdp_bench import kernels
 from zdp_bench.gradients import clipped_sum
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
-from zdp_bench.training.environment import made_with
+from zdp_bench.training.environment import execution_digest
 
 PLAIN = torch.ones(2, dtype=torch.complex64)
 
@@ -71,13 +71,13 @@ def test_numba_is_imported_at_a_kernels_first_call() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_run_is_made_with_kernels_or_without() -> None:
+def test_a_run_is_execution_digest_kernels_or_without() -> None:
     """Steps that are taken again on the twins have other last bits, so they are new releases."""
     arguments = (), torch.device("cpu"), 16, 1, False
     with kernels.disabled():
-        off = made_with(*arguments)
+        off = execution_digest(*arguments)
     kernels._enabled, before = True, kernels._enabled
     try:
-        assert made_with(*arguments) != off
+        assert execution_digest(*arguments) != off
     finally:
         kernels._enabled = before

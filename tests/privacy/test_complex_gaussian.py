@@ -9,7 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from zdp_bench.privacy import complex_gaussian as cg
+from tests.privacy import gaussian_formulas as formulas
+from zdp_bench.privacy.complex_gaussian import gdp_epsilon
 from zdp_bench.privacy.mechanism import Block
 
 
@@ -35,7 +36,7 @@ def test_circular_loss_is_twice_what_the_2021_paper_says(sigma: float, sensitivi
     published_mean = sensitivity**2 / (2 * sigma**2)  # eq. 7
     assert losses.mean() == pytest.approx(2 * published_mean, rel=0.02)
     assert losses.var() == pytest.approx(2 * (2 * published_mean), rel=0.02)
-    mu = cg.circular_mu(sigma, sensitivity)
+    mu = formulas.circular_mu(sigma, sensitivity)
     assert losses.mean() == pytest.approx(mu**2 / 2, rel=0.02)
     assert losses.var() == pytest.approx(mu**2, rel=0.02)
 
@@ -44,12 +45,18 @@ def test_circular_delta_and_rdp_are_measured() -> None:
     sigma, epsilon, alpha = 1.5, 0.7, 3.0
     losses = privacy_losses(np.eye(2) * sigma**2 / 2, np.array([0.6, 0.8]))
     measured = np.mean(np.maximum(0.0, 1 - np.exp(epsilon - losses)))
-    assert cg.gdp_delta(cg.circular_mu(sigma), epsilon) == pytest.approx(measured, rel=0.02)
-    assert cg.published_2021_delta(sigma, epsilon) < 0.6 * measured  # Theorem 1 promises too much
+    assert formulas.gdp_delta(formulas.circular_mu(sigma), epsilon) == pytest.approx(
+        measured, rel=0.02
+    )
+    assert (
+        formulas.published_2021_delta(sigma, epsilon) < 0.6 * measured
+    )  # Theorem 1 promises too much
     divergence = math.log(np.mean(np.exp((alpha - 1) * losses))) / (alpha - 1)
-    assert cg.gdp_rdp(cg.circular_mu(sigma), alpha) == pytest.approx(divergence, rel=0.05)
+    assert formulas.gdp_rdp(formulas.circular_mu(sigma), alpha) == pytest.approx(
+        divergence, rel=0.05
+    )
     # Theorem 2 is half of it
-    assert cg.published_2021_rdp(sigma, alpha) == pytest.approx(divergence / 2, rel=0.05)
+    assert formulas.published_2021_rdp(sigma, alpha) == pytest.approx(divergence / 2, rel=0.05)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, -0.6, 0.95])
@@ -60,12 +67,12 @@ def test_correlated_mu_is_attained_by_the_worst_shift(rho: float) -> None:
     angles = np.linspace(0, np.pi, 2001)
     shifts = sensitivity * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     lengths = np.sqrt(np.einsum("ni,ij,nj->n", shifts, inverse, shifts))
-    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(lengths.max(), rel=1e-6)
-    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
+    assert formulas.correlated_mu(sigma, rho, sensitivity) == pytest.approx(lengths.max(), rel=1e-6)
+    assert formulas.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
         sensitivity / (sigma * math.sqrt(1 - abs(rho)))
     )
     block = Block("b", (1,), "complex64", sensitivity, sigma, "correlated", rho=rho)
-    assert cg.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
+    assert formulas.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
         sensitivity / block.weakest_std
     )
     worst = shifts[lengths.argmax()]
@@ -75,30 +82,30 @@ def test_correlated_mu_is_attained_by_the_worst_shift(rho: float) -> None:
 
 
 def test_theorem_1_of_2024_with_known_parts() -> None:
-    assert cg.correlated_mu(1.0, 0.0, 2.0) == cg.per_component_mu(1.0, 2.0) == 2.0
-    assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=0.0) == pytest.approx(
+    assert formulas.correlated_mu(1.0, 0.0, 2.0) == formulas.per_component_mu(1.0, 2.0) == 2.0
+    assert formulas.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=0.0) == pytest.approx(
         math.sqrt(1 / 0.75)
     )
     # the paper's loose split
-    assert cg.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=1.0) > cg.correlated_mu(
+    assert formulas.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=1.0) > formulas.correlated_mu(
         1.0, 0.5, 1.0
     )
-    assert cg.correlated_mu(1.0, -1.0) == math.inf
+    assert formulas.correlated_mu(1.0, -1.0) == math.inf
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 15.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
 def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
-    epsilon = cg.gdp_epsilon(mu, delta)
+    epsilon = gdp_epsilon(mu, delta)
     if epsilon == 0:
-        assert cg.gdp_delta(mu, 0.0) <= delta
+        assert formulas.gdp_delta(mu, 0.0) <= delta
     elif epsilon < 600:  # beyond, e^ε is no double
-        assert cg.gdp_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+        assert formulas.gdp_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
 
 
 def test_epsilon_at_the_edges() -> None:
-    assert cg.gdp_epsilon(0.0, 1e-5) == 0.0
-    assert cg.gdp_epsilon(math.inf, 1e-5) == cg.gdp_epsilon(1.0, 0.0) == math.inf
-    assert cg.gdp_epsilon(1000.1, 1e-5) == pytest.approx(cg.gdp_epsilon(999.9, 1e-5), rel=1e-3)
-    assert cg.gdp_epsilon(1000.1, 1e-5) > cg.gdp_epsilon(999.9, 1e-5)
-    assert cg.gdp_epsilon(1e5, 1e-5) == pytest.approx(5e9, rel=1e-3)
+    assert gdp_epsilon(0.0, 1e-5) == 0.0
+    assert gdp_epsilon(math.inf, 1e-5) == gdp_epsilon(1.0, 0.0) == math.inf
+    assert gdp_epsilon(1000.1, 1e-5) == pytest.approx(gdp_epsilon(999.9, 1e-5), rel=1e-3)
+    assert gdp_epsilon(1000.1, 1e-5) > gdp_epsilon(999.9, 1e-5)
+    assert gdp_epsilon(1e5, 1e-5) == pytest.approx(5e9, rel=1e-3)

@@ -1,4 +1,5 @@
-"""privacy.max_epsilon: training stops before the step that would exceed it, and what it stopped with is kept and recorded."""
+"""privacy.max_epsilon: training stops before the step that would exceed it, and what it stopped
+with is kept and recorded."""
 
 from __future__ import annotations
 

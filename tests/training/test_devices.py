@@ -1,4 +1,5 @@
-"""Where and in which arithmetic: policies are set and taken back, refused where they would lie, and each job gets a GPU."""
+"""Where and in which arithmetic: policies are set and taken back, refused where they would lie, and
+each job gets a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several processes with gloo come to what one process comes to, for every algorithm; rank 0 alone writes."""
+"""Several processes with gloo come to what one process comes to, for every algorithm; rank 0 alone
+writes."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProce
 def joint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict]:
-    """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the weights."""
+    """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the
+    weights."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     for done in together(request.param, "tests.distributed_driver", str(folder), at=ROOT):
         assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,5 @@
-"""What ends a run from outside: signals, full disks; and that the same command then ends as an undisturbed run does."""
+"""What ends a run from outside: signals, full disks; and that the same command then ends as an
+undisturbed run does."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def pieces(size: Size, records: int = 11) -> MicroBatches:
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
+        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you "
+        "tried to allocate 8 bytes"
     ),
     MemoryError(),
 ]
@@ -221,7 +222,8 @@ def test_other_sizes_are_refused(value: str, sentence: str, tmp_path: Path) -> N
 
 
 def test_committed_records_keep_their_digest() -> None:
-    """They were made when `micro_batch` still stood in the configuration; null never was part of a digest."""
+    """They were made when `micro_batch` still stood in the configuration; null never was part of a
+    digest."""
     committed = {
         records.read(path)["experiment"]
         for path in Path("results/runs/phasemnist").glob("*/record.json")

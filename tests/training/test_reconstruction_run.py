@@ -1,4 +1,5 @@
-"""Reconstruction from end to end on the phantom: by slice and by volume, with an example to look at; figure 3 of two runs."""
+"""Reconstruction from end to end on the phantom: by slice and by volume, with an example to look
+at; figure 3 of two runs."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def test_a_run_writes_what_it_promises(tmp_path: Path) -> None:
 def test_nothing_computed_from_training_records_is_told_or_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replace every training label: of all that is told, only the released weights and what follows from them may change."""
+    """Replace every training label: of all that is told, only the released weights and what follows
+    from them may change."""
     sets: list[Any] = []
     real = evaluation.predict
 
@@ -325,7 +326,8 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(
     [
         (
             ["model=complex_cnn"],
-            r"model=complex_cnn: takes records of shape \[channels, height, width\], and these are \[8, 8\]\. Take a model",
+            r"model=complex_cnn: takes records of shape \[channels, height, width\], and these are "
+            r"\[8, 8\]\. Take a model",
         ),
         (
             ["task=binary_classification"],

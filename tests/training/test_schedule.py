@@ -107,7 +107,8 @@ def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses 3, 2, 2, 2, 1: the second epoch in a row without a better one is the fourth; torch lowers the rate after it."""
+    """Losses 3, 2, 2, 2, 1: the second epoch in a row without a better one is the fourth; torch
+    lowers the rate after it."""
     losses = iter([3.0, 2.0, 2.0, 2.0, 1.0])
     watched: list[Examples] = []
 

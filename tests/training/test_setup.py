@@ -48,7 +48,8 @@ def test_draws_are_functions_of_seed_and_step(tmp_path: Path) -> None:
 def test_a_plan_draws_at_the_rate_that_is_accounted(
     tmp_path: Path, scheme: str, secure: bool
 ) -> None:
-    """ε is computed from `sampling.sample_rate`: drawing at another one is invisible in every other number of a run."""
+    """ε is computed from `sampling.sample_rate`: drawing at another one is invisible in every other
+    number of a run."""
     size, rate = 400, 0.03
     of = plan(
         tmp_path,
@@ -69,7 +70,8 @@ def test_a_plan_draws_at_the_rate_that_is_accounted(
 
 
 def assert_independent_at_the_rate(taken: np.ndarray, rate: float, fixed_size: bool) -> None:
-    """Fail unless `taken` [steps, examples] are draws at the rate, each step's independent of the others'."""
+    """Fail unless `taken` [steps, examples] are draws at the rate, each step's independent of the
+    others'."""
     steps, size = taken.shape
     variance = rate * (1 - rate)
     batches = taken.sum(axis=1)
@@ -136,7 +138,8 @@ def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
 def test_one_record_more_changes_no_other_records_augmentation(
     tmp_path: Path, secure: bool
 ) -> None:
-    """The seed stands in every record of a run: given it, neighbouring batches may differ in one share alone."""
+    """The seed stands in every record of a run: given it, neighbouring batches may differ in one
+    share alone."""
     config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
     records_ = Examples(torch.arange(100.0).view(100, 1), torch.zeros(100))
 

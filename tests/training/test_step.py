@@ -1,4 +1,5 @@
-"""One private step: the ledger first, then the noise; what a step adds up, and that it is all there."""
+"""One private step: the ledger first, then the noise; what a step adds up, and that it is all
+there."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.M
 
 
 class _Ranks(Ranks):
-    """The first of several, the others of which have nothing: what is summed over ranks is divided afterwards."""
+    """The first of several, the others of which have nothing: what is summed over ranks is divided
+    afterwards."""
 
     def all_reduce(self, total: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return total
@@ -284,7 +286,8 @@ def test_the_mean_of_complex_and_conjugated_sums() -> None:
 def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its noise belongs to a sum of the pieces it was first cut into: the difference of the two would be no noise at all."""
+    """Its noise belongs to a sum of the pieces it was first cut into: the difference of the two
+    would be no noise at all."""
     path = tmp_path / "ledger.jsonl"
     inputs = torch.randn(8, 3, dtype=torch.complex64)
     whole = lambda cut: (inputs[cut], torch.zeros(len(inputs[cut])))  # noqa: E731

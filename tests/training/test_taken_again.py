@@ -95,7 +95,8 @@ def test_a_killed_run_whose_checkpoint_holds_other_weights_counts_again(
 def test_two_runs_that_differ_share_neither_noise_nor_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In σ, in the rate, in one training example: with shared noise their difference would show the sums as they are."""
+    """In σ, in the rate, in one training example: with shared noise their difference would show the
+    sums as they are."""
     keys: list[str] = []
     real = run.private_step
 

@@ -1,4 +1,5 @@
-"""privacy.target_epsilon and claimed_epsilon: the noise multiplier is found, used and recorded, whatever was configured."""
+"""privacy.target_epsilon and claimed_epsilon: the noise multiplier is found, used and recorded,
+whatever was configured."""
 
 from __future__ import annotations
 

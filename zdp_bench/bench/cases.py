@@ -324,6 +324,29 @@ def algorithms(quick: bool, threads: int) -> list[Case]:
     ]
 
 
+def kernels(quick: bool, threads: int) -> list[Case]:
+    """Steps with the compiled CPU kernels on and off, on the papers' networks."""
+    sides = [
+        "non-private",
+        "private, fast",
+        "non-private, kernels off",
+        "private, fast, kernels off",
+    ]
+    size, width = (64, 8) if quick else (320, 32)
+    maps, mlp, cnn = {"width": width}, {"hidden": [256, 128]}, {"channels": [16, 32]}
+    networks = {
+        "PhaseMNIST MLP, batch 600": Workload("complex_mlp", (1, 28, 28), 10, 600, "classes", mlp),
+        "complex CNN, batch 64": Workload("complex_cnn", (1, 32, 32), 10, 64, "classes", cnn),
+        f"complex U-Net, {size}²": Workload("complex_unet", (1, size, size), 1, 1, "map", maps),
+        "LeNet-5, batch 500": Workload("lenet5", (28, 28), 10, 500, "classes"),
+    }
+    if not quick:
+        vgg = Workload("vgg11", (3, 224, 224), 2, 8, "classes", {"hidden": 4096})
+        networks["VGG-11, 224², batch 8"] = vgg
+    seconds = 1.0 if quick else 30.0
+    return [compare(name, of, sides, seconds, threads) for name, of in networks.items()]
+
+
 def _opacus() -> list[str]:
     """Opacus's sides if it is installed (the extra `peers`)."""
     return [side for side in SIDES if "Opacus" in side] if installed("opacus") else []

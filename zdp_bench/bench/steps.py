@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.bench.measure import Step
@@ -31,6 +32,7 @@ from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.registry import lookup
 from zdp_bench.training.step import Total, Training, private_step
 
+T = TypeVar("T")
 BOUND, RATE = 1.0, 1e-3
 
 
@@ -352,6 +354,16 @@ def _warm(workload: Workload) -> Step:
 
 
 # name of a side in the tables -> how to build it; the first word says what it computes
+def _without_kernels(step: Step) -> Step:
+    """The step on the kernels' twins of torch and numpy."""
+
+    def off(call: Callable[[], T]) -> T:
+        with kernels.disabled():
+            return call()
+
+    return Step(partial(off, step.run), partial(off, step.answer))
+
+
 SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
     "non-private": non_private,
@@ -360,6 +372,8 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
     "non-private, compiled": lambda w: non_private(w, last=False, compiled=True),
     "private, fast": lambda w: private(w, "fast"),
+    "non-private, kernels off": lambda w: _without_kernels(non_private(w)),
+    "private, fast, kernels off": lambda w: _without_kernels(private(w, "fast")),
     "private, fast, channels first": lambda w: private(w, "fast", last=False),
     "private, fast, one record at a time": lambda w: private(w, "fast", micro_batch=1),
     "private, vmap": lambda w: private(w, "reference", last=False),

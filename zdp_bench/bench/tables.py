@@ -4,6 +4,7 @@ zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 scaling          time and peak memory of a private step against the batch
 algorithms       a private step of each algorithm, on its own paper's network
+kernels          steps with the compiled CPU kernels on and off, on the papers' networks
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
 
 Every case is measured by itself: `--case` measures some of them again and leaves the others as they
@@ -39,6 +40,7 @@ TABLES: dict[str, Callable[[bool, int], list[Case]]] = {
     "scaling": cases.scaling,
     "deepee_2021/3": cases.imaging,
     "algorithms": cases.algorithms,
+    "kernels": cases.kernels,
 }
 
 

@@ -1,4 +1,5 @@
-"""Small models and layers to be checked, and the check itself with an algorithm that asks nothing of them."""
+"""Small models and layers to be checked, and the check itself with an algorithm that asks nothing
+of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What mixes only in larger batches than three is found in one of the size that the run draws, or in a smaller one."""
+"""What mixes only in larger batches than three is found in one of the size that the run draws, or
+in a smaller one."""
 
 from __future__ import annotations
 

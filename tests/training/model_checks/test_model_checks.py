@@ -1,4 +1,5 @@
-"""Model checks: what keeps samples apart passes, what keeps something of them is found, and nothing is left behind."""
+"""Model checks: what keeps samples apart passes, what keeps something of them is found, and nothing
+is left behind."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from zdp_bench.registry import lookup, names
 from zdp_bench.training import model_checks
 from zdp_bench.training.run import run
 
-# ---------------------------------------------------------------------------------------------------------- what passes
+# ------------------------------------------------------------------------------------- what passes
 
 
 @pytest.mark.parametrize("records", [model_checks.SAMPLES, 50])
@@ -44,7 +45,8 @@ def test_a_model_that_keeps_samples_apart_passes(name: str, records: int) -> Non
 
 
 def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
-    """Instance norms of few pixels: gradients by torch.func and by our own loops differ by 3 %, each as near to the truth."""
+    """Instance norms of few pixels: gradients by torch.func and by our own loops differ by 3 %,
+    each as near to the truth."""
     torch.manual_seed(0)
     model = lookup("model", "complex_unet")((1, 32, 40), 1, width=16, normalisation="instance")
     loss = lambda outputs, targets: (outputs - targets).square().flatten(1).mean(dim=1)  # noqa: E731
@@ -73,7 +75,7 @@ def test_the_model_is_left_exactly_as_it_was(name: str) -> None:
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-# ------------------------------------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------------------ what is kept
 
 
 class KeepsAnAverage(nn.Module):
@@ -127,7 +129,7 @@ def test_what_changes_without_looking_at_the_records_passes() -> None:
     assert model[1].steps == 0
 
 
-# ----------------------------------------------------------------------------------------- fixed state, parameters, loss
+# ------------------------------------------------------------------- fixed state, parameters, loss
 
 
 class Scales(nn.Module):
@@ -184,7 +186,9 @@ class Checkpointed(nn.Module):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
-    sentence = r"^layer '1' \(Checkpointed\) calls torch\.utils\.checkpoint.*trainer\.micro_batch to save memory\.$"
+    sentence = (
+        r"^layer '1' \(Checkpointed\) calls torch\.utils\.checkpoint.*micro_batch to save memory\.$"
+    )
     with pytest.raises(UserError, match=sentence):
         check(mlp(Checkpointed(use_reentrant)))
 
@@ -267,7 +271,7 @@ def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
 
 
-# ----------------------------------------------------------------------------------------------------- from end to end
+# --------------------------------------------------------------------------------- from end to end
 
 
 def batchnorm_probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 8) -> nn.Module:
