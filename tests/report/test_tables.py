@@ -171,6 +171,15 @@ def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
     number = papers.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
     assert number.printed == "93.4 ± 0.01 %"
     assert replace(number, value="not given", deviation="").printed == "not given"
+    spread = replace(number, value="0.848", unit="", deviation="", range="0.814 to 0.881")
+    assert spread.printed == "0.848 (0.814 to 0.881)"
+
+
+def test_a_second_epsilon_that_a_paper_prints_stands_beside_the_first(tmp_path: Path) -> None:
+    strict = tables.Filling("chest", (), "strict", None, "c" * 64)
+    (row,) = tables.build("deepee_2021/1", tmp_path, [strict]).rows
+    assert row.cells["ε printed"] == "0.52 (0.62 by RDP)"
+    assert row.numbers["epsilon_printed"] == "0.52"
 
 
 def test_the_nearest_table_is_suggested() -> None:
@@ -183,4 +192,4 @@ def test_a_papers_notes_are_below_its_tables(tmp_path: Path) -> None:
     assert "Poisson" in note
     assert note in build(tmp_path).notes
     assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
-    assert papers.notes("deepee_2021/1") == []
+    assert papers.notes("zeta_dp_2024/1") == []

@@ -101,6 +101,7 @@ class Row:
 
     Attributes:
         epsilon_printed: as the paper prints it; None where it prints none.
+        epsilon_rdp: what the paper prints by RDP accounting beside it; None where it does not.
         missing: why there are no runs, if that is known.
     """
 
@@ -109,6 +110,7 @@ class Row:
     epsilon_printed: str | None
     runs: Sequence[Record]
     missing: str = ""
+    epsilon_rdp: str | None = None
 
     @property
     def label(self) -> str:
@@ -153,6 +155,7 @@ class Row:
         cells |= {"row": self.label, "metric": self.metric.column.replace("_", " ")}
         if not self.filling.on:
             printed = (self.epsilon_printed or "").replace("inf", "∞")
+            printed += f" ({self.epsilon_rdp} by RDP)" if self.epsilon_rdp else ""
             cells |= {"paper": self.metric.printed, "ε printed": printed}
         if not self.runs:
             return cells | {"ours": f"not run: {self.missing or f'`{self.filling.command}`'}"}
@@ -276,9 +279,9 @@ def build(
         runs = fitting(every, [filling])
         why = (missing or {}).get(filling.digest, "")
         printed = {number.column: number for number in numbers if number.row == filling.row}
-        claim = printed.pop("epsilon", None)
-        epsilon_printed = claim.value if claim else None
-        rows += [Row(filling, metric, epsilon_printed, runs, why) for metric in printed.values()]
+        claims = [printed.pop(name, None) for name in ("epsilon", "epsilon_rdp")]
+        claim, rdp = (found.value if found else None for found in claims)
+        rows += [Row(filling, metric, claim, runs, why, rdp) for metric in printed.values()]
     title = f"{numbers[0].paper}, Table {numbers[0].table}"
     return Table(table, title, rows, _notes(table, rows, results))
 
