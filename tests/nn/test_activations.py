@@ -74,7 +74,7 @@ def test_the_formula(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPLEX)
 def test_the_wirtinger_gradient_by_finite_differences(name: str) -> None:
-    """Of real and imaginary part, in both directions, away from the kinks: PyTorch's .grad is ∂L/∂x + i·∂L/∂y."""
+    """In both parts, away from the kinks: PyTorch's .grad is ∂L/∂x + i·∂L/∂y."""
     layer = activation(name, 4).to(torch.float64)
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
@@ -105,7 +105,7 @@ def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(
 
 @pytest.mark.parametrize("name", COMPLEX)
 def test_maps_keep_their_layout_forward_and_backward(name: str) -> None:
-    """A channels-last map that comes out channels-first is copied by the next convolution, and its gradient by the one before."""
+    """Or the next convolution copies the map, and the one before the gradient."""
     torch.manual_seed(0)
     layer = activation(name, 3)
     z = torch.randn(2, 3, 4, 5, dtype=torch.complex128)
@@ -177,7 +177,7 @@ def test_the_wirtinger_gradient_on_the_axes_and_far_away(name: str) -> None:
     ],
 )
 def test_the_gradient_at_the_origin(name: str, factor: float) -> None:
-    """df = factor·dz there, by hand; of the cardioid, which has no derivative at 0, the mean over all directions."""
+    """df = factor·dz there; for the cardioid, without derivative at 0, the mean over directions."""
     z = torch.zeros(1, 1, dtype=torch.complex128, requires_grad=True)
     activation(name, 1).to(torch.float64)(z).backward(
         torch.tensor([[3 - 4j]], dtype=torch.complex128)

@@ -1,4 +1,4 @@
-"""Complex convolutions: torch's own complex convolution, in value, gradient, state and refusals; inside they are real."""
+"""Complex convolutions equal torch's own in value, gradient, state and refusals."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_real_dtypes_and_uneven_groups_are_refused() -> None:
         ComplexConv2d(4, 6, 3, groups=4)
 
 
-# -------------------------------------------------------------------------------------------------- weights that are kept
+# ------------------------------------------------------------------------- weights that are kept
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""A linear layer on maps is `flatten(1)` and `nn.Linear`, however the maps lie in memory, and copies none that has no gaps."""
+"""A linear layer on maps is `flatten(1)` and `nn.Linear` in any memory order, without copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complex norms: the paper's listing by SVD, gradients by finite differences, degenerate groups, and no record sees another."""
+"""Complex norms against the paper's listing by SVD, finite differences, and degenerate groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling of complex maps: the mean of the parts, the entry of the largest modulus; its gradient; nothing crosses records."""
+"""Pooling of complex maps: values, gradients, and no example sees another."""
 
 from __future__ import annotations
 

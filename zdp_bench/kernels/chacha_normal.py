@@ -98,15 +98,19 @@ def _fill_words(key: Any, first: Any, words: Any) -> None:
     `first` is a multiple of 64. The nonce is 0 and the counter has 64 bits, as in Bernstein's own.
     """
     k0, k1, k2, k3, k4, k5, k6, k7 = key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7]
-    s0, s1, s2, s3 = uint32(0x61707865), uint32(0x3320646E), uint32(0x79622D32), uint32(0x6B206574)  # "expand 32-byte k"
+    s0, s1 = uint32(0x61707865), uint32(0x3320646E)  # "expand 32-byte k"
+    s2, s3 = uint32(0x79622D32), uint32(0x6B206574)
     low, high, zero = uint32(first), uint32(first >> uint64(32)), uint32(0)
     for lane in range(_LANES):
         at = _plus(low, uint32(lane))
         a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(  # noqa: E741
             s0, s1, s2, s3, k0, k1, k2, k3, k4, k5, k6, k7, at, high, zero, zero)
-        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)  # noqa: E741
-        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)  # noqa: E741
-        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)  # noqa: E741
+        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(  # noqa: E741
+            a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(  # noqa: E741
+            a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+        a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p = _double_round(  # noqa: E741
+            a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
         words[0 * _LANES + lane], words[1 * _LANES + lane] = _plus(a, s0), _plus(b, s1)
         words[2 * _LANES + lane], words[3 * _LANES + lane] = _plus(c, s2), _plus(d, s3)
         words[4 * _LANES + lane], words[5 * _LANES + lane] = _plus(e, k0), _plus(f, k1)

@@ -1,4 +1,4 @@
-"""Compilation of loops by numba, where their machine code is kept, and the threads that run them."""
+"""Compilation of loops by numba, the folder of their machine code, and the threads they run on."""
 
 from __future__ import annotations
 

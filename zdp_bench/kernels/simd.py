@@ -1,7 +1,7 @@
-"""Vectors of 16 float32 numbers in compiled loops, for sums that numba does not vectorise by itself.
+"""Vectors of 16 float32 numbers in compiled loops, for sums that numba does not vectorise.
 
-Each function writes LLVM's code for one step; `builder` is the place it writes to. A product and its
-sum are one operation, rounded once. `as_function` makes a function that a compiled loop can call.
+Each function writes LLVM's code for one step; `builder` is the place it writes to. A product and
+its sum are one operation, rounded once. `as_function` makes a function for compiled loops.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 def repeat(
     builder: Any, count: Any, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """`carried = body(i, carried)` for i in 0..count, at least once; `carried` stays in registers."""
+    """`carried = body(i, carried)` for i in 0..count, at least once; kept in registers."""
     before, inside = builder.block, builder.append_basic_block("inside")
     builder.branch(inside)
     builder.position_at_end(inside)

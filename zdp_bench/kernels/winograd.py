@@ -5,7 +5,7 @@ A tile of 2×2 outputs meets a tile d of 4×4 inputs, with 16 products instead o
 entry by entry, summed over channels:
 
     the outputs             Aᵀ [ (G w Gᵀ) ∘ (Bᵀ d B) ] A
-    the input's gradient    the same, of the output gradient and the rotated, transposed conjugate filter
+    the input's gradient    the same, of output gradient and rotated conjugate filter
     the weight's gradient   Gᵀ [ Σ_tiles (A g Aᵀ) ∘ (Bᵀ d B)‾ ] G
 
 The loops (`winograd_loops.py`) transform as many tiles as fit a core's cache, multiply 16 matrices
@@ -90,7 +90,7 @@ _OF_FILTER = torch.kron(_G, _G)  # [16, 9]
 
 
 def transform_weight(weight: Tensor) -> Tensor:
-    """G w Gᵀ of a complex weight [O, C, 3, 3], as `convolve` takes it: complex [16, O/16, C, 16]."""
+    """G w Gᵀ of a complex weight [O, C, 3, 3], as `convolve` takes it: [16, O/16, C, 16]."""
     panels = weight.unflatten(0, (-1, PANEL // 2)).permute(3, 4, 0, 2, 1).contiguous()
     numbers = torch.view_as_real(panels.resolve_conj())  # [3, 3, O/16, C, 16, 2]
     transformed = _OF_FILTER @ numbers.view(9, -1)
@@ -170,11 +170,11 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _cut(tiles: int, shape: Shape, threads: int) -> tuple[int, int, int]:
-    """Return (chunks of tiles, tiles of a chunk at most, slices of the outputs); no bit depends on it.
+    """Return (chunks of tiles, most tiles of a chunk, slices of the outputs).
 
-    Every thread gets as many chunks as another. A weight that is larger than a cache is read from
-    memory with every chunk, so then chunks are few, and where there would be only one for each
-    thread, each thread takes all tiles and a slice of the weight.
+    No bit of the result depends on it. Every thread gets as many chunks as another. A weight that
+    is larger than a cache is read from memory with every chunk, so then chunks are few, and where
+    there would be only one for each thread, each takes all tiles and a slice of the weight.
     """
     large = 16 * 8 * shape.outputs * shape.channels >= LARGE
     held = HELD_OF_LARGE if large else HELD

@@ -136,10 +136,10 @@ def _add_products(b: Any, numbers: list[Any], row: list[Any], sums: list[Any]) -
 
 
 def _multiplying(b: Any, z: Any, channels: Any, w: Any, step: Any, y: Any, ahead: Any) -> None:
-    """y[p, :] = Σ_c z[p·step + c]·w[c, :], complex, for a panel of outputs and `POSITIONS` positions p.
+    """y[p, :] = Σ_c z[p·step + c]·w[c, :], complex, of a panel of outputs and `POSITIONS` p.
 
-    Products of the real parts of z and of the imaginary ones are summed apart: y is the first plus i
-    times the second. Meanwhile one cache line for each channel is prefetched, from `ahead` on.
+    Products of the real parts of z and of the imaginary ones are summed apart: y is the first plus
+    i times the second. Meanwhile one cache line for each channel is prefetched, from `ahead` on.
     """
     sources = strided(b, z, step, POSITIONS)
 

@@ -1,1 +1,1 @@
-"""Complex layers, activations and norms. Outside they look like torch's own; inside they are written to be fast and exact."""
+"""Complex layers, activations and norms with the interfaces of torch's own."""

@@ -1,6 +1,7 @@
-"""Complex activations, by name. Each is finite, with a finite gradient, everywhere: at 0, on the axes, at large |z|.
+"""Complex activations, by name.
 
-Shapes: z [B, C, *] -> the same. A trained bias has one entry, or one a feature (dimension 1).
+Values and gradients are finite everywhere: at 0, on the axes, at large |z|. Shapes: z [B, C, *] ->
+the same. A trained bias has one entry, or one for each feature (dimension 1).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from zdp_bench.registry import lookup, names, register
 
 
 def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn.Module:
-    """The activation registered as `name`; those with a bias a feature are given how many there are.
+    """Build the activation registered as `name`; a bias per feature gets as many entries.
 
     Args:
-        dtype: of the network; where it is said, an activation of ours must be for such numbers.
+        dtype: the network's; if given, an activation of this package must be for such numbers.
 
     Raises:
-        UserError: no activation has this name, or it is for complex numbers and the network is real, or the other way round.
+        UserError: no activation has this name, or it and the network differ (real, complex).
     """
     builder = lookup("activation", name)
     if dtype is not None and _for_real(builder) is dtype.is_complex:
@@ -31,13 +32,14 @@ def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn
             if _for_real(lookup("activation", one)) is not dtype.is_complex
         ]
         raise UserError(
-            f"activation '{name}' is for {other} numbers, and this network's are {kind}. Take one of {', '.join(fitting)}."
+            f"activation '{name}' is for {other} numbers, and this network's are {kind}. "
+            f"Take one of {', '.join(fitting)}."
         )
     return builder(features) if getattr(builder, "per_feature", False) else builder()
 
 
 def _for_real(builder: object) -> bool | None:
-    """Whether an activation is for real numbers, and not for complex ones; None for one of another package: nobody knows."""
+    """True if an activation is for real numbers only; None if another package made it."""
     if getattr(builder, "__module__", "") != __name__:
         return None
     return isinstance(builder, type) and issubclass(
@@ -46,20 +48,20 @@ def _for_real(builder: object) -> bool | None:
 
 
 def on_parts(function: object, z: Tensor) -> Tensor:
-    """A real function of the real and of the imaginary part, apart; in the layout that z has (see `layout`)."""
+    """Apply a real function to real and imaginary part; the memory order stays."""
     if z.dim() > 2 and not z.is_contiguous():
         return on_parts(function, z.movedim(1, -1).contiguous()).movedim(-1, 1)
     return torch.view_as_complex(function(torch.view_as_real(z)))  # type: ignore[operator]
 
 
 def modulus_and_inverse(z: Tensor) -> tuple[Tensor, Tensor]:
-    """|z|, and 1/|z| but never above 10¹⁵: what it multiplies vanishes there, and neither value nor gradient overflows."""
+    """Return |z|, and 1/|z| up to 10¹⁵, so that neither value nor gradient overflows at 0."""
     modulus = z.abs()
     return modulus, 1 / modulus.clamp(min=1e-15)
 
 
 def along_features(bias: Tensor, z: Tensor) -> Tensor:
-    """A bias [1] or [C] in a shape that meets z [B, C, *]."""
+    """Reshape a bias [1] or [C] to broadcast with z [B, C, *]."""
     return bias.view(-1, *[1] * (z.dim() - 2))
 
 
@@ -109,7 +111,7 @@ class ZReLU(nn.Module):
 
 @register("activation", "siglog")
 class SigLog(nn.Module):
-    """z / (1 + |z|): the modulus below 1, the phase kept (Georgiou & Koutsougeras 1992, eq. 12, with c = r = 1)."""
+    """z / (1 + |z|), which keeps the phase (Georgiou & Koutsougeras 1992, eq. 12, c = r = 1)."""
 
     def forward(self, z: Tensor) -> Tensor:
         return z / (1 + z.abs())
@@ -117,7 +119,7 @@ class SigLog(nn.Module):
 
 @register("activation", "igaussian")
 class IGaussian(nn.Module):
-    """(1 − exp(−|z|²/2))·z/|z|: an inverted Gaussian of the modulus, the phase kept (Virtue, Yu & Lustig 2017, eq. 7, σ = 1)."""
+    """(1 − exp(−|z|²/2))·z/|z|, which keeps the phase (Virtue, Yu & Lustig 2017, eq. 7, σ = 1)."""
 
     def forward(self, z: Tensor) -> Tensor:
         modulus, inverse = modulus_and_inverse(z)
@@ -126,7 +128,7 @@ class IGaussian(nn.Module):
 
 @register("activation", "cardioid")
 class Cardioid(nn.Module):
-    """½(1 + cos arg z)·z: keeps the positive real axis, blocks the negative one (Virtue, Yu & Lustig 2017, eq. 5)."""
+    """½(1 + cos arg z)·z: 0 on the negative real axis (Virtue, Yu & Lustig 2017, eq. 5)."""
 
     def forward(self, z: Tensor) -> Tensor:
         _, inverse = modulus_and_inverse(z)
@@ -157,7 +159,7 @@ class SingleTrainedCardioid(TrainedCardioid):
 
 @register("activation", "cardioid_per_feature")
 class PerFeatureTrainedCardioid(TrainedCardioid):
-    """A trained cardioid with a bias a feature."""
+    """A trained cardioid with one bias for each feature."""
 
     per_feature = True
 
@@ -170,7 +172,10 @@ def shrink(z: Tensor, bias: Tensor) -> Tensor:
 
 @register("activation", "modrelu")
 class ModReLU(nn.Module):
-    """ReLU(|z| + b)·z/|z| with a fixed b (Arjovsky, Shah & Bengio 2016, eq. 8). The 2021 paper states no b; here −0.1."""
+    """ReLU(|z| + b)·z/|z| with a fixed b (Arjovsky, Shah & Bengio 2016, eq. 8).
+
+    The 2021 paper states no b; here it is −0.1.
+    """
 
     bias = -0.1
 
@@ -180,7 +185,7 @@ class ModReLU(nn.Module):
 
 @register("activation", "modrelu_per_feature")
 class PerFeatureModReLU(nn.Module):
-    """modReLU with a trained b a feature, from −0.1."""
+    """modReLU with a trained b for each feature, from −0.1."""
 
     per_feature = True
 
@@ -194,9 +199,10 @@ class PerFeatureModReLU(nn.Module):
 
 @register("activation", "conjmish")
 class ConjMish(nn.Module):
-    """(1 + i)·Mish(Re z) − (1 − i)·Mish(Im z), Mish(x) = x·tanh(log(1 + eˣ)) (Riess et al. 2024, eq. 6; Misra 2019).
+    """(1 + i)·Mish(Re z) − (1 − i)·Mish(Im z) (Riess et al. 2024, eq. 6).
 
-    The 2024 paper prints a division by x inside tanh that Mish does not have; Misra's own formula is used.
+    Mish(x) = x·tanh(log(1 + eˣ)) is Misra's own formula (2019); the 2024 paper prints a division by
+    x inside tanh that it does not have.
     """
 
     def forward(self, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""BatchNorm, which lets one sample see another, replaced by a norm that does not; and what was replaced, for the record."""
+"""Replacement of BatchNorm, which lets one example see another, by norms that do not."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Replacement = Literal["group", "instance", "frozen"]
 
 
 def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
-    """Put a per-sample norm in the place of every BatchNorm, in place; trained weights and biases are carried over.
+    """Replace every BatchNorm of a model by a per-sample norm, in place, and keep its weights.
 
-    group: GroupNorm with the most groups, 32 at most, that divide the channels and leave 4 of them in each where they can.
+    group: GroupNorm with the most groups, 32 at most, that divide the channels, of at least 4
+        channels if possible.
     instance: InstanceNorm without running statistics.
-    frozen: `FrozenBatchNorm` with the running statistics as they are; on a new model, mean 0 and variance 1.
+    frozen: `FrozenBatchNorm` with the running statistics; on a new model, mean 0 and variance 1.
 
-    A layer with a method `per_sample_norm(how)` says itself what takes its place; so complex norms join.
+    A layer with a method `per_sample_norm(how)` returns its own replacement, as complex norms do.
 
     Raises:
-        UserError: the model has no such layer: a wish that changes nothing was a mistake.
+        UserError: the model has no such layer.
     """
     replaced = False
     for name, module in list(model.named_modules()):
@@ -34,7 +35,7 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
             continue
         new = asked(how) if asked is not None else _per_sample_norm(cast(_BatchNorm, module), how)
         new.train(module.training)
-        new.in_place_of = type(module).__name__  # type: ignore[assignment]  # a plain attribute; `surgery` reads it
+        new.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
         if not name:
             raise UserError("model.replace_batchnorm: the model is nothing but a BatchNorm.")
         parent, _, own = name.rpartition(".")
@@ -75,7 +76,7 @@ def _per_sample_norm(norm: _BatchNorm, how: Replacement) -> nn.Module:
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm in evaluation, for good: (x − mean)/√(variance + eps)·weight + bias; only weight and bias are trained."""
+    """(x − mean)/√(variance + eps)·weight + bias, of which only weight and bias are trained."""
 
     mean: Tensor
     variance: Tensor
@@ -100,12 +101,12 @@ class FrozenBatchNorm(nn.Module):
 
 
 def _like(norm: _BatchNorm) -> dict[str, Any]:
-    """Device and dtype of a norm's parameters, where it has any."""
+    """Device and dtype of a norm's parameters, if it has any."""
     return {"device": norm.weight.device, "dtype": norm.weight.dtype} if norm.affine else {}
 
 
 def surgery(model: nn.Module) -> list[dict[str, str]]:
-    """What `replace_batchnorm` did to a model, for the record: layer, what it was, what it is, why."""
+    """List what `replace_batchnorm` did to a model, for the record."""
     return [
         {
             "layer": name,

@@ -1,11 +1,12 @@
-"""Block-circulant fully connected layers (Ding et al. 2017, CirCNN; GReDP eqs. 17 and 18): a d×d block is d numbers, not d².
+"""Block-circulant fully connected layers (Ding et al. 2017, CirCNN; GReDP eqs. 17 and 18).
 
-The blocks follow GReDP's eq. 18: `weight` holds each block's FIRST ROW, and a row is the one above it shifted right by one,
+A d×d block has d numbers instead of d². As in GReDP's eq. 18, `weight` holds each block's FIRST
+ROW, and each further row is the one above it shifted right by one,
 
-    W[r, s] = w[(s − r) mod d],   so   (W x)[r] = Σ_m w[m] x[(r + m) mod d],
+    W[r, s] = w[(s − r) mod d],   so   (W x)[r] = Σ_m w[m] x[(r + m) mod d].
 
-a correlation and no convolution: in the Fourier domain it is conj(ŵ)·x̂. (The paper's ŵ·x̂ is the product with the transposed
-block.) Where d does not divide a width, the input is padded with zeros and the output cropped.
+This is a correlation: in the Fourier domain it is conj(ŵ)·x̂. (The paper's ŵ·x̂ is the product with
+the transposed block.) If d does not divide a width, the input is zero-padded, the output cropped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 
 class CirculantLinear(nn.Module):
-    """Real [..., in_features] -> [..., out_features], exactly `x @ self.dense().T + bias`, by FFTs of length `block`.
+    """Real [..., in_features] -> [..., out_features]: `x @ self.dense().T + bias`, by FFTs.
 
     Attributes:
         weight: [p, q, d], the first rows of p×q blocks; p = ⌈out_features/d⌉, q = ⌈in_features/d⌉.
@@ -60,7 +61,8 @@ class CirculantLinear(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, block={self.block}, bias={self.bias is not None}"
+        sizes = f"{self.in_features}, {self.out_features}, block={self.block}"
+        return f"{sizes}, bias={self.bias is not None}"
 
 
 def in_blocks(x: Tensor, block: int) -> Tensor:

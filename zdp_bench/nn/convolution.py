@@ -3,8 +3,8 @@
 Modules have complex `weight` and `bias` in torch's own shapes. Inside is ONE real convolution over
 interleaved real and imaginary channels (`memory_format.py`), its weight expanded to
 [[Wr, −Wi], [Wi, Wr]]; or, for many channels and a 3×3 kernel on some CPUs, `kernels.winograd`.
-PyTorch's native complex convolution makes three or four real ones and several copies, and takes 6 to
-8 times as long as its real twin where this takes 1 to 3.
+PyTorch's native complex convolution makes three or four real ones and several copies, and takes 6
+to 8 times as long as its real twin where this takes 1 to 3.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Geometry:
         )
 
     def kernel(self, weight: Tensor, x: Tensor, *others: Tensor) -> winograd.Shape | None:
-        """The shape the Winograd kernel takes, or None if the real convolution is to do this one."""
+        """The shape for the Winograd kernel, or None if the real convolution does this one."""
         if torch.compiler.is_compiling():  # it would try to compile the kernel's checks
             return None
         shape = winograd.shape_of(
@@ -69,8 +69,8 @@ def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
     """Expand a complex weight [O, C, *k] to the real one of interleaved channels, [2O, 2C, *k].
 
     It is channels-last in memory. A row of real numbers (Wr, −Wi) is W̄ as a complex number, and the
-    row below it, (Wi, Wr), is i·W̄. A transposed convolution's weight is [in, out, *k], and its blocks
-    are transposed with it: W and i·W.
+    row below it, (Wi, Wr), is i·W̄. A transposed convolution's weight is [in, out, *k], and its
+    blocks are transposed with it: W and i·W.
     """
     rows = weight.new_empty(weight.shape[0], 2, *weight.shape[2:], weight.shape[1])  # [O, 2, *k, C]
     rows[:, 0] = (weight if transposed else weight.conj()).movedim(1, -1)
@@ -118,8 +118,8 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
     """Inside, derive a tensor from a weight once, until the weight changes.
 
     For a batch that comes in pieces. It takes twice the weight's memory, and seven times that of a
-    weight that `kernels.winograd` serves, which is small beside its maps. Of changes that torch does
-    not count (`.data`), those of most numbers are seen.
+    weight that `kernels.winograd` serves, which is small beside its maps. Of changes that torch
+    does not count (`.data`), those of most numbers are seen.
     """
     own = [
         p.data_ptr()
@@ -151,7 +151,7 @@ def _derived(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
 class _Convolve(torch.autograd.Function):
     """Complex convolution by a real one, with a backward of its own.
 
-    Composed of PyTorch's operations it would copy the output gradient twice more, out of its interleaved order and back.
+    PyTorch's would copy the output gradient twice more, out of its interleaved order and back.
     """
 
     generate_vmap_rule = True  # so that torch.func's vmap(grad), the reference, goes through it
@@ -202,7 +202,7 @@ class _Convolve(torch.autograd.Function):
 
 
 class _ConvolvePlainly(torch.autograd.Function):
-    """The same outside of torch's transforms: for a context that is set up behind, torch asks Python for a signature first."""
+    """The same outside of torch's transforms, where `setup_context` would only cost time."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -238,7 +238,7 @@ def _interleaved_gradients(
 
 
 class _Convolution(nn.Module):
-    """What the complex convolutions share: parameters, initialisation, and the passage to reals and back."""
+    """Parameters, initialisation and forward pass of the complex convolutions."""
 
     spatial: int  # how many dimensions follow the channels
     transposed = False
@@ -261,7 +261,8 @@ class _Convolution(nn.Module):
         super().__init__()
         if not dtype.is_complex:
             raise ValueError(
-                f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real weights"
+                f"{type(self).__name__} is complex, not {dtype}: "
+                "use torch.nn's layer for real weights"
             )
         if in_channels % groups or out_channels % groups:
             raise ValueError(
@@ -292,7 +293,8 @@ class _Convolution(nn.Module):
                 torch.view_as_real(parameter).uniform_(-bound, bound)
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        sizes = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        return f"{sizes}, stride={self.stride}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
@@ -335,7 +337,10 @@ class ComplexConv3d(_Convolution):
 
 
 class ComplexConvTranspose2d(_Convolution):
-    """Complex [B, C, H, W] -> [B, O, H', W']. Arguments as in torch.nn.ConvTranspose2d; `output_padding` by name."""
+    """Complex [B, C, H, W] -> [B, O, H', W'].
+
+    Arguments as in torch.nn.ConvTranspose2d; `output_padding` by name.
+    """
 
     spatial = 2
     transposed = True

@@ -15,9 +15,11 @@ Initialisation = Literal["uniform_parts", "rayleigh_he", "rayleigh_glorot"]
 def initialise(layer: nn.Linear, how: Initialisation) -> nn.Linear:
     """Draw a linear layer's weight anew, in place.
 
-    uniform_parts: PyTorch's own: each part of weight and bias uniform on ±1/√fan_in; E|w|² = 2/(3·fan_in) for complex weights.
-    rayleigh_he, rayleigh_glorot: |w| Rayleigh, phase uniform, E|w|² = 2/fan_in or 2/(fan_in + fan_out) (Trabelsi et al. 2018,
-        section 3.6), bias 0. For real weights the normal distribution of the same variance (He et al. 2015).
+    uniform_parts: PyTorch's own: each part of weight and bias uniform on ±1/√fan_in; for complex
+        weights E|w|² = 2/(3·fan_in).
+    rayleigh_he, rayleigh_glorot: |w| Rayleigh, phase uniform, E|w|² = 2/fan_in or
+        2/(fan_in + fan_out) (Trabelsi et al. 2018, section 3.6), bias 0. Real weights are normal
+        with the same variance (He et al. 2015).
     """
     if how == "uniform_parts":
         layer.reset_parameters()

@@ -1,5 +1,4 @@
-"""A linear layer on whole maps, without the copy that `flatten` makes of channels-last ones: the weight is brought into the order
-in which a map lies in memory, and not the other way round. It is as long as one record."""
+"""A linear layer on whole maps, without the copy that `flatten` makes of channels-last ones."""
 
 from __future__ import annotations
 
@@ -10,7 +9,10 @@ from zdp_bench.nn.memory_format import in_memory_order, memory_order
 
 
 class MapLinear(nn.Linear):
-    """y = W vec(x) + b: what `flatten(1)` and `nn.Linear` give, whose parameters it has. Shapes: [B, *map] -> [B, out]."""
+    """`nn.Linear` after `flatten(1)`: [B, *map] -> [B, out].
+
+    It permutes the weight, as long as one example, to the map's memory order instead of the batch.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.unflatten(1, x.shape[1:]).permute(0, *memory_order(x)).flatten(1)

@@ -1,6 +1,6 @@
 """Memory order of maps, and complex channels as interleaved real ones.
 
-Channel c becomes 2c (real part) and 2c + 1 (imaginary part). In channels-last memory the two are the
+Channel c becomes 2c (real part) and 2c + 1 (imaginary part). In channels-last memory both are the
 same bytes, so neither direction copies, and real kernels (convolution, pooling) do complex work.
 
 Gradients pass without a copy where `view_as_real` and its inverse see contiguous numbers, because
@@ -52,7 +52,7 @@ def in_memory_order(x: Tensor) -> Tensor:
 
 
 def in_own_order(flat: Tensor, x: Tensor) -> Tensor:
-    """Undo `in_memory_order`: [*, n] in the memory order of x [B, *map] -> [*, n] in row-major order."""
+    """Reorder [*, n] from the memory order of x [B, *map] to row-major order."""
     order = memory_order(x)
     before = flat.dim() - 1
     mapped = flat.unflatten(-1, [x.shape[dim] for dim in order])

@@ -1,13 +1,16 @@
-"""Complex norms that see one record at a time: GroupNorm, InstanceNorm and LayerNorm (Riess et al. 2024, section 4).
+"""Complex GroupNorm, InstanceNorm and LayerNorm (Riess et al. 2024, section 4).
 
-A group of complex numbers is centred, then whitened: as pairs (Re, Im), multiplied by the inverse square root of its covariance.
-A symmetric 2×2 matrix has one in closed form, so no SVD is taken. In complex terms, with h = E|c|²/2 and p = E c² of the centred
-numbers c, whose covariance has the eigenvalues h ± |p|/2:
+A group of complex numbers is centred, then whitened: as pairs (Re, Im), multiplied by the inverse
+square root of their covariance. For a symmetric 2×2 matrix it has a closed form without SVD.
+In complex terms, with h = E|c|²/2 and p = E c² of the centred numbers c, whose covariance has the
+eigenvalues h ± |p|/2:
 
-    ŷ = A·c + B·c̄        A = t/(2s),  B = −p/(2st)        s² = (h + eps)² − |p|²/4,  t² = 2(h + eps + s)
+    ŷ = A·c + B·c̄             A = t/(2s),  B = −p/(2st)
+                              s² = (h + eps)² − |p|²/4,  t² = 2(h + eps + s)
 
-The affine step γ·ŷ + β folds into the same two coefficients, and the backward pass has their form again. So either is a few
-elementwise passes over channels-last memory, and what is kept between them is x and four numbers a group.
+The affine step γ·ŷ + β folds into the same two coefficients, and the backward pass has their form
+again. So each is a few elementwise passes over channels-last memory, and only x and four numbers
+for each group are kept between them.
 """
 
 from __future__ import annotations
@@ -23,19 +26,22 @@ from zdp_bench.errors import unknown
 from zdp_bench.nn.memory_format import channels_last
 
 EPS = 1e-5  # added to both eigenvalues of a group's covariance, as in the paper's listing
-ROUNDING = 4  # and so many units of rounding of their mean: below that an eigenvalue is not measured, but made up
+# Units of rounding of the eigenvalues' mean, also added: a smaller eigenvalue is rounding itself.
+ROUNDING = 4
 GROUPS = 16  # the paper's
 
 
 class ComplexGroupNorm(nn.Module):
-    """γ·ŷ + β, ŷ the numbers of each of `groups` groups of channels, centred and whitened within one record.
+    """γ·ŷ + β, ŷ the numbers of each group of channels, centred and whitened within one example.
 
-    Shapes: complex [B, C, *] -> the same, channels-last in memory; * is any number of spatial dimensions, or none. `weight` is γ
-    and `bias` is β, complex [C]: γ starts at (1 + i)/√2, which turns by 45° and has modulus 1, β at 0. So E|ŷ|² starts at 2.
+    Shapes: complex [B, C, *] -> the same, channels-last in memory; * is any number of spatial
+    dimensions, or none. `weight` is γ and `bias` is β, complex [C]: γ starts at (1 + i)/√2, which
+    turns by 45° and has modulus 1, β at 0. So E|ŷ|² starts at 2.
 
-    The paper's listing, but for the closed form. Like it, covariances divide by one less than there are numbers (torch.cov), and
-    `eps` is added to their eigenvalues; so is 5e-7 of their mean in float32 (1e-15 in float64), or rounding would be blown up to
-    numbers wherever a group lies on a line far from 0. Whatever a group is, values and gradients are finite, Σ|ŷ|² at most 2n.
+    This is the paper's listing except for the closed form. Covariances divide by one less than
+    there are numbers (torch.cov). `eps` is added to their eigenvalues, and so is 5e-7 of their mean
+    in float32 (1e-15 in float64), because rounding would be amplified to full size if a group is on a
+    line far from 0. For any group, values and gradients are finite, and Σ|ŷ|² is at most 2n.
     """
 
     def __init__(
@@ -51,7 +57,8 @@ class ComplexGroupNorm(nn.Module):
         super().__init__()
         if not dtype.is_complex:
             raise ValueError(
-                f"{type(self).__name__} is complex, not {dtype}: use torch.nn's layer for real numbers"
+                f"{type(self).__name__} is complex, not {dtype}: "
+                "use torch.nn's layer for real numbers"
             )
         if channels % groups:
             raise ValueError(f"{channels} channels do not divide into {groups} groups")
@@ -83,14 +90,14 @@ class ComplexGroupNorm(nn.Module):
 
 
 class ComplexInstanceNorm(ComplexGroupNorm):
-    """Every channel of a record is a group of its own."""
+    """Every channel of an example is a group of its own."""
 
     def __init__(self, channels: int, eps: float = EPS, affine: bool = True, **where: Any) -> None:
         super().__init__(channels, channels, eps, affine, **where)
 
 
 class ComplexLayerNorm(ComplexGroupNorm):
-    """All channels and positions of a record are one group; γ and β are one a channel."""
+    """All channels and positions of an example are one group; each channel has its γ and β."""
 
     def __init__(self, channels: int, eps: float = EPS, affine: bool = True, **where: Any) -> None:
         super().__init__(1, channels, eps, affine, **where)
@@ -112,9 +119,10 @@ def normalise(
 
 
 def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[nn.Module]:
-    """The norm `model.normalisation` asks for, real or complex by dtype, to be added to a block's layers; None: an empty list.
+    """Return the norm that `model.normalisation` names, real or complex by dtype, as a list.
 
-    group: 16 groups, or the most below that which divide the channels. instance: each channel apart.
+    group: 16 groups, or the most below that which divide the channels. instance: one each channel.
+    None: the list is empty.
 
     Raises:
         UserError: no such norm.
@@ -133,7 +141,7 @@ def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[
     ]
 
 
-# ------------------------------------------------------------------------- inside: x, c, g [B, T, C]; one number a group [B, G]
+# -------------------------------------- inside: x, c, g [B, T, C]; one number for each group [B, G]
 
 
 class _Normalise(torch.autograd.Function):
@@ -202,7 +210,7 @@ class _Normalise(torch.autograd.Function):
 
 
 class _Root(NamedTuple):
-    """ŷ = along·c + across·c̄, and what their derivatives need: k = 1/(2st) and s. Each [B, G], in float64."""
+    """ŷ = along·c + across·c̄, with k = 1/(2st) and s for the derivatives; [B, G] in float64."""
 
     along: Tensor
     across: Tensor
@@ -222,7 +230,10 @@ def _inverse_root(h: Tensor, p: Tensor, eps: float) -> _Root:
 
 
 def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """c = x − mean; the mean of each group; h = E|c|²/2 and p = E c², in float64. E as torch.cov takes it."""
+    """Return (c = x − mean, each group's mean, h = E|c|²/2, p = E c²), the last two in float64.
+
+    E divides as torch.cov does.
+    """
     numbers = x.shape[1] * x.shape[2] // groups
     mean = _over_channels(_over_positions(x), groups) / max(1, numbers)
     c = x - _to_channels(mean, x)
@@ -245,7 +256,7 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _through_moments(
     h: Tensor, p: Tensor, root: _Root, eps: float, sums: Tensor, numbers: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the mean, h and p of a group pass on to its numbers: constant + of_h·c + of_p·c̄.
+    """The gradient through a group's mean, h and p: constant + of_h·c + of_p·c̄.
 
     Args:
         sums: Σ γ̄g, Σ γ̄g·c and Σ γ̄g·c̄ over a group, [3, B, G].
@@ -253,7 +264,7 @@ def _through_moments(
     """
     sum_g, sum_gc, sum_gc_conj = sums.to(p.dtype)
     along, across, k, s = root
-    # dL = α·dA + Re(conj(σ)·dB), with α = Re Σ γ̄g·c̄ and σ = Σ γ̄g·c. A = t²k and B = −pk are functions of h, s and p:
+    # dL = α·dA + Re(conj(σ)·dB), with α = Re Σ γ̄g·c̄ and σ = Σ γ̄g·c. As A = t²k and B = −pk,
     # dL = u·dh + w·ds − k·Re(conj(σ)·dp), and ds = ((h + eps)·dh − Re(p̄·dp)/4)/s
     alpha, sigma = sum_gc_conj.real, sum_gc
     by_k = along * alpha - k * (sigma.conj() * p).real  # k·dL/dk
@@ -282,6 +293,6 @@ def _over_channels(each: Tensor, groups: int) -> Tensor:
 
 
 def _to_channels(of_group: Tensor, x: Tensor) -> Tensor:
-    """[B, G] -> [B, 1, C] in the precision of x [B, T, C], to meet it: every channel has its group's number."""
+    """Give each channel its group's number: [B, G] -> [B, 1, C], in the precision of x."""
     each = of_group.to(x.dtype).unsqueeze(2).expand(-1, -1, x.shape[2] // of_group.shape[1])
     return each.flatten(1).unsqueeze(1)

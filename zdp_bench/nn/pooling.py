@@ -1,7 +1,7 @@
 """Pooling of complex maps: PyTorch has no complex pooling kernel.
 
-A mean is taken on the real channels. A maximum needs an order, and complex numbers have none: here, as in Ziller et al. 2021
-(A.2.3), the entry of the largest modulus goes on, whole. Of equal ones the first does. Gradients reach that entry alone.
+A mean is taken of the real channels. A maximum is the entry of the largest modulus, as in Ziller et
+al. 2021 (A.2.3), the first of equal ones. Gradients reach that entry alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ComplexAvgPool2d(nn.Module):
             raise ValueError(
                 f"no window of {self.size}×{self.size} fits into a map of {x.shape[1]}×{x.shape[2]}"
             )
-        # Lines of windows are maps of their own: torch's threads share maps between them, and not the windows of one.
+        # A line of windows is a map of its own, because torch's threads share maps, not windows.
         lines = torch.view_as_real(x[:, : down * self.size]).reshape(
             len(x) * down, self.size, x.shape[2], 2 * x.shape[3]
         )
@@ -40,31 +40,31 @@ class ComplexAvgPool2d(nn.Module):
 
 
 class MagnitudeMaxPool2d(nn.Module):
-    """The entry of the largest modulus in windows of `size`, complex [B, C, H, W] -> [B, C, H // size, W // size]."""
+    """Entries of the largest modulus: complex [B, C, H, W] -> [B, C, H // size, W // size]."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return picked(x, lambda modulus: F.max_pool2d(modulus, self.size, return_indices=True)[1])
+        return _gather(x, lambda modulus: F.max_pool2d(modulus, self.size, return_indices=True)[1])
 
 
 class AdaptiveMagnitudeMaxPool2d(nn.Module):
-    """The same in windows that leave a map of `size`, whatever the input's, complex [B, C, H, W] -> [B, C, size, size]."""
+    """Entries of the largest modulus: complex [B, C, H, W] -> [B, C, size, size]."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return picked(
+        return _gather(
             x, lambda modulus: F.adaptive_max_pool2d(modulus, self.size, return_indices=True)[1]
         )
 
 
-def picked(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-    """The entries of x [B, C, H, W] at the flat positions [B, C, H', W'] that `choose` finds in |x|²: [B, C, H', W']."""
+def _gather(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+    """Entries of x [B, C, H, W] at flat positions `choose` finds in |x|², [B, C, H', W']."""
     with torch.no_grad():
         where = choose(x.real.square() + x.imag.square())
     return x.flatten(2).gather(2, where.flatten(2)).view(where.shape)
