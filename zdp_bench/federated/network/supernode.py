@@ -1,4 +1,4 @@
-"""Run one node of a federation over the network: a SuperNode with its ClientApp."""
+"""Run one node of a federation over the network: a Flower SuperNode with the ClientApp in this process."""
 
 from __future__ import annotations
 
