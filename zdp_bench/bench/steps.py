@@ -64,7 +64,7 @@ class Workload:
         return model.to(device())
 
     def examples(self, last: bool) -> Batch:
-        """Return inputs and targets; `last`: maps channels-last in memory, best for convolutions."""
+        """Return inputs and targets; `last`: maps channels-last, best for convolutions."""
         torch.manual_seed(1)
         dtype = torch.complex64 if self.is_complex else torch.float32
         inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
