@@ -52,7 +52,9 @@ def test_an_empty_table_says_what_fills_it(tmp_path: Path) -> None:
 
 
 def test_an_empty_cell_says_why_if_that_is_known(tmp_path: Path) -> None:
-    table = tables.build(TABLE, tmp_path, FILLINGS, {("mnist", ()): "the data root lacks MNIST"})
+    table = tables.build(
+        TABLE, tmp_path, FILLINGS, {"mnist".ljust(64, "e"): "the data root lacks MNIST"}
+    )
     ours = {row.filling.recipe: row.cells["ours"] for row in table.rows}
     assert ours["mnist"] == "not run: the data root lacks MNIST"
 
@@ -86,6 +88,15 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
 def test_a_run_with_anything_overridden_fills_no_cell(tmp_path: Path) -> None:
     save(tmp_path, record("phasemnist", 1, 0.97, experiment="another"))
     assert cells(tmp_path)["phasemnist"]["ours"].startswith("not run")
+
+
+def test_an_equal_run_of_another_recipe_fills_the_cell_and_counts_once(tmp_path: Path) -> None:
+    equal = {"experiment": "phasemnist".ljust(64, "e")}
+    again = record("phasemnist_copy", 1, 0.97, **equal) | {"run": record("phasemnist", 1)["run"]}
+    save(tmp_path, record("another", 2, 0.99, **equal), record("phasemnist", 1, 0.97), again)
+    row = next(row for row in build(tmp_path).rows if row.filling.recipe == "phasemnist")
+    assert [(run["seed"], run["recipe"]) for run in row.runs] == [(1, "phasemnist"), (2, "another")]
+    assert row.cells["ours"] == "98.00 ± 1.41 % (n = 2)"
 
 
 def test_markdown_and_csv_are_written(tmp_path: Path) -> None:
