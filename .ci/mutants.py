@@ -1,11 +1,13 @@
-"""Change the code that keeps a run private, one small change at a time, and count the changes that no test notices.
+"""Change the private code in small ways and count the changes that no test notices.
 
     python .ci/mutants.py --seconds 300 [--seed 7] [--only privacy/noise.py]
 
-cosmic-ray makes the mutants. Each is tried in a copy of the repository against the few test files that cover its module
-(`mutants.toml`), until the time is over; the seed that is printed draws the same mutants again. What no test can see is no
-mutant: types, words of errors, decorators, code that numba compiles, and what only decides how fast something is. A mutant that
-is known to behave like the original stands in `mutants.toml` with the reason. Ends with 1 where less than 95 % of the rest die.
+cosmic-ray makes the mutants. Each is tried in a copy of the repository against the few test files
+that cover its module (`mutants.toml`), until the time is over; the seed that is printed draws the
+same mutants again. What no test can see is no mutant: types, words of errors, decorators, code that
+numba compiles, and what only decides how fast something is. A mutant that is known to behave like
+the original stands in `mutants.toml` with the reason. Ends with 1 where less than 95 % of the rest
+die.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ COPIED = "zdp_bench", "tests", "conf", "datasets", "papers", "recipes", "pyproje
 CONFIG = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LEAST = 0.95
 
-# An operator is replaced by others that numbers take as well: anything else would only raise a TypeError.
+# An operator is replaced by others that numbers take as well: anything else would only raise a
+# TypeError.
 ALIKE = (
     {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"},
     {"BitOr", "BitAnd", "BitXor", "LShift", "RShift"},
@@ -141,7 +144,7 @@ def places(module: str) -> Iterator[list[Mutant]]:
 
 
 def _unseen(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where a change alters nothing that a test should hold: from (line, column) up to (line, column)."""
+    """Yield the places that no test should hold: from (line, column) up to (line, column)."""
     compiled = {
         node.args[0].id
         for node in ast.walk(tree)
@@ -258,7 +261,8 @@ def try_mutants(
     rng = random.Random(seed)
     rng.shuffle(drawn)
     print(
-        f"{len(drawn):,} places in {len(modules)} modules, {sum(map(len, drawn)):,} mutants; seed {seed}",
+        f"{len(drawn):,} places in {len(modules)} modules, "
+        f"{sum(map(len, drawn)):,} mutants; seed {seed}",
         flush=True,
     )
     counts, needed, end = (
@@ -275,7 +279,8 @@ def try_mutants(
                 start = time.monotonic()
                 if run_tests(folder, [test], 600) != "passed":
                     raise SystemExit(
-                        f"{test} fails as the code stands:\n{(folder / 'output').read_text()[-2000:]}"
+                        f"{test} fails as the code stands:\n"
+                        f"{(folder / 'output').read_text()[-2000:]}"
                     )
                 needed[test] = time.monotonic() - start
                 end += needed[test]  # the time that was asked for is that of mutants

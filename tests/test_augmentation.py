@@ -1,4 +1,4 @@
-"""Augmentation: training inputs only, decided by (seed, step, example), whatever the micro-batch."""
+"""Augmentation: training inputs only, drawn by (seed, step, example), for any micro-batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is configured and whatever lies in a file: a clean result, or one clear sentence; never a traceback.
+"""Any configuration and any damaged file gives a result or one sentence, never a traceback.
 
 A few examples whenever the tests are run, 1,000 configurations and 200 damaged files with `--slow`.
 """
@@ -148,7 +148,7 @@ def test_a_thousand_configurations_are_clean_runs_or_sentences() -> None:
     configurations(1000)()
 
 
-# ------------------------------------------------------------------------------------------------------ damaged files
+# damaged files
 
 
 def cut(body: bytes, rng: random.Random) -> bytes:
@@ -191,7 +191,7 @@ def whole_set(name: str, root: Path) -> None:
 
 
 def damaged(name: str, root: Path, count: int, seed: int = 0) -> int:
-    """Read the set `count` times with a file damaged, which is mended afterwards; how often that ended in a sentence."""
+    """Read the set `count` times with one damaged file each; count the sentences."""
     rng = random.Random(f"{name}{seed}")
     if "mnist" in name:
         write_mini_mnist(root)

@@ -68,6 +68,28 @@ def test_a_table_runs_what_it_lacks(
     assert out.count("done before") == 4
 
 
+def test_one_of_several_equal_runs_is_made(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two recipes with one configuration: the record of either fills the rows of both."""
+    write_mini_mnist(tmp_path / "root")
+    mnist = assets.RECIPES / "mnist.yaml"
+    copy = TINY["mnist"].replace("row: mnist_private", "row: mnist_private, variant: again")
+    (assets.RECIPES / "zcopy.yaml").write_text(f"# zcopy\n{copy}")
+    where = [f"paths.data={tmp_path / 'root'}", "threads=1"]
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
+    assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
+    words = ["zeta_dp_2021/1", "--results", str(small), *where]
+    code, out, err = run(capsys, "reproduce", *words)
+    assert (code, err) == (0, "")
+    assert "recipe=zcopy seed=1: done before, by the equal recipe=mnist" in out
+    assert not (small / "runs" / "zcopy").exists()
+    assert "not run" not in (small / "tables" / "zeta_dp_2021_table1.md").read_text()
+    (assets.RECIPES / "first.yaml").write_text(mnist.read_text())
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
+    assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
+
+
 def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

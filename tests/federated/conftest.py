@@ -32,7 +32,7 @@ Make = Callable[..., Run]
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Make:
-    """Overrides on top of a tiny quickstart -> a checked configuration whose results lie in the test's folder."""
+    """Return a checked tiny quickstart with these overrides; results go to the test's folder."""
 
     def make(*overrides: str, results: str = "results") -> Run:
         return parse(compose([*TINY, f"paths.results={tmp_path / results}", *overrides]))
@@ -41,7 +41,7 @@ def configured(tmp_path: Path) -> Make:
 
 
 def node_keys(folder: Path, nodes: int = 3) -> str:
-    """Make each node's key, node-N, as `ssh-keygen -t ecdsa -b 384` does; the file of the public ones."""
+    """Write each node's key as `ssh-keygen -t ecdsa -b 384` does; return the public keys' file."""
     lines = []
     for number in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())

@@ -1,9 +1,12 @@
-"""What `test_network` runs in a process of its own: a warm parent that forks a server and its clients, and kills a client (-9).
+"""Fork a server and its clients from a warm parent, and kill a client (-9), for `test_network`.
 
-    python network_driver.py FOLDER JOBS      JOBS: JSON list of {"name", "overrides", "kill": [node, steps, seconds, restart]}
+    python network_driver.py FOLDER JOBS
 
-A kill comes so many seconds after so many steps stand in the node's ledger; `restart` says whether the node comes back. Prints
-one JSON line a job: the wait status of the server, of each client and of the killed one.
+JOBS is a JSON list of {"name", "overrides", "kill": [node, steps, seconds, restart]}.
+
+A kill comes so many seconds after so many steps stand in the node's ledger; `restart` says whether
+the node comes back. Prints one JSON line a job: the wait status of the server, of each client and
+of the killed one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Over TLS: who is let in, who speaks for whom, and what becomes of answers that are late, repeated, too large or no answers."""
+"""Over TLS: who is let in, who speaks for whom, and what happens to bad or late answers."""
 
 from __future__ import annotations
 
@@ -254,7 +254,8 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
         trusting.wrap_socket(plain, server_hostname=host) as raw,
     ):
         raw.sendall(
-            b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
         )
         assert raw.recv(100).split()[1] in (b"413", b"400")
     assert told(caplog) == [
@@ -333,7 +334,7 @@ def test_bytes_that_are_no_request_end_nothing(
 
 
 def test_content_that_cannot_be_read_is_an_error_of_that_node(wire: Wire) -> None:
-    """Every piece has the right digest and a right head, and the whole is nonsense: an Array that is a message's content."""
+    """Every piece has the right digest and head, but the whole is an Array, not a content."""
     with wire.joins(0) as link:
         name = wire.asks(0, hello=1)
         answer = Message(content({"round": 1}), reply_to=taken(link))

@@ -1,4 +1,4 @@
-"""A node that dies, answers nonsense or comes late: the round finishes or fails by the rule, and no ε is lost."""
+"""A node that dies, answers nonsense or comes late: the round follows the rule, no ε is lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def pickled(asked: Message, answer: Message) -> Message:
 
 
 def archived(asked: Message, answer: Message) -> Message:
-    """Numbers as a zip archive, of the very length that is expected: numpy opens it, and does not come to an array."""
+    """A zip archive of exactly the expected length: numpy opens it and finds no array."""
     there, file = answer.content[ARRAYS]["float32"], io.BytesIO()
     np.savez(file, numbers=np.zeros(1, np.float32))
     zipped = bytearray(file.getvalue())
@@ -111,11 +111,13 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "inf": (not_finite(float("inf")), "node 1: its answer is not finite"),
     "shape": (
         wrong_shape,
-        "node 1: its answer does not fit the model: 'net.0.weight float32 [2, 2]' where 'net.0.weight",
+        "node 1: its answer does not fit the model: "
+        "'net.0.weight float32 [2, 2]' where 'net.0.weight",
     ),
     "names": (
         wrong_names,
-        "node 1: its answer does not fit the model: 'other float32 [2]' where 'net.0.weight complex64",
+        "node 1: its answer does not fit the model: "
+        "'other float32 [2]' where 'net.0.weight complex64",
     ),
     "few": (
         too_few_numbers,

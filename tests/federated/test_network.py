@@ -1,4 +1,4 @@
-"""A server and three clients over TLS on loopback; a client that is killed; wrong certificates, ports and addresses."""
+"""A server and three clients over TLS on loopback; a killed client; wrong certificates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def certificate(folder: Path, name: str, host: str = "127.0.0.1") -> tuple[str, 
 def over_tls(
     folder: Path, jobs: list[dict[str, Any]], patience: float
 ) -> dict[str, dict[str, Any]]:
-    """Every job, carried out: name -> {"server", "clients", "killed", "record", "ledgers": lines of each node}."""
+    """Run every job: name -> {"server", "clients", "killed", "record", "ledgers"}."""
     chain, key = certificate(folder, "server")
     keys = node_keys(folder)
     common = ["federated.nodes=3", f"federated.patience={patience}", f"federated.authority={chain}"]
@@ -158,7 +158,7 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
         )  # every round that was asked for, heard of or not
 
 
-# ------------------------------------------------------------------------------------------------------ one sentence each
+# one sentence each
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a federation is made of: who has whose patients, what travels, and that nobody is told of it."""
+"""The parts of a federation: the split of patients, the messages, telemetry off."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_what_takes_one_training_set_says_so(configured: Make) -> None:
 
 
 def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
-    """The paper's: 73,333 steps of 24 among 3,520 records, and the ε that its accountant claims for them."""
+    """The paper's 73,333 steps of 24 among 3,520 examples, and the ε its accountant claims."""
     from zdp_bench.config import compose, parse
     from zdp_bench.experiments.validate import validate
 

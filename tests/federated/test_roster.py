@@ -1,4 +1,4 @@
-"""The server trusts no count but its own: clients that lie, clients that are there twice, clients that are not what they say."""
+"""The server trusts only its own count: clients that lie, come twice or pose as others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIAR = 1
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, change: Change, who: int = LIAR) -> None:
-    """Let node 1's answers pass through `change(asked, answer, how many of this kind it had answered before)`."""
+    """Pass node 1's answers through `change(asked, answer, how many of this kind before)`."""
 
     def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
         sound, counts = client_app(config, key), dict[str, int]()
@@ -146,7 +146,7 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
         last = standing.spent(asked)
 
 
-# ------------------------------------------------------------------------------------------------------------------ who is who
+# who is who
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,15 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
         record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
     assert [node["answers"] for node in record["privacy"]["nodes"]] == [8, 0, 8]
     assert told(caplog) == [
-        "node 1: comes to another mechanism than the server: both need the same version of zdp-bench; it is refused"
+        "node 1: comes to another mechanism than the server: both need the same version of "
+        "zdp-bench; it is refused"
     ]
     with pytest.raises(UserError, match="node 1: comes to another mechanism than the server"):
         carried_out(configured("federated.nodes=3", results="all"))
 
 
 class Doubled(simulation.SerialGrid):
-    """A second client, that says it is node 0, from some look at the list on; and node 0's first goes at another."""
+    """A second client claims to be node 0 from one check on; the first leaves at another."""
 
     SECOND = 1000
     comes, goes = 0, 10**6

@@ -1,4 +1,4 @@
-"""A federation comes to what central training comes to; every node has its ε; a killed run ends as an uninterrupted one."""
+"""A federation equals central training; every node has its ε; a killed run ends the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 
-# Every record in every step: then a central run and a federation's nodes together draw the same ones.
+# Every record in every step: then a central run and a federation's nodes together draw the same
+# ones.
 WHOLE = [
     "trainer.sample_rate=1.0",
     "trainer.epochs=5",
@@ -110,7 +111,7 @@ def test_several_local_steps_are_several_releases(configured: Make) -> None:
 def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
     configured: Make, secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies (here: a BaseException that nothing catches) between a node's release and the server's next checkpoint."""
+    """The process dies (an uncaught BaseException) between a release and the next checkpoint."""
 
     class Killed(BaseException):
         pass
@@ -144,7 +145,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
 
 
 def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Make) -> None:
-    """Same seed, same round, other weights: other records and other noise, and one more line in the ledger."""
+    """Same seed and round, other weights: other examples, other noise, one more ledger line."""
     site = Site(configured("federated.nodes=2"))
     node = site.node(1)
     node.prepare("f" * 64, 8, None)

@@ -145,6 +145,11 @@ def test_only_runs_of_the_recipe_as_it_is_now_make_points(results: Path) -> None
     assert [len(point.values) for point in points] == [1, 1, 1]
 
 
+def test_an_equal_run_of_another_recipe_makes_points(results: Path) -> None:
+    save(results, make_run("table", 1, 0.3) | {"experiment": "dfa".ljust(64, "e")})
+    assert column(results, "DP-DFA, %") == ["40.00", "50.00", "60.00"]
+
+
 def test_other_data_is_another_curve(results: Path) -> None:
     moved = filling("hybrid", "hybrid_5.12", digest="m" * 64, on="mnist")
     save(results, make_run("hybrid", 5, 0.4) | {"experiment": "m" * 64, "run": "m" * 64})

@@ -52,7 +52,9 @@ def test_an_empty_table_says_what_fills_it(tmp_path: Path) -> None:
 
 
 def test_an_empty_cell_says_why_if_that_is_known(tmp_path: Path) -> None:
-    table = tables.build(TABLE, tmp_path, FILLINGS, {("mnist", ()): "the data root lacks MNIST"})
+    table = tables.build(
+        TABLE, tmp_path, FILLINGS, {"mnist".ljust(64, "e"): "the data root lacks MNIST"}
+    )
     ours = {row.filling.recipe: row.cells["ours"] for row in table.rows}
     assert ours["mnist"] == "not run: the data root lacks MNIST"
 
@@ -86,6 +88,15 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
 def test_a_run_with_anything_overridden_fills_no_cell(tmp_path: Path) -> None:
     save(tmp_path, record("phasemnist", 1, 0.97, experiment="another"))
     assert cells(tmp_path)["phasemnist"]["ours"].startswith("not run")
+
+
+def test_an_equal_run_of_another_recipe_fills_the_cell_and_counts_once(tmp_path: Path) -> None:
+    equal = {"experiment": "phasemnist".ljust(64, "e")}
+    again = record("phasemnist_copy", 1, 0.97, **equal) | {"run": record("phasemnist", 1)["run"]}
+    save(tmp_path, record("another", 2, 0.99, **equal), record("phasemnist", 1, 0.97), again)
+    row = next(row for row in build(tmp_path).rows if row.filling.recipe == "phasemnist")
+    assert [(run["seed"], run["recipe"]) for run in row.runs] == [(1, "phasemnist"), (2, "another")]
+    assert row.cells["ours"] == "98.00 ± 1.41 % (n = 2)"
 
 
 def test_markdown_and_csv_are_written(tmp_path: Path) -> None:
@@ -160,6 +171,15 @@ def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
     number = papers.Reference("a paper", "1", "row", "Row", "accuracy", "93.4", "%", "", "0.01")
     assert number.printed == "93.4 ± 0.01 %"
     assert replace(number, value="not given", deviation="").printed == "not given"
+    spread = replace(number, value="0.848", unit="", deviation="", range="0.814 to 0.881")
+    assert spread.printed == "0.848 (0.814 to 0.881)"
+
+
+def test_a_second_epsilon_that_a_paper_prints_stands_beside_the_first(tmp_path: Path) -> None:
+    strict = tables.Filling("chest", (), "strict", None, "c" * 64)
+    (row,) = tables.build("deepee_2021/1", tmp_path, [strict]).rows
+    assert row.cells["ε printed"] == "0.52 (0.62 by RDP)"
+    assert row.numbers["epsilon_printed"] == "0.52"
 
 
 def test_the_nearest_table_is_suggested() -> None:
@@ -172,4 +192,4 @@ def test_a_papers_notes_are_below_its_tables(tmp_path: Path) -> None:
     assert "Poisson" in note
     assert note in build(tmp_path).notes
     assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
-    assert papers.notes("deepee_2021/1") == []
+    assert papers.notes("zeta_dp_2024/1") == []

@@ -64,9 +64,7 @@ class Workload:
         return model.to(device())
 
     def examples(self, last: bool) -> Batch:
-        """Inputs and targets; `last`: maps channels-last in memory, the layout that suits
-        convolutions best.
-        """
+        """Return inputs and targets; `last`: maps channels-last, best for convolutions."""
         torch.manual_seed(1)
         dtype = torch.complex64 if self.is_complex else torch.float32
         inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
@@ -85,9 +83,8 @@ class Workload:
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch's own, so that no side has a faster one than another."""
-        return (torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD)(
-            parameters, lr=RATE
-        )
+        made = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
+        return made(parameters, lr=RATE)
 
 
 def device() -> torch.device:

@@ -1,1 +1,1 @@
-"""What is built of many runs: sweeps, tables reproduced, validation, costs, learning-rate search."""
+"""Commands built on many runs: sweeps, reproduce, validate, cost, learning-rate finder."""

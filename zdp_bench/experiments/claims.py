@@ -143,6 +143,23 @@ def _digests_on(datasets: list[dict[str, Any]], composed: DictConfig) -> dict[st
     return labels
 
 
+class Equals:
+    """Runs by what they compute, so that `reproduce` makes one of several equal runs.
+
+    Recipes may have jobs in common, and the record of one fills the cells of all.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self._recipes: dict[tuple[str, int], list[str]] = {}
+        for run in records.read_all(results):
+            self._recipes.setdefault((run["experiment"], run["seed"]), []).append(run["recipe"])
+
+    def claim(self, filling: Filling, seed: int) -> str:
+        """Return the recipe that makes the run or has made it: this one if there is no other."""
+        recipes = self._recipes.setdefault((filling.digest, seed), [filling.recipe])
+        return filling.recipe if filling.recipe in recipes else recipes[0]
+
+
 def require_unchanged(overrides: list[str]) -> None:
     """Refuse overrides that change what a recipe computes, or where its record goes.
 

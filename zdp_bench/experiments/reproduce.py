@@ -6,8 +6,8 @@
     here    as published, wherever the data root holds the data
     paper   as published, fetching what may be fetched; estimates time and memory first
 
-The tables and recipes say what there is to do. A run that has a record is not repeated, so the
-command can be stopped and given again.
+The tables and recipes say what there is to do. A run that has a record, under any recipe, is not
+repeated, so the command can be stopped and given again. Of several equal runs one is made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import cost
-from zdp_bench.experiments.claims import claims_of, jobs_of, on_other_data
+from zdp_bench.experiments.claims import Equals, claims_of, jobs_of, on_other_data
 from zdp_bench.report import curves, page, papers, tables, verdicts
 from zdp_bench.report.tables import Filling
 from zdp_bench.training.devices import pick_device
@@ -46,7 +46,6 @@ SMOKE_NOTE = (
 )
 
 Say = Callable[[str], None]
-Row = tuple[str, tuple[str, ...]]  # (recipe, overrides): the job that fills a table's row
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,9 @@ class Job:
     seed: int
     config: Run
 
-    @property
-    def row(self) -> Row:
-        return self.filling.recipe, self.filling.overrides
-
     def __str__(self) -> str:
-        recipe, overrides = self.row
-        return " ".join([f"recipe={recipe}", *overrides, f"seed={self.seed}"])
+        job = self.filling
+        return " ".join([f"recipe={job.recipe}", *job.overrides, f"seed={self.seed}"])
 
 
 @dataclass(frozen=True)
@@ -72,12 +67,12 @@ class Plan:
     """What there is to do.
 
     Attributes:
-        missing: why a row cannot be filled.
+        missing: why a row cannot be filled, by experiment digest.
         fillings: what may stand in each table once all is done.
     """
 
     jobs: list[Job]
-    missing: dict[Row, str]
+    missing: dict[str, str]
     fillings: dict[str, list[Filling]]
 
 
@@ -137,14 +132,14 @@ def reproduce_all(profile: str, seeds: int, results: Path, extra: list[str], say
 def make_plan(names: list[str], profile: str, seeds: int, folder: Path, extra: list[str]) -> Plan:
     """Return the runs that the tables want, each once, and what they will fill."""
     plan = Plan([], {}, {})
-    planned: set[Row] = set()
+    planned: set[tuple[str, str]] = set()
+    equals = Equals(folder)
     smoke = profile == "smoke"
     for table in names:
         claims = claims_of(table, jobs_with_new_settings if smoke else None)
         plan.fillings[table] = fillings = [] if smoke else on_other_data(claims, folder)
         for claim in claims:
             filling, reason = claim.filling, ""
-            row = filling.recipe, filling.overrides
             reduced = smoke_overrides(claim.config) if smoke else []
             words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}"]
             words += [*extra, *(reduced or [])]
@@ -157,12 +152,14 @@ def make_plan(names: list[str], profile: str, seeds: int, folder: Path, extra: l
                 reason = missing_data(configs[0])
             fillings.append(filling)
             if reason:
-                plan.missing[row] = reason
-            elif row not in planned:
+                plan.missing[filling.digest] = reason
+            elif (filling.recipe, filling.digest) not in planned:
                 plan.jobs.extend(
-                    Job(table, filling, seed, config) for seed, config in enumerate(configs, 1)
+                    Job(table, filling, seed, config)
+                    for seed, config in enumerate(configs, 1)
+                    if equals.claim(filling, seed) == filling.recipe
                 )
-            planned.add(row)
+            planned.add((filling.recipe, filling.digest))
     return plan
 
 
@@ -239,7 +236,7 @@ def _run_all(plan: Plan, workers: int, say: Say) -> list[tuple[str, str]]:
     for number, (job, state, error) in enumerate(_run_jobs(plan.jobs, workers), start=1):
         if error:
             failed.append((str(job), error))
-            plan.missing.setdefault(job.row, error)
+            plan.missing.setdefault(job.filling.digest, error)
         left = _duration((time.monotonic() - started) / number * (total - number))
         say(f"[{number:>{len(str(total))}}/{total}] {job.table}  {job}: {state}; {left} left")
     return failed
@@ -276,7 +273,7 @@ def estimate(jobs: list[Job], results: Path) -> list[str]:
     """
     recorded = {record["experiment"]: record for record in records.read_all(results)}
     lines, total, unknown, most = [], 0.0, 0, 0.0
-    for first in {job.row: job for job in jobs}.values():
+    for first in {job.filling: job for job in jobs}.values():
         runs = sum(job.filling == first.filling for job in jobs)
         label = f"  {first.filling.recipe} {' '.join(first.filling.overrides)}"
         device = str(pick_device(first.config.device))

@@ -1,4 +1,4 @@
-"""One node of a federation: its patients, its noise, its ledger. The steps are the engine's, as in a central run."""
+"""One node of a federation: its patients, its noise, its ledger, the steps of a central run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zdp_bench.training.step import Training, private_step
 
 
 class AccumulatingSGD(torch.optim.SGD):
-    """SGD between a node's steps of one round. Keeps the sum of the released gradients: what the node sends.
+    """SGD between a node's steps of one round; keeps the sum of released gradients to send.
 
     That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
     """
@@ -106,9 +106,11 @@ class Node:
     """One node. It is asked to `join`, then to `prepare`, then for a `release` a round.
 
     Formal guarantees:
-        - what a release is computed from, and its noise, is a function of (run, node, its data, step, weights): on the same
-          weights it is the same release, bit for bit, and on others it has another sample and other noise;
-        - its steps stand in this node's own ledger before they exist, so a release that never arrives is counted as well.
+        - what a release is computed from, and its noise, is a function of (run, node, its data,
+          step, weights): on the same weights it is the same release, bit for bit, and on others it
+          has another sample and other noise;
+        - its steps stand in this node's own ledger before they exist, so a release that never
+          arrives is counted as well.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -121,8 +123,9 @@ class Node:
     def join(self) -> dict[str, Any]:
         """What the server must know to plan the rounds; nothing else of the data leaves the node.
 
-        A digest of a site's own data would tell a server that knows all of it but one record what that one is. Where one data
-        set is split over the nodes, the server has it anyway, and must see that all have the same.
+        A digest of a site's own data would tell a server that knows all of it but one record what
+        that one is. Where one data set is split over the nodes, the server has it anyway, and must
+        see that all have the same.
         """
         told = {
             "node": self.number,
@@ -143,8 +146,8 @@ class Node:
             at_least: how far this node's ledger had come when the server last saw it.
 
         Raises:
-            UserError: no noise multiplier reaches the ε, the model must not be trained privately, or the ledger is not to be
-                trusted.
+            UserError: no noise multiplier reaches the ε, the model must not be trained privately,
+                or the ledger is not to be trusted.
         """
         site = self.site
         own = replace(site.setup, data=replace(site.data, train=self.records))
@@ -191,7 +194,7 @@ class Node:
     def release(
         self, round_: int, weights: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """One round: `federated.local_steps` private steps from these weights, and the sum of the gradients they released.
+        """Take a round of private steps from these weights; return the sum of released gradients.
 
         Raises:
             BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.

@@ -1,13 +1,15 @@
-"""The ServerApp: rounds of asking every node for a release, averaging, and one step of the optimiser.
+"""Run the ServerApp: rounds of asking nodes for releases, averaging, one optimiser step.
 
-The rule for a round. Every node that is present is asked, and given `federated.patience` seconds. An answer counts if it is to
-this round, holds the model's tensors and nothing but finite numbers; any other is dropped with one line in the log. With at
-least `federated.min_nodes` of them (all, where nothing is said) the round is their weighed mean, whoever is missing; with fewer
-the run ends in one sentence, saved, and the same command goes on from that round.
+The rule for a round. Every node that is present is asked, and given `federated.patience` seconds.
+An answer counts if it is to this round, holds the model's tensors and nothing but finite numbers;
+any other is dropped with one line in the log. With at least `federated.min_nodes` of them (all,
+where nothing is said) the round is their weighed mean, whoever is missing; with fewer the run ends
+in one sentence, saved, and the same command goes on from that round.
 
-The server trusts no count but its own. It writes a round into a ledger before it asks for it, and every node is held to have
-taken the steps of every round in there, whether it was asked, or answered, or was never heard of again. A node's own word raises
-that number where its ledger holds more, and never lowers it.
+The server trusts no count but its own. It writes a round into a ledger before it asks for it, and
+every node is held to have taken the steps of every round in there, whether it was asked, or
+answered, or was never heard of again. A node's own word raises that number where its ledger holds
+more, and never lowers it.
 """
 
 from __future__ import annotations
@@ -47,8 +49,12 @@ from zdp_bench.training.step import descend
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a server is given: the run, its data (the test set; with `patients=split` also what is dealt out), its folder, and
-    whose keys Flower's nodes have: `owners`, Flower's id -> the node's number."""
+    """What a server works on.
+
+    Attributes:
+        data: the test set; with `patients=split` also the training set that is split.
+        owners: Flower's id -> number of the node with that key.
+    """
 
     config: Run
     data: Splits
@@ -61,7 +67,7 @@ class ServerContext:
 
 
 class Result:
-    """What came of a ServerApp, which cannot return anything: Flower may call it in another thread."""
+    """The result of a ServerApp, which cannot return one: Flower may call it in a thread."""
 
     record: Record | None = None
     error: BaseException | None = None
@@ -94,15 +100,18 @@ def server_app(conducting: ServerContext, result: Result) -> ServerApp:
 
 
 def conduct(grid: Grid, given: ServerContext) -> Record:
-    """One federated run, from the first message to the record; see the module for the rule of a round.
+    """Conduct a federated run and return its record; the module gives the rule of a round.
 
     Formal guarantees:
-        - the weights change only through what nodes released under their own mechanisms, each in its node's ledger;
-        - the record's ε of a node composes every release it can have made, as the server counts them, whatever the node says; the
-          run's ε is the worst node's, for each patient is at one node only.
+        - the weights change only through what nodes released under their own mechanisms, each in
+          its node's ledger;
+        - the record's ε of a node composes every release it can have made, as the server counts
+          them, whatever the node says; the run's ε is the worst node's, for each patient is at one
+          node only.
 
     Raises:
-        UserError: too few nodes take part or answer, or the data, ledger or checkpoint is not usable.
+        UserError: too few nodes take part or answer, or the data, ledger or checkpoint is not
+            usable.
         Stopped: a signal asked for it; the run is saved.
     """
     watch = Stopwatch()
@@ -271,7 +280,8 @@ def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int
     told = [f"node {number}: {reason}" for number, reason in reasons.items()]
     told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
     return (
-        f"too few nodes answered ({'; '.join(told)}), and federated.min_nodes asks for {least} of {nodes}. All is saved, and "
+        f"too few nodes answered ({'; '.join(told)}), and "
+        f"federated.min_nodes asks for {least} of {nodes}. All is saved, and "
         "every step that was taken is counted: the same command goes on."
     )
 
@@ -279,7 +289,7 @@ def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int
 def weighed_mean(
     releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]
 ) -> dict[str, Tensor]:
-    """Σ mᵢ gᵢ / Σ mᵢ over nodes in the order of their numbers, mᵢ their expected batches: Σ of all records' shares over Σ mᵢ."""
+    """Return Σ mᵢ gᵢ / Σ mᵢ over nodes in order of number; mᵢ is a node's expected batch."""
     whole, mean = sum(shares.values()), dict[str, Tensor]()
     for number in sorted(releases):
         for name, gradient in releases[number].items():
@@ -293,7 +303,8 @@ def accounted(
 ) -> dict[str, Any]:
     """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
 
-    Patients are at one node each, so a patient's data moves that node's releases alone (parallel composition).
+    Patients are at one node each, so a patient's data moves that node's releases alone (parallel
+    composition).
     """
 
     @cache

@@ -40,8 +40,8 @@ class ComplexGroupNorm(nn.Module):
 
     This is the paper's listing except for the closed form. Covariances divide by one less than
     there are numbers (torch.cov). `eps` is added to their eigenvalues, and so is 5e-7 of their mean
-    in float32 (1e-15 in float64), because rounding would be amplified to full size if a group is on a
-    line far from 0. For any group, values and gradients are finite, and Σ|ŷ|² is at most 2n.
+    in float32 (1e-15 in float64), because rounding would be amplified to full size if a group is on
+    a line far from 0. For any group, values and gradients are finite, and Σ|ŷ|² is at most 2n.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Builds a figure's curves as a table: each point with its metric, its claimed and its tight ε.
 
-A point is the runs of a recipe's job, all seeds (`tables.Filling`). Of the paper, only the numbers
+A point is the runs of a job, all seeds (`tables.Filling`). Of the paper, only the numbers
 that its text gives are shown; nothing is read off a picture. A curve stands in every panel whose
 name ends with its own, so in all panels if it names none.
 """
@@ -22,7 +22,7 @@ from zdp_bench.report import papers
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.report.sheet import Sheet, markdown_page, markdown_table, to_csv, write_pair
-from zdp_bench.report.tables import EPSILONS, Filling, data_notes, mark, origin
+from zdp_bench.report.tables import EPSILONS, Filling, data_notes, fitting, mark, origin
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
             if filling.row == row:
                 jobs.setdefault((filling.variant, filling.on), []).append(filling)
         for (variant, on), chosen in (jobs or {(None, None): []}).items():
-            runs = tuple(run for run in every if any(f.fits(run) for f in chosen))
+            runs = tuple(fitting(every, chosen))
             curves.append(
                 Curve(
                     panel=metric.where,

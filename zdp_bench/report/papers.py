@@ -28,6 +28,7 @@ class Reference:
     unit: str
     where: str
     deviation: str = ""  # printed behind ±, where the paper prints one
+    range: str = ""  # lowest and highest over runs, '0.814 to 0.881'
 
     @property
     def number(self) -> float | None:
@@ -41,9 +42,8 @@ class Reference:
     def printed(self) -> str:
         """As the paper prints it, '93.4 ± 0.01 %'; words instead of a number have no unit."""
         unit = "" if self.number is None else self.unit
-        return " ".join(
-            part for part in (self.value, self.deviation and f"± {self.deviation}", unit) if part
-        )
+        spread = self.deviation and f"± {self.deviation}", self.range and f"({self.range})"
+        return " ".join(part for part in (self.value, *spread, unit) if part)
 
 
 @dataclass(frozen=True)

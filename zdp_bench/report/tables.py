@@ -58,7 +58,7 @@ OTHER_DATA = (
     "number of it."
 )
 
-Missing = Mapping[tuple[str, tuple[str, ...]], str]  # (recipe, overrides) -> why it was not run
+Missing = Mapping[str, str]  # experiment digest -> why it was not run
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class Filling:
     on: str | None = None
 
     def fits(self, run: Record) -> bool:
-        """True if a run fills the cell: it is of this recipe and has this experiment digest.
+        """True if a run fills the cell: it has this experiment digest, whatever its recipe.
 
         The digest covers all that a run computes but its seed. A run with any other key
         overridden, or made before the recipe changed, has another digest and fills nothing.
         """
-        return (run["recipe"], run["experiment"]) == (self.recipe, self.digest)
+        return bool(run["experiment"] == self.digest)
 
     @property
     def command(self) -> str:
@@ -101,6 +101,7 @@ class Row:
 
     Attributes:
         epsilon_printed: as the paper prints it; None where it prints none.
+        epsilon_rdp: what the paper prints by RDP accounting beside it; None where it does not.
         missing: why there are no runs, if that is known.
     """
 
@@ -109,6 +110,7 @@ class Row:
     epsilon_printed: str | None
     runs: Sequence[Record]
     missing: str = ""
+    epsilon_rdp: str | None = None
 
     @property
     def label(self) -> str:
@@ -153,6 +155,7 @@ class Row:
         cells |= {"row": self.label, "metric": self.metric.column.replace("_", " ")}
         if not self.filling.on:
             printed = (self.epsilon_printed or "").replace("inf", "∞")
+            printed += f" ({self.epsilon_rdp} by RDP)" if self.epsilon_rdp else ""
             cells |= {"paper": self.metric.printed, "ε printed": printed}
         if not self.runs:
             return cells | {"ours": f"not run: {self.missing or f'`{self.filling.command}`'}"}
@@ -273,14 +276,23 @@ def build(
     every = records.read_all(results)
     rows = []
     for filling in fillings:
-        runs = [run for run in every if filling.fits(run)]
-        why = (missing or {}).get((filling.recipe, filling.overrides), "")
+        runs = fitting(every, [filling])
+        why = (missing or {}).get(filling.digest, "")
         printed = {number.column: number for number in numbers if number.row == filling.row}
-        claim = printed.pop("epsilon", None)
-        epsilon_printed = claim.value if claim else None
-        rows += [Row(filling, metric, epsilon_printed, runs, why) for metric in printed.values()]
+        claims = [printed.pop(name, None) for name in ("epsilon", "epsilon_rdp")]
+        claim, rdp = (found.value if found else None for found in claims)
+        rows += [Row(filling, metric, claim, runs, why, rdp) for metric in printed.values()]
     title = f"{numbers[0].paper}, Table {numbers[0].table}"
     return Table(table, title, rows, _notes(table, rows, results))
+
+
+def fitting(every: Iterable[Record], fillings: Sequence[Filling]) -> list[Record]:
+    """Return the runs that fit any of `fillings`; a run that two recipes made counts once."""
+    runs: dict[str, Record] = {}
+    for run in every:
+        if any(filling.fits(run) for filling in fillings):
+            runs.setdefault(run["run"], run)
+    return sorted(runs.values(), key=lambda run: int(run["seed"]))
 
 
 def _notes(table: str, rows: list[Row], results: Path) -> list[str]:

@@ -42,7 +42,7 @@ def of_curves(figure: Curves, missing: Missing) -> list[Verdict]:
     """
     verdicts = []
     for curve in figure.curves:
-        jobs = [(filling.recipe, filling.overrides) for filling in curve.fillings]
+        jobs = [filling.digest for filling in curve.fillings]
         verdict = "not run", next((missing[job] for job in jobs if job in missing), "")
         if curve.points:
             verdict = "not compared", "a curve, of which the paper prints few points"

@@ -51,15 +51,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_table(options: argparse.Namespace) -> int:
     """Run what one table lacks, one job after another, and print the table."""
-    from zdp_bench.experiments.claims import fillings
+    from zdp_bench.experiments.claims import Equals, fillings
     from zdp_bench.experiments.sweep import run_one
 
     failed = False
+    equals = Equals(options.results)
     for filling in fillings(options.table, options.results):
         if filling.on:  # records on other data stand in the table as they are
             continue
         job = [f"recipe={filling.recipe}", *filling.overrides]
         for seed in range(1, options.seeds + 1):
+            maker = equals.claim(filling, seed)
+            if maker != filling.recipe:
+                print(f"{' '.join(job)} seed={seed}: done before, by the equal recipe={maker}")
+                continue
             where = [f"paths.results={options.results}", *options.overrides]
             try:
                 run_one([*job, f"seed={seed}", *where])

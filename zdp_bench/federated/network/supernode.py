@@ -1,4 +1,4 @@
-"""Run one node of a federation over the network: a Flower SuperNode with the ClientApp in this process."""
+"""Run one node of a federation over the network: a SuperNode with its ClientApp."""
 
 from __future__ import annotations
 
