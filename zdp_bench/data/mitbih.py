@@ -111,9 +111,9 @@ class MitBih(Dataset):
             outputs=1,
             provenance=provenance,
             digest=digest(f"{files}:{self!r}:{LEAD}:{WINDOW}:{BINS}"),
-            notes=f"{ORIGINS[provenance]}N beats of {len(counts) - len(people)} patients, L beats of "
-            f"{len(people)} ({', '.join(people)}); held out: {people[self.fold]} and "
-            f"{len(testing) - 1} patients with N beats, by split_seed={self.split_seed}",
+            notes=f"{ORIGINS[provenance]}N beats of {len(counts) - len(people)} patients, "
+            f"L beats of {len(people)} ({', '.join(people)}); held out: {people[self.fold]} and "
+            f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}",
             examples_per_patient=self.most_of_one(counts, testing),
         )
 
