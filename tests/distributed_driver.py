@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.algorithms.test_properties import CASES, make, records
+from tests.algorithms.test_properties import CASES, examples, make
 from zdp_bench.privacy.ledger import Copy, Ledger, Position
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 from zdp_bench.training.distributed import Ranks, join, leave
@@ -38,7 +38,7 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> di
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     training = Training(algorithm, model, optimizer, noise, ledger, None, ranks)
     for step, size in zip(range(STEPS), SIZES, strict=True):
-        inputs, targets = records(size, kind, seed=step)
+        inputs, targets = examples(size, kind, seed=step)
         mine = ranks.take_share(np.arange(size))
         private_step(
             training, step, iter([(inputs[mine], targets[mine])] if len(mine) else []), 8.0

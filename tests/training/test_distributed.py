@@ -127,10 +127,10 @@ def test_a_sweep_is_no_work_for_torchrun(
     assert "torchrun carries out one run: leave -m out" in capsys.readouterr().err
 
 
-def test_every_record_is_in_one_share() -> None:
+def test_every_example_is_in_one_share() -> None:
     import numpy as np
 
-    shares = [Ranks(r, 3).share(np.arange(8)) for r in range(3)]
+    shares = [Ranks(r, 3).take_share(np.arange(8)) for r in range(3)]
     assert sorted(np.concatenate(shares)) == list(range(8))
 
 

@@ -134,7 +134,7 @@ class Ledger:
         one.
 
         Args:
-            made: the digest of code, libraries, machine and micro-batch (`environment.made_with`);
+            made: `environment.execution_digest` of code, libraries, machine and micro-batch;
                 empty if no step can be repeated bit for bit.
             state: the digest of weights, optimiser and schedule.
         """
