@@ -80,3 +80,10 @@ def test_the_sweep_is_hydras_own(
         cli.main(["run", "-m", f"recipe={sweeping}", f"paths.results={tmp_path}"])
     assert stop.value.code == 0
     assert sorted(called) == ["autograd 1", "autograd 2", "wirtinger 1", "wirtinger 2"]
+
+
+def test_the_folds_of_a_recipe_are_not_other_data_to_each_other() -> None:
+    results = Path(__file__).parents[2] / "results"
+    folds = [f for f in claims.fillings("zeta_dp_2021/2", results) if "mitbih" in f.recipe]
+    assert len(folds) == 12
+    assert not any(filling.on for filling in folds)

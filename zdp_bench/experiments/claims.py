@@ -115,10 +115,13 @@ def on_other_data(claims: list[Claim], results: Path) -> list[Filling]:
     """Return the same jobs with another data set in place of the recipe's, where records exist."""
     found = []
     done = records.read_all(results)
+    own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for claim in claims:
-        own = claim.config.resolved["dataset"]
-        used = [r["config"]["dataset"] for r in done if r["recipe"] == claim.filling.recipe]
-        others = [dataset for dataset in used if dataset != own]
+        own.setdefault(claim.filling.recipe, []).append(claim.config.resolved["dataset"])
+    for claim in claims:
+        recipe = claim.filling.recipe
+        used = [run["config"]["dataset"] for run in done if run["recipe"] == recipe]
+        others = [dataset for dataset in used if dataset not in own[recipe]]
         for digest, label in _digests_on(others, claim.composed).items():
             found.append(dataclasses.replace(claim.filling, digest=digest, on=label))
     return found
