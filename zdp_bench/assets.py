@@ -5,6 +5,7 @@ In a wheel they are beside the code, in a checkout at its root.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,14 @@ def group(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-@cache
 def read_yaml(path: Path) -> dict:
-    """Return a YAML file's mapping as plain Python; Hydra's interpolations stay text."""
+    """Return a YAML file's mapping as plain Python; Hydra's interpolations stay text.
+
+    The caller may change what it gets.
+    """
+    return deepcopy(_parse(path))
+
+
+@cache
+def _parse(path: Path) -> dict:
     return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
