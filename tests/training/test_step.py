@@ -81,15 +81,8 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
         torch.manual_seed(0)
         model, algorithm = problem()
         ledger = Ledger(tmp_path / f"{len(moved)}.jsonl", algorithm.mechanism(), repeatable=True)
-        training = Training(
-            algorithm,
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            SeededNoise(0),
-            ledger,
-            None,
-            ranks,
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        training = Training(algorithm, model, optimizer, SeededNoise(0), ledger, None, ranks)
         private_step(training, 0, iter([batch]), 7.0)
         ledger.close()
         moved.append([parameter.detach() for parameter in model.parameters()])
@@ -115,15 +108,8 @@ def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
 
         ledger = Ledger(tmp_path / f"{here}.jsonl", mechanism, repeatable=True)
         ranks = ALONE if here == 6 else WithAnother(size=2)
-        training = Training(
-            algorithm,
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            SeededNoise(0),
-            ledger,
-            None,
-            ranks,
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        training = Training(algorithm, model, optimizer, SeededNoise(0), ledger, None, ranks)
         private_step(training, 0, iter([(inputs[:here], targets[:here])]), 7.0)
         ledger.close()
         moved.append([parameter.detach() for parameter in model.parameters()])

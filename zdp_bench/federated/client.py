@@ -18,9 +18,8 @@ REFUSED = (
     700  # an Error of ours, whose reason is a sentence for people; Flower's own codes are below
 )
 
-_sites: dict[
-    str, Site
-] = {}  # of this process, by the key that a ClientApp carries: data and model do not travel
+# This process's sites by the key that a ClientApp carries: data and model do not travel.
+_sites: dict[str, Site] = {}
 
 
 @contextmanager

@@ -105,9 +105,8 @@ class Roster:
         self.asked = 0
         self.present: dict[int, int] = {}
         self._expected, self._sizes, self._owners = expected, sizes, owners
-        self._met: dict[
-            int, int
-        ] = {}  # Flower's id -> number, of every node that has joined and is there still
+        # Flower's id -> number, of every node that has joined and is still connected
+        self._met: dict[int, int] = {}
         self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
         self._refused: dict[int, Refusal] = {}  # by Flower's id
         self._told: dict[str, Any] | None = None

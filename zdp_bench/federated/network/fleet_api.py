@@ -249,12 +249,10 @@ class LinkGrid(Grid):
 
     def __init__(self, state: InMemoryLinkState) -> None:
         self._state = state
-        self._sent: dict[
-            str, Message
-        ] = {}  # without their content, to answer for nodes that do not
-        self._arriving: dict[
-            str, Message
-        ] = {}  # answers whose content is not here yet, by what they answer
+        # messages without their content, to answer for nodes that do not
+        self._sent: dict[str, Message] = {}
+        # message -> its answer, whose content is still arriving
+        self._arriving: dict[str, Message] = {}
         self.asked: dict[str, tuple[int, int]] = {}
 
     def set_run(self, run: FlowerRun) -> None:
