@@ -4,8 +4,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys;
 BIN := .venv/bin
 STAMP := .venv/.installed
 TABLE ?= zeta_dp_2021/1
-SEEDS ?= 3
+SEEDS ?=
 PROFILE ?=
+BUDGET ?=
 MUTANTS ?= 300
 
 $(STAMP): constraints.txt pyproject.toml
@@ -14,7 +15,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install run test lint types mutants vulnerabilities format table reproduce report docs wheel clean
+.PHONY: help install run test lint types mutants vulnerabilities format table reproduce gpu report docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +46,14 @@ format: $(STAMP) ## let ruff format the code and fix what it can
 table: $(STAMP) ## rebuild a table from the records: make table TABLE=zeta_dp_2021/1
 	$(BIN)/zdp-bench table $(TABLE)
 
-reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|paper for all tables, or TABLE=zeta_dp_2021/1 SEEDS=3
-	$(BIN)/zdp-bench reproduce $(if $(PROFILE),--profile $(PROFILE) --seeds $(if $(filter smoke,$(PROFILE)),1,$(SEEDS)),$(TABLE) --seeds $(SEEDS))
+reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|paper BUDGET=2h for all tables, or TABLE=zeta_dp_2021/1 SEEDS=3
+	$(BIN)/zdp-bench reproduce $(if $(PROFILE),--profile $(PROFILE),$(TABLE)) $(if $(filter smoke,$(PROFILE)),--seeds 1,$(if $(SEEDS),--seeds $(SEEDS))) $(if $(BUDGET),--budget $(BUDGET))
+
+gpu: $(STAMP) ## on a machine with a GPU: its tests, the bench tables, then the as-published rows that fit BUDGET=2h
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: PyTorch finds no GPU on this machine" >&2; exit 2; }
+	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/zdp-bench bench
+	$(BIN)/zdp-bench reproduce --profile here --only as-published --budget $(or $(BUDGET),2h) device=cuda
 
 docs: $(STAMP) ## build docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -21,7 +21,6 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages have no pages here
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 
 

@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from zdp_bench import assets
 from zdp_bench.cli.parser import build_parser
-from zdp_bench.config import schema
+from zdp_bench.config import configured, schema
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.plugins import TORCH, find_builder, own_keys
 
 SECTIONS = {
@@ -26,7 +28,30 @@ SECTIONS = {
     "paths": schema.Paths,
     "": schema.Scalars,
 }
-MADE = ["commands", "configuration", "plugins"]  # pages that no file says are out of date
+PAPERS = ["deepee_2021", "dp_dfa_2020", "gredp_2024", "zeta_dp_2021", "zeta_dp_2024"]
+# pages that no file says are out of date
+MADE = [
+    "commands",
+    "configuration",
+    "plugins",
+    "toolbox",
+    *(f"papers/{name}" for name in ["index", *PAPERS]),
+]
+
+RUNS = Path(__file__).parent.parent / "results/runs"
+# docs/toolbox.md: what was measured, each on these recipes
+MEASURED = [
+    ("speech_mlp", ""),
+    ("speech_activations_reduced", "model.activation=cardioid"),
+    ("chest_xray_small_strict", ""),
+]
+OPTIONS = {
+    "the recipe as it is": "",
+    "averaged weights": "trainer.ema=0.99",
+    "warm-up and cosine": "scheduler=warmup_cosine",
+    "automatic clipping": "algorithm.gamma=0.01",
+    "per-layer clipping": "algorithm.per_layer=true",
+}
 
 
 def fill(page: str) -> str:
@@ -37,6 +62,8 @@ def fill(page: str) -> str:
         "plugins": plugins,
         "recipes": recipes,
         "modules": modules,
+        "coverage": coverage,
+        "toolbox": toolbox,
     }
 
     def replace(match: re.Match[str]) -> str:
@@ -44,6 +71,43 @@ def fill(page: str) -> str:
         return made[name](*arguments)
 
     return re.sub(r"<!-- made by (.*?) -->", replace, page)
+
+
+def coverage(paper: str = "") -> str:
+    """How much of a paper's tables and figures is filled, or of all papers' tables."""
+    from zdp_bench.report import coverage, papers
+
+    counts = coverage.of_tables(Path(__file__).parent.parent / "results")
+    sentences = []
+    for kind, unit, figures in (("Tables", "cells", False), ("Figures", "curves", True)):
+        of_kind = [
+            count
+            for name, count in counts.items()
+            if name.startswith(paper) and papers.is_figure(name) == figures
+        ]
+        if of_kind:
+            sentences.append(f"{kind}: {coverage.total(of_kind, unit).sentence}")
+    return f"*{' '.join(sentences)}*"
+
+
+def toolbox() -> str:
+    """The mean test ROC-AUC with each option of the toolbox, from the committed records."""
+    found: dict[str, list[float]] = {}
+    for recipe, _ in MEASURED:
+        for path in sorted((RUNS / recipe).glob("*/record.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["seed"] != 0:  # seed 0 is the one to try things with
+                found.setdefault(record["experiment"], []).append(record["metrics"]["roc_auc"])
+    rows = []
+    for name, override in OPTIONS.items():
+        cells = []
+        for recipe, *more in MEASURED:
+            given = [f"recipe={recipe}", *filter(None, [*more, override])]
+            of = found.get(experiment_digest(configured(given)), [])
+            cells.append(f"{100 * sum(of) / len(of):.1f} ({len(of)})" if of else "")
+        rows.append((name, code(override) if override else "", *cells))
+    heads = (code(" ".join(filter(None, measured))) for measured in MEASURED)
+    return table(("option", "key", *heads), rows)
 
 
 def commands() -> str:

@@ -130,6 +130,10 @@ MISTAKES = [
         "Did you mean 'phasemnist_private'?",
     ),
     ("validate recipe=phasemnist claims.row=null", "claims.row 'null' is not known"),
+    (
+        "validate recipe=dp_dfa_fig4_fashion algorithm.noise_multiplier=3",
+        "A run of your own fills no row: claims.table=null.",
+    ),
     ("run recipe=quickstart claims.table=foo", "claims.table 'foo' is not known."),
     (
         "run recipe=quickstart claims.row=foo",

@@ -6,14 +6,15 @@ Quick commands are run; the others are composed and checked.
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import pydoc
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,13 @@ from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.plugins import every_key
 from zdp_bench.experiments.claims import jobs_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-ELSEWHERE = ("# needs Slurm", "# needs a cluster")
+ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU")
 
 
 def read_commands(page: Path) -> list[tuple[str, str]]:
@@ -77,9 +79,8 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), (
                 text
             )
-            assert all(
-                word in ("PROFILE=smoke", "PROFILE=here", "PROFILE=paper") for word in variables
-            ), text
+            known = re.compile(r"PROFILE=(smoke|here|paper)|BUDGET=\d+h")
+            assert all(known.fullmatch(word) for word in variables), text
         elif program == "zdp-bench" and words[0] != "run":
             parse_arguments(words)
         elif program == "zdp-bench" and "dataset=rings" not in words:
@@ -134,14 +135,17 @@ def test_heavy_commands_run_where_there_is_data(
 
 
 TRY_PLUG_IN = """
+import site
 import sys
+
+site.addsitedir(sys.argv[1])
 import torch
 from zdp_bench import cli
 from zdp_bench.algorithms import Problem
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 
-for words in (sys.argv[1:], ["run", "recipe=quickstart", "dataset=rigns"]):
+for words in (sys.argv[2:], ["run", "recipe=quickstart", "dataset=rigns"]):
     try:
         cli.main(words)
     except SystemExit as left:
@@ -155,26 +159,29 @@ print(float(sum(v.flatten(1).square().sum(1) for v in parts.values()).sqrt().max
 
 
 def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path) -> None:
-    """As pip would install it: the module on the path, and its entry points beside it."""
-    project = tomllib.loads((DOCS / "example" / "pyproject.toml").read_text())["project"]
-    points = project["entry-points"]["zdp_bench.plugins"]
-    info = tmp_path / "site" / f"my_lab-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    """Installed by the tutorial's own command, into a folder of its own and without a network."""
+    pytest.importorskip("editables")  # the build tools are those of `make install`
+    shutil.copytree(DOCS / "example", tmp_path / "my_lab")
+    (install,) = [text for text, _ in read_commands(DOCS / "tutorial.md") if "pip install" in text]
+    installed = subprocess.run(
+        [sys.executable, "-m", *shlex.split(install), "--prefix", str(tmp_path / "prefix")],
+        cwd=tmp_path,
+        env=os.environ | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    lines = "\n".join(f"{name} = {module}" for name, module in points.items())
-    (info / "entry_points.txt").write_text(f"[zdp_bench.plugins]\n{lines}\n")
+    assert installed.returncode == 0, installed.stderr
+    (site,) = (tmp_path / "prefix").rglob("site-packages")
     (command,) = [
         shlex.split(text)
         for text, _ in read_commands(DOCS / "tutorial.md")
         if "dataset=rings" in text
     ]
-    path = os.pathsep.join([str(tmp_path / "site"), str(DOCS / "example"), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-c", TRY_PLUG_IN, *command[1:], "trainer.epochs=1"],
+        [sys.executable, "-c", TRY_PLUG_IN, str(site), *command[1:], "trainer.epochs=1"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -244,6 +251,20 @@ def test_the_reference_has_every_command_and_every_key(monkeypatch: pytest.Monke
     keys = [key for key, _ in every_key() if not key.startswith("launcher")]
     assert not [key for key in keys if f"`{key}" not in text and f"## {key}\n" not in text]
     assert not [verb for verb in COMMANDS if f"## {verb}\n" not in text]
+
+
+def test_the_toolbox_shows_the_records_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    reference = importlib.import_module("reference")
+    shown = reference.toolbox().splitlines()
+    assert len(shown) == 2 + len(reference.OPTIONS)
+    plain = [
+        record["metrics"]["roc_auc"]
+        for path in reference.RUNS.glob("speech_mlp/*/record.json")
+        if (record := json.loads(path.read_text()))["seed"] != 0
+        and record["experiment"] == experiment_digest(parse(compose(["recipe=speech_mlp"])))
+    ]
+    assert f"| {100 * sum(plain) / len(plain):.1f} ({len(plain)}) |" in shown[2]
 
 
 def test_every_paper_has_its_page() -> None:

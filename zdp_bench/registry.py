@@ -26,6 +26,7 @@ HOMES = {
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
     "task": "zdp_bench.tasks",
+    "scheduler": "zdp_bench.training.schedules",
     "accountant": "zdp_bench.privacy.accountants",
     "figure": "zdp_bench.report.figures",
 }

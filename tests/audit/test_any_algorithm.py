@@ -30,7 +30,8 @@ class Invented:
     private = True
     noise_multiplier = 1.0
 
-    def __init__(self, problem: Problem, *, lie: float = 1.0) -> None:
+    def __init__(self, problem: Problem, *, lie: float = 1.0, gamma: float | None = None) -> None:
+        # Hydra cannot take a key out that is null, so the group's `gamma` comes here too.
         self.problem, self.lie = problem, lie
         self.names = list(dict(problem.model.named_parameters()))
 
@@ -74,13 +75,16 @@ class Invented:
         )
 
 
+REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer")
+
+
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
     registry.names("algorithm")
     monkeypatch.setitem(registry._builders["algorithm"], "invented", Invented)
     return lambda *more: subject(
         "algorithm.name=invented",
-        *(f"~algorithm.{k}" for k in ("noise_multiplier", "max_grad_norm", "noise")),
+        *(f"~algorithm.{key}" for key in REPLACED),
         *more,
     )
 

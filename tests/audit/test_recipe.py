@@ -82,7 +82,9 @@ def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     examples finds it too.
     """
     monkeypatch.setattr(
-        reference, "clip_factors", lambda norms, bound: clipping.clip_factors(norms / 2.4, bound)
+        reference,
+        "clip_factors",
+        lambda norms, bound, gamma: clipping.clip_factors(norms / 2.4, bound, gamma),
     )
     with pytest.raises(UserError, match="exceeds its bound"):
         subject("algorithm.gradients=reference")

@@ -7,6 +7,7 @@ import pytest
 from zdp_bench import assets
 from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import known_keys
+from zdp_bench.config.plugins import SCHEDULERS
 from zdp_bench.registry import HOMES, names, register
 
 
@@ -23,7 +24,8 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset", "figure"}))
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
-    assert set(names(kind)) == set(assets.group(assets.CONF / kind))
+    torchs = {"none", *SCHEDULERS} if kind == "scheduler" else set()
+    assert {*names(kind), *torchs} == set(assets.group(assets.CONF / kind))
 
 
 def test_every_dataset_has_its_card() -> None:

@@ -24,3 +24,15 @@ def test_operational_keys_change_no_digest_and_others_do() -> None:
     assert experiment_digest(base) == experiment_digest(same) != experiment_digest(other)
     assert run_digest(base, "data") != run_digest(same, "data")  # the seed
     assert run_digest(base, "data") != run_digest(base, "other data")
+
+
+def test_a_key_that_is_off_by_default_changes_no_older_digest() -> None:
+    def digest(*words: str) -> str:
+        return experiment_digest(parse(compose(["recipe=speech", *words])))
+
+    off = ("model.start=null", "model.sigma=null", "dataset.standardise=null")
+    on = ("model.start=unit_variance", "model.sigma=0.4", "dataset.standardise=clip")
+    # of the records made before there were these keys
+    assert digest().startswith("96b3770a9a66fda4")
+    assert {digest(*off)} == {digest()}
+    assert len({digest(word) for word in on} | {digest()}) == 4

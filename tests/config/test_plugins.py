@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from zdp_bench import assets
 from zdp_bench.config import configured
-from zdp_bench.config.plugins import check_options, every_key
+from zdp_bench.config.plugins import MODEL_KEYS, check_options, every_key
 from zdp_bench.errors import UserError
+from zdp_bench.registry import lookup, names
 
 
 def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> None:
@@ -22,6 +24,7 @@ def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> 
         "noise_multiplier": 1.1,
         "max_grad_norm": 1.0,
         "per_layer": False,
+        "gamma": None,
         "gradients": "auto",
     }
     with pytest.raises(UserError, match=r"'algorithm\.noise'"):  # the user asked for it
@@ -74,3 +77,16 @@ def test_every_key_is_listed_once_with_its_default() -> None:
         "federated.node",
         "trainer.epochs",
     } <= set(keys)
+
+
+def test_a_key_of_every_model_hides_no_option_of_one() -> None:
+    for name in names("model"):
+        own = set(signature(lookup("model", name)).parameters)
+        assert not own & set(MODEL_KEYS), name
+
+
+def test_a_recipes_schedule_can_be_left_out() -> None:
+    assert configured(["recipe=mri_sequence_cl"]).scheduler is not None
+    assert configured(["recipe=mri_sequence_cl", "scheduler=none"]).scheduler is None
+    with pytest.raises(UserError, match=r"scheduler\.name is missing"):
+        configured(["recipe=mri_sequence_cl", "scheduler=none", "scheduler.gamma=0.5"])

@@ -218,3 +218,10 @@ def test_wrong_options_are_refused(root: Path) -> None:
         check_options("dataset", ChestXray, {"sise": 3})
     with pytest.raises(UserError, match="chest_xray_synthetic"):
         ChestXray().load(root / "nowhere")
+
+
+def test_films_that_are_not_the_releases_parts_say_so(root: Path) -> None:
+    splits = ChestXray(size=16).load(root)
+    assert splits.provenance == "derived"
+    assert "not the release's parts" in splits.notes
+    assert "where it has 5,216 + 624" in splits.notes

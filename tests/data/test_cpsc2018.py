@@ -13,7 +13,7 @@ import torch
 from scipy.io import savemat
 
 from tests.data.helpers import copy_folder
-from zdp_bench.data import files
+from zdp_bench.data import cpsc2018, files
 from zdp_bench.data.cpsc2018 import FOLDER, Cpsc2018
 from zdp_bench.data.formats.ecg import DIAGNOSES, parse_diagnosis, read_wfdb
 from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_wfdb
@@ -96,18 +96,95 @@ def test_both_forms_give_the_same_spectra(tmp_path: Path) -> None:
     assert (first.outputs, first.input_shape, first.provenance) == (1, (512,), "derived")
 
 
-def test_recordings_with_both_or_neither_diagnosis_are_left_out(tmp_path: Path) -> None:
-    matlab(tmp_path, "A0000,1,,\nA0001,4,1,\nA0002,7,,\nA0003,4,7,\n")
+def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
+    """The paper's 1,125 are first labels: 918 and 207."""
+    labels = "A0000,1,4,\nA0001,4,1,\nA0002,7,4,\nA0003,4,7,\nA0004,1,,\n"
+    matlab(tmp_path, labels, count=5)
     splits = Cpsc2018(test_share=0.5).load(tmp_path)
-    assert len(splits.train) + len(splits.test) == 2
+    assert splits.notes == "an excerpt of the release: 2 Normal, 2 LBBB"
+
+
+def write_headers(root: Path, diagnoses: dict[str, str]) -> Path:
+    """Write recordings of the WFDB form: name -> diagnoses."""
+    folder = root / FOLDER / "cinc2020_wfdb"
+    folder.mkdir(parents=True)
+    for number, (name, diagnosis) in enumerate(diagnoses.items()):
+        leads = draw_recording(number % 2 == 1, 2.0, np.random.default_rng(number))
+        write_wfdb(folder, name, leads, diagnosis)
+    return folder
+
+
+def test_both_forms_are_joined_and_no_recording_counts_twice(tmp_path: Path) -> None:
+    """A0000 to A0003 in the challenge's form; A0003 again, A0004 and A0005 in WFDB's."""
+    matlab(tmp_path, LABELS + "A0005,4,,\n")
+    write_headers(tmp_path, {"A0003": "Normal", "A0004": "Normal", "A0005": "Normal"})
+    dataset = Cpsc2018(test_share=0.5)
+    splits, info = dataset.load(tmp_path), dataset.info(tmp_path)
+    assert splits.notes == "an excerpt of the release: 3 Normal, 3 LBBB"  # REFERENCE.csv's labels
+    assert (info.train, info.test) == (len(splits.train), len(splits.test)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "diagnosis", "message"),
+    [
+        ("A0001", "164909002,55827005", "A0001.hea: its diagnosis '55827005' is none of Normal"),
+        ("E0001", "426783006", "E0001.hea: its diagnosis 426783006, sinus rhythm, means Normal in"),
+    ],
+)
+def test_a_diagnosis_of_another_database_is_refused(
+    tmp_path: Path, name: str, diagnosis: str, message: str
+) -> None:
+    write_headers(tmp_path, {name: diagnosis, "A0002": "164909002", "A0003": "426783006"})
+    with pytest.raises(UserError, match=message):
+        Cpsc2018().load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "test_share", "message"),
+    [
+        ("A0000,1,,\nA0001,4,,\nA0002,1,,\nA0003,1,,\n", 0.25, "3 recordings of Normal and 1 of"),
+        ("A0000,1,,\nA0001,1,,\nA0002,1,,\nA0003,1,,\n", 0.25, "4 recordings of Normal and 0 of"),
+        (LABELS, 0.25, r"dataset\.test_share=0\.25: of 2 .* and 2 of LBBB, 1 to test on leave one"),
+        (LABELS, 0.75, "3 to test on leave one part without"),
+    ],
+)
+def test_a_part_without_one_of_the_two_is_refused_by_run_and_info(
+    tmp_path: Path, labels: str, test_share: float, message: str
+) -> None:
+    """Its ROC-AUC would be undefined."""
+    matlab(tmp_path, labels)
+    for read in (Cpsc2018(test_share=test_share).load, Cpsc2018(test_share=test_share).info):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path)
+
+
+def test_a_rare_diagnosis_must_reach_both_parts(tmp_path: Path) -> None:
+    matlab(tmp_path, "".join(f"A{n:04d},{4 if n < 2 else 1},,\n" for n in range(20)), count=20)
+    with pytest.raises(UserError, match="of 18 recordings of Normal and 2 of LBBB, 2 to test"):
+        Cpsc2018(test_share=0.1).load(tmp_path)
+
+
+def test_only_recordings_that_are_read_make_it_official(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpsc2018, "RELEASE", frozenset(f"A{n:04d}" for n in range(4)))
+    matlab(tmp_path, LABELS)
+    dataset = Cpsc2018(test_share=0.5)
+    assert dataset.load(tmp_path).provenance == "official"
+    folder = tmp_path / FOLDER
+    (folder / "copies").mkdir()
+    for name in ("A0002.mat", "A0003.mat"):  # nobody looks there
+        (folder / "original_mat" / name).rename(folder / "copies" / name)
+    write_headers(tmp_path, {"A0007": "Normal", "A0008": "LBBB"})
+    assert dataset.load(tmp_path).provenance == "derived"
 
 
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
-    splits = Cpsc2018(positive="RBBB", test_share=0.25).load(data_root)
-    assert splits.notes == "an excerpt of the release: 1 Normal, 3 RBBB"
+    splits = Cpsc2018(positive="RBBB", negative="AF", test_share=0.3).load(data_root)
+    assert splits.notes == "an excerpt of the release: 4 AF, 3 RBBB"
     one = read_wfdb(data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea", channel=3)
-    assert (one.diagnoses, len(one.signal)) == ({"RBBB"}, 7500)
+    assert (one.diagnosis, len(one.signal)) == ("RBBB", 7500)
     assert one.signal[0] == pytest.approx(
         -0.021
     )  # the header's first value of lead III, -21 units of 1 µV
@@ -175,6 +252,10 @@ BROKEN: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         edit_header("S0002.mat", "S0004.mat"),
         r"points to 'S0004\.mat' where S0002\.mat",
     ),
+    "several segments": (
+        lambda header, signal: header.write_text("S0002/2 12 500 1000\nA 500\nB 500\n"),
+        "its header is of several segments",
+    ),
     "not a number": (mark_missing, "no numbers"),
 }
 
@@ -229,6 +310,13 @@ def test_a_wrong_reference_file_is_refused_by_line(
     matlab(tmp_path, labels)
     with pytest.raises(UserError, match=message):
         Cpsc2018().load(tmp_path)
+
+
+def test_a_reference_file_in_latin_1_is_refused(tmp_path: Path) -> None:
+    folder = matlab(tmp_path, LABELS)
+    (folder / "REFERENCE.csv").write_text("Recording,Étiquette\n" + LABELS, encoding="latin-1")
+    with pytest.raises(UserError, match=r"REFERENCE\.csv: is not UTF-8 text"):
+        Cpsc2018(test_share=0.5).load(tmp_path)
 
 
 def test_a_reference_without_its_head_is_refused(tmp_path: Path) -> None:

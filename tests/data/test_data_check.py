@@ -99,6 +99,7 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
 
 def test_every_set_that_is_there_is_found(small_root: Path) -> None:
     changes: dict[str, dict[str, Any]] = {
+        "cpsc2018": {"test_share": 0.3},
         "speech_commands": {"words": ["yes", "no"]},
         "fastmri": {"height": 8, "width": 8},
         "kspace_from_volumes": {"height": 8, "width": 8, "test_share": 0.4, "split_seed": 1},

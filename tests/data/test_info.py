@@ -17,10 +17,8 @@ from zdp_bench.errors import UserError
 
 # What owns examples where no patient is known.
 UNITS = {
-    **dict.fromkeys(
-        ("mnist", "fashion_mnist", "phasemnist", "phase_digits", "cifar10", "synthetic_images"),
-        "image",
-    ),
+    **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits"), "image"),
+    **dict.fromkeys(("cifar10", "public_kspace", "synthetic_images"), "image"),
     **dict.fromkeys(
         ("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"
     ),
@@ -151,7 +149,7 @@ def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
 
 REAL: dict[str, dict[str, Any]] = {
     "mitbih": {"fold": 3},
-    "cpsc2018": {"positive": "RBBB"},
+    "cpsc2018": {"positive": "RBBB", "negative": "AF", "test_share": 0.3},
     "msd": {"task": "hippocampus", "size": 16},
     "kspace_from_volumes": {},
 }

@@ -26,6 +26,7 @@ from zdp_bench.data.speech_commands import (
     read_clip,
     speaker_of,
     split_by_speaker,
+    standardise,
     stft,
 )
 from zdp_bench.data.synthetic.speech import SpeechCommandsSynthetic
@@ -108,6 +109,21 @@ def test_clips_are_centred_each_by_itself_and_averaged_over_a_grid() -> None:
     assert torch.equal(centre(z[1:2])[0], turned[1])
     grid = average_over(z, [31, 2])
     torch.testing.assert_close(grid, z.unflatten(2, (2, 4)).mean(dim=3))
+
+
+def test_a_clip_is_standardised_by_its_own_mean_and_size(root: Path) -> None:
+    z = torch.randn(3, 5, 4, dtype=torch.complex64) * 7 + (2 - 3j)
+    z[2] = 4 + 1j  # constant
+    made = standardise(z)
+    assert made[:2].mean(dim=(1, 2)).abs().max() < 1e-5
+    torch.testing.assert_close(made[:2].abs().square().mean(dim=(1, 2)), torch.ones(2))
+    assert made[2].abs().max() < 1e-3
+    torch.testing.assert_close(standardise(z[1:2])[0], made[1])  # of other clips it knows nothing
+    options: dict[str, Any] = {"words": WORDS, "test_share": 0.3, "grid": [16, 8]}
+    plain = SpeechCommands(**options).load(root)
+    own = SpeechCommands(**options, standardise="clip").load(root)
+    torch.testing.assert_close(own.train.inputs[:, 0], standardise(plain.train.inputs[:, 0]))
+    assert own.digest != plain.digest
 
 
 def test_speakers_are_read_from_names_and_never_cross() -> None:

@@ -126,15 +126,23 @@ def test_a_data_set_that_can_only_load_is_loaded(monkeypatch: pytest.MonkeyPatch
         ("precision=tf32", "precision=tf32 is for non-private"),
         ("device=cuda:99", "device=cuda:99: this machine has"),
         ("task=segmentation", "model=complex_mlp and task=segmentation do not fit"),
+        ("model.init_from=mnist", "model.init_from=mnist: no finished run with its weights"),
+        (
+            "dataset=synthetic_images dataset.shape=[3,32,32] model=vgg11 model.norm=batch "
+            "model.width=4 model.hidden=4 model.pool=1 algorithm=dp_sgd",
+            "set model.replace_batchnorm",
+        ),
         ("model=resnet20", "model=resnet20 and task=classification do not fit"),
     ],
 )
-@pytest.mark.parametrize("does", [validate, lambda config: run(config, Silent())])
+@pytest.mark.parametrize(
+    "does", [lambda config: validate(config, as_run=True), lambda config: run(config, Silent())]
+)
 def test_what_a_run_refuses_is_refused_by_validate_too(
     tmp_path: Path, word: str, sentence: str, does: Any
 ) -> None:
     with pytest.raises(UserError, match=sentence):
-        does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])))
+        does(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *word.split()])))
 
 
 def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

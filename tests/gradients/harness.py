@@ -26,6 +26,7 @@ from zdp_bench.nn.convolution import (
 from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
+from zdp_bench.nn.weight_standardisation import standardise_weights
 from zdp_bench.registry import lookup, names
 
 Seq = nn.Sequential
@@ -203,6 +204,22 @@ LAYERS: list[Case] = [
     ),
     _complex("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (6, 4)),
     _complex("complex Linear by ghost norm", lambda: _c(nn.Linear, 96, 80), (2, 96)),
+    Case(
+        "standardised Conv2d",
+        lambda: standardise_weights(
+            Seq(nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, 2))
+        ),
+        (2, 6, 5),
+    ),
+    Case("standardised Conv1d", lambda: standardise_weights(nn.Conv1d(3, 4, 3, groups=1)), (3, 7)),
+    Case(
+        "standardised ComplexConv2d",
+        lambda: standardise_weights(
+            Seq(ComplexConv2d(2, 4, 3), ComplexGroupNorm(2, 4), ComplexConv2d(4, 3, 2))
+        ),
+        (2, 6, 5),
+        "complex",
+    ),
     Case("MapLinear", lambda: Seq(nn.Conv2d(2, 3, 2), nn.Tanh(), MapLinear(36, 3)), (2, 4, 5)),
     _complex(
         "complex MapLinear on channels-last maps",

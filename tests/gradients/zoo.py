@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -77,4 +78,5 @@ def model_case(name: str, **more: object) -> Case:
 MODELS: list[Case] = [
     *(model_case(name) for name in ZOO),
     model_case("complex_unet", normalisation="group", depth=1),
+    replace(model_case("real_unet", re_im=True, depth=1), kind="complex"),
 ]

@@ -65,3 +65,8 @@ def test_a_map_too_small_is_refused() -> None:
     )
     with pytest.raises(UserError, match="at least 14×14"):
         speech_cnn((1, 13, 40), 2)
+
+
+def test_the_width_of_the_inverted_gaussian_reaches_every_activation() -> None:
+    model = speech_cnn((1, 14, 14), 2, sigma=0.4)
+    assert [m.sigma for m in model.modules() if isinstance(m, IGaussian)] == [0.4] * 6

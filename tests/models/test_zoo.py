@@ -244,3 +244,17 @@ def test_an_option_that_leaves_no_network_is_named(
 ) -> None:
     with pytest.raises(UserError, match=key):
         lookup("model", name)(shape, 10, **options)
+
+
+def test_a_real_unet_takes_both_parts_of_a_complex_image() -> None:
+    torch.manual_seed(0)
+    model = lookup("model", "real_unet")((1, 8, 9), 1, width=8, depth=1, re_im=True, residual=True)
+    x = torch.randn(4, 1, 8, 9, dtype=torch.complex64)
+    assert torch.allclose(model(x), x.abs())  # the last layer starts at zero
+    torch.nn.init.ones_(model.last.weight)
+    answer = model(x)
+    assert answer.shape == (4, 1, 8, 9)
+    assert not answer.is_complex()
+    assert not torch.allclose(answer, model(x.conj().resolve_conj()))  # the imaginary part counts
+    model(torch.zeros_like(x)).sum().backward()  # no gradient is NaN where the answer is 0
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from zdp_bench.errors import UserError
 from zdp_bench.nn.activations import activation
 from zdp_bench.registry import names
 
@@ -184,3 +185,28 @@ def test_the_gradient_at_the_origin(name: str, factor: float) -> None:
     )
     assert z.grad is not None
     assert z.grad.item() == pytest.approx(factor * (3 - 4j))
+
+
+@pytest.mark.parametrize("sigma", [0.4, 1.0, 3.0])
+def test_the_inverted_gaussian_has_a_width(sigma: float) -> None:
+    z = torch.tensor(POINTS, dtype=torch.complex128).view(1, -1)
+    expected = [(1 - math.exp(-(abs(p) ** 2) / (2 * sigma**2))) * p / abs(p) for p in POINTS]
+    got = activation("igaussian", 1, torch.complex128, sigma)(z)[0]
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.complex128))
+
+
+def test_a_narrow_inverted_gaussian_stays_finite_far_away() -> None:
+    z = torch.tensor([[0j, 1e-30, 1e15 - 1e15j]], dtype=torch.complex64, requires_grad=True)
+    out = activation("igaussian", 1, sigma=1e-6)(z)
+    out.abs().sum().backward()
+    assert torch.isfinite(torch.view_as_real(out)).all()
+    assert torch.isfinite(torch.view_as_real(z.grad)).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "sigma", "message"),
+    [("igaussian", 0.0, "must be positive"), ("crelu", 0.4, "is igaussian's, and this is crelu")],
+)
+def test_a_width_that_means_nothing_is_refused(name: str, sigma: float, message: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.sigma={sigma}: {message}"):
+        activation(name, 3, torch.complex64, sigma)

@@ -379,8 +379,8 @@ def test_every_claim_falls_with_noise_and_is_infinite_without(name: str) -> None
 
 
 def test_the_clip_of_dp_dfa_scales_its_noise() -> None:
-    """σ on the mean of m examples that may each move the sum by C is z = σm/C."""
-    direct = Claim(1.6, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128)
+    """σ on the mean of m examples is z = σm/C; a run's multiplier counts in shares, half of C."""
+    direct = Claim(3.2, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128)
     on_mean = Claim(0.025, 128 / 60_000, 1, DELTA, 60_000, 20, batch_size=128, sensitivity=2.0)
     assert claimed_epsilon("dp_dfa_2020", direct) == pytest.approx(
         claimed_epsilon("dp_dfa_2020", on_mean)

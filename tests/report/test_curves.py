@@ -16,7 +16,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.registry import names
 from zdp_bench.report import curves, figures, papers
-from zdp_bench.report.tables import Filling
+from zdp_bench.report.rows import Filling
 
 FIGURE = "dp_dfa_2020/fig2"
 PANEL = "b: σ = 0.03"
@@ -28,15 +28,15 @@ def filling(recipe: str, row: str, **more: Any) -> Filling:
 
 
 FILLINGS = [
-    filling("bp", "bp_5.12"),
-    filling("hybrid", "hybrid_5.12"),
+    filling("bp", "bp_10.24"),
+    filling("hybrid", "hybrid_10.24"),
     filling("plain", "nonprivate"),
-    filling("dfa", "dfa_5.12", overrides=("algorithm.convolutions=dfa",)),
+    filling("dfa", "dfa_10.24", overrides=("algorithm.convolutions=dfa",)),
 ]
 
 
 def make_run(
-    recipe: str, seed: int, start: float, tight: float = 0.5, sigma: float = 5.12
+    recipe: str, seed: int, start: float, tight: float = 0.5, sigma: float = 10.24
 ) -> dict[str, Any]:
     """Return a run of three epochs of 117 steps, whose accuracy grows by 0.1 an epoch."""
     epochs = [
@@ -94,6 +94,15 @@ def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
     assert sheet.rows[1][2:] == ["1", "35.00 ± 7.07", "70.00", "80.00"]
 
 
+def test_of_many_epochs_a_panel_shows_the_first_every_fifth_and_the_last(tmp_path: Path) -> None:
+    run = make_run("bp", 1, 0.1)
+    run["epochs"] = [run["epochs"][0] | {"epoch": e, "step": 117 * e} for e in range(1, 13)]
+    save(tmp_path, run)
+    figure = build(tmp_path)
+    assert [row[0] for row in figure.sheet(PANEL).rows] == ["1", "5", "10", "12"]
+    assert figure.as_csv().count("\n") == 1 + 12
+
+
 def test_a_claimed_epsilon_that_does_not_hold_is_shown_beside_its_infinity(tmp_path: Path) -> None:
     """As GReDP's with real noise."""
     plain = make_run("plain", 1, 0.6, math.inf, 0.0)
@@ -105,7 +114,7 @@ def test_a_claimed_epsilon_that_does_not_hold_is_shown_beside_its_infinity(tmp_p
 def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> None:
     for point in curve_of(results, "DP-BP").points:
         epochs = int(point.x)
-        claim = Claim(5.12, 512 / 60_000, 117 * epochs, 1e-5, 60_000, epochs)
+        claim = Claim(10.24, 512 / 60_000, 117 * epochs, 1e-5, 60_000, epochs)
         assert point.epsilon_claimed == claimed_epsilon("dp_dfa_2020", claim)
 
 
@@ -131,11 +140,11 @@ def test_what_the_text_prints_is_shown_and_what_was_not_run_is_named(results: Pa
     printed = "ε printed: 1.28 at epoch 50, 1.82 at epoch 100, 2.25 at epoch 150, 2.61 at epoch 200"
     figure = build(results)
     assert printed in figure.as_markdown()
-    assert figure.as_rich()[1].caption == printed
+    assert figure.as_rich()[2].caption == printed
     assert "what it only draws is left out" in figure.notes[0]
     assert "Not run: `zdp-bench run recipe=dfa algorithm.convolutions=dfa`." in figure.notes
-    more = build(results, filling("dfa", "dfa_8.5333333"))
-    sweep = "Not run: 2 of the curves that `zdp-bench run -m recipe=dfa` makes."
+    more = build(results, filling("dfa", "dfa_17.0666667", digest="8" * 64))
+    sweep = "Not run: 2 jobs of `zdp-bench run -m recipe=dfa`."
     assert sweep in more.notes
 
 
@@ -151,7 +160,7 @@ def test_an_equal_run_of_another_recipe_makes_points(results: Path) -> None:
 
 
 def test_other_data_is_another_curve(results: Path) -> None:
-    moved = filling("hybrid", "hybrid_5.12", digest="m" * 64, on="mnist")
+    moved = filling("hybrid", "hybrid_10.24", digest="m" * 64, on="mnist")
     save(results, make_run("hybrid", 5, 0.4) | {"experiment": "m" * 64, "run": "m" * 64})
     assert column(results, "DP-DFA hybrid (on mnist), %", moved)[0] == "50.00"
     assert column(results, "DP-DFA hybrid, %", moved)[0] == "60.00"
@@ -170,7 +179,8 @@ def test_a_curve_over_a_setting_takes_each_runs_last_metric(
 def test_numbers_of_the_text_stand_beside_ours(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = papers.Reference("P", "fig2", "bp_5.12", "DP-BP", "accuracy at 2", "41.5", "%", PANEL)
+    row = ("P", "fig2", "bp_10.24", "DP-BP", "accuracy at 2", "41.5", "%", PANEL)
+    printed = papers.Reference(*row)
     numbers = [*papers.reference(FIGURE), printed]
     monkeypatch.setattr(papers, "reference", lambda table: numbers)
     assert column(results, "DP-BP, paper, %") == ["", "41.5", ""]

@@ -1,4 +1,4 @@
-"""A table shows only what was run, as the recipe is now, and says how to fill what is empty."""
+"""A table has a line for each number of the paper, and shows only what was run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.report import papers, tables
+from zdp_bench.report import lines as report_lines
+from zdp_bench.report import papers, rows, tables
 
 TABLE = "zeta_dp_2021/1"
 ROWS = {
@@ -25,52 +26,90 @@ ROWS = {
 }
 
 
-def filling(recipe: str, **more: Any) -> tables.Filling:
+def filling(recipe: str, **more: Any) -> rows.Filling:
     variant = "tuned" if recipe == "phasemnist_tuned" else None
-    return replace(tables.Filling(recipe, (), ROWS[recipe], variant, recipe.ljust(64, "e")), **more)
+    return replace(rows.Filling(recipe, (), ROWS[recipe], variant, recipe.ljust(64, "e")), **more)
 
 
 FILLINGS = [filling(recipe) for recipe in ROWS]
 
 
-def build(results: Path, *more: tables.Filling) -> tables.Table:
+def build(results: Path, *more: rows.Filling) -> tables.Table:
     return tables.build(TABLE, results, [*FILLINGS, *more])
 
 
-def cells(results: Path) -> dict[str, dict[str, str]]:
-    return {row.filling.recipe: row.cells for row in build(results).rows}
+def lines(results: Path, *more: rows.Filling) -> dict[str, dict[str, str]]:
+    """The lines of the paper, as shown, by row."""
+    return {line.metric.row: line.cells for line in build(results, *more).lines}
 
 
-def test_an_empty_table_says_what_fills_it(tmp_path: Path) -> None:
-    shown = cells(tmp_path)
-    assert list(shown) == list(ROWS)
-    assert shown["phasemnist"]["paper"] == "99.0 %"
-    assert shown["phasemnist"]["ours"] == "not run: `zdp-bench run recipe=phasemnist`"
-    assert shown["phasemnist"]["ε tight"] == shown["phasemnist"]["provenance"] == ""
-    assert shown["phasemnist_nonprivate"]["ε printed"] == "∞"
-    assert shown["phasemnist_tuned"]["row"].endswith("(tuned, ours)")
+def own(recipe: str, *args: Any, **more: Any) -> dict[str, Any]:
+    """A record on what counts as the paper's data."""
+    name, notes = ("phasemnist", "official MNIST, ...") if "phase" in recipe else ("mnist", "")
+    run = record(recipe, *args, **more)
+    provenance = "derived" if notes else "official"
+    run["data"] = {"name": name, "provenance": provenance, "digest": "d" * 64, "notes": notes}
+    return run
 
 
-def test_an_empty_cell_says_why_if_that_is_known(tmp_path: Path) -> None:
-    table = tables.build(
-        TABLE, tmp_path, FILLINGS, {"mnist".ljust(64, "e"): "the data root lacks MNIST"}
+def test_an_empty_table_has_a_line_for_each_number_and_names_the_commands(tmp_path: Path) -> None:
+    shown = lines(tmp_path)
+    assert list(shown) == list(dict.fromkeys(ROWS.values()))
+    private = shown["phasemnist_private"]
+    assert (private["paper"], private["ε printed / tight"]) == ("99.0 %", "0.53")
+    assert (private["as published"], private["best of ours"], private["status"]) == (
+        "",
+        "",
+        "not run",
     )
-    ours = {row.filling.recipe: row.cells["ours"] for row in table.rows}
-    assert ours["mnist"] == "not run: the data root lacks MNIST"
+    assert shown["phasemnist_nonprivate"]["ε printed / tight"] == "∞"
+    table = build(tmp_path)
+    assert table.count.sentence.startswith(
+        "4 cells: 0 as published, 0 on other or reduced data, 4 "
+    )
+    assert "Not run: `zdp-bench run recipe=phasemnist`." in table.notes
+    assert "zdp-bench run" not in table.sheet().as_markdown()
 
 
 def test_seeds_are_averaged_and_the_difference_is_ours_minus_theirs(tmp_path: Path) -> None:
     values = {1: 0.97, 2: 0.98, 3: 0.99}
-    save(tmp_path, *(record("phasemnist", seed, value) for seed, value in values.items()))
-    shown = cells(tmp_path)["phasemnist"]
-    assert shown["ours"] == "98.00 ± 1.00 % (n = 3)"
-    assert shown["difference"] == "-1.00"
-    rest = [shown[column] for column in ("ε claimed", "ε tight", "δ", "provenance")]
-    assert rest == ["0.5", "∞", "1e-05", "official"]
+    save(tmp_path, *(own("phasemnist", seed, value) for seed, value in values.items()))
+    shown = lines(tmp_path)["phasemnist_private"]
+    assert shown["as published"] == "98.00 ± 1.00 % (n = 3)"
+    assert (shown["Δ"], shown["status"]) == ("-1.00", "reproduced")
+    assert shown["ε printed / tight"] == "0.53 / ∞"
+    (row,) = (row.cells for row in build(tmp_path).rows if row.runs)
+    assert [row[c] for c in ("ε claimed", "ε tight", "δ", "data")] == [
+        "0.5",
+        "∞",
+        "1e-05",
+        "derived",
+    ]
+    assert row["command"] == "`zdp-bench run recipe=phasemnist`"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ({"provenance": "derived"}, "mnist"),
+        ({"name": "d"}, "mnist"),
+        ({"notes": "unchecked MNIST files"}, "phasemnist"),
+    ],
+)
+def test_a_number_on_other_data_is_in_brackets_and_compared_with_nothing(
+    tmp_path: Path, data: dict[str, str], name: str
+) -> None:
+    run = own(name, 1, 0.97)
+    run["data"] |= data
+    save(tmp_path, run)
+    shown = lines(tmp_path)[ROWS[name]]
+    assert (shown["as published"], shown["Δ"]) == ("[97.00 % (n = 1)]", "")
+    assert shown["status"] == "other data"
+    assert shown["what differs"] == f"on {run['data']['name']}"
 
 
 def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
-    run = record("phasemnist", 1, 0.97)
+    run = own("phasemnist", 1, 0.97)
     run["privacy"] |= {"epsilon_tight": 33.217, "epsilon_tight_at_least": 30.37}
     run["privacy"] |= {"epsilon_patient": 302.7, "epsilon_patient_at_least": 244.6}
     save(tmp_path, run)
@@ -79,15 +118,18 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
     assert row.cells["ε tight"] == "30.4 to 33.2"
     assert row.cells["ε per unit"] == "245 to 303 (patient)"
     assert row.numbers["epsilon_tight_at_least"] == 30.37
+    cell = lines(tmp_path)["phasemnist_private"]["ε printed / tight"]
+    assert cell == "0.53 / 30.4 to 33.2 (patient 245 to 303)"
     assert tables.INTERVAL in table.notes
+    assert tables.INTERVAL in table.sheet().notes
     run["privacy"] |= {"epsilon_tight_at_least": 33.217}
     save(tmp_path, run)
     assert tables.INTERVAL not in build(tmp_path).notes
 
 
 def test_a_run_with_anything_overridden_fills_no_cell(tmp_path: Path) -> None:
-    save(tmp_path, record("phasemnist", 1, 0.97, experiment="another"))
-    assert cells(tmp_path)["phasemnist"]["ours"].startswith("not run")
+    save(tmp_path, own("phasemnist", 1, 0.97, experiment="another"))
+    assert lines(tmp_path)["phasemnist_private"]["as published"] == ""
 
 
 def test_an_equal_run_of_another_recipe_fills_the_cell_and_counts_once(tmp_path: Path) -> None:
@@ -99,17 +141,29 @@ def test_an_equal_run_of_another_recipe_fills_the_cell_and_counts_once(tmp_path:
     assert row.cells["ours"] == "98.00 ± 1.41 % (n = 2)"
 
 
-def test_markdown_and_csv_are_written(tmp_path: Path) -> None:
-    save(tmp_path, record("phasemnist", 1, 0.97))
-    markdown, plain = build(tmp_path).write(tmp_path)
-    assert markdown.name == "zeta_dp_2021_table1.md"
-    lines = markdown.read_text().splitlines()
-    assert lines[0] == "# zeta_dp_2021, Table 1"
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    rows = list(csv.DictReader(io.StringIO(plain.read_text())))
-    assert float(rows[0]["mean"]) == 97.0
-    assert rows[0]["runs"] == record("phasemnist", 1)["run"][:16]
-    assert rows[2]["n"] == "0"
+def test_the_lines_and_the_runs_are_written_as_markdown_and_csv(tmp_path: Path) -> None:
+    save(tmp_path, own("phasemnist", 1, 0.97))
+    paths = build(tmp_path).write(tmp_path)
+    stems = ("zeta_dp_2021_table1", "zeta_dp_2021_table1_runs")
+    assert [path.name for path in paths] == [f"{s}.{end}" for s in stems for end in ("md", "csv")]
+    for markdown in paths[::2]:
+        text = markdown.read_text().splitlines()
+        assert len({line.count("|") for line in text if line.startswith("|")}) == 1
+    text = paths[0].read_text()
+    assert text.startswith(
+        "# zeta_dp_2021, Table 1\n\n4 cells: 1 as published (1 close), 0 on other"
+    )
+    assert text.count("\n| ") == 2 + 4
+    line, *_ = csv.DictReader(io.StringIO(paths[1].read_text()))
+    assert (line["row"], line["status"], line["published_mean"]) == (
+        "phasemnist_private",
+        "close",
+        "97.0",
+    )
+    assert float(line["difference"]) == -2
+    runs = list(csv.DictReader(io.StringIO(paths[3].read_text())))
+    assert runs[0]["runs"] == record("phasemnist", 1)["run"][:16]
+    assert runs[2]["n"] == "0"
 
 
 def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
@@ -117,19 +171,26 @@ def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
         tables.build("zeta_dp_2021/7", tmp_path, [])
 
 
-def test_a_run_on_other_data_has_its_own_line_and_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_the_same_recipe_on_another_data_set_fills_only_an_empty_line(tmp_path: Path) -> None:
     digest = "s" * 64
-    save(tmp_path, record("mnist", 1, 0.9), record("mnist", 2, 0.8, experiment=digest))
-    table = build(tmp_path, filling("mnist", digest=digest, on="fashion_mnist"))
-    own, other = (row.cells for row in table.rows if row.filling.recipe == "mnist")
-    assert (own["row"], own["ours"], own["paper"]) == (
-        "MNIST DP-SGD",
-        "90.00 % (n = 1)",
-        "95.67 %",
-    )
-    assert (other["row"], other["ours"]) == ("MNIST DP-SGD (on fashion_mnist)", "80.00 % (n = 1)")
-    assert other["paper"] == other["difference"] == other["ε printed"] == ""
-    assert tables.OTHER_DATA in table.notes
+    moved = filling("mnist", digest=digest, on="fashion_mnist")
+    other = own("mnist", 2, 0.8, experiment=digest)
+    other["data"] |= {"name": "fashion_mnist"}
+    save(tmp_path, other)
+    shown = lines(tmp_path, moved)["mnist_private"]
+    assert (shown["as published"], shown["Δ"]) == ("[80.00 % (n = 1)]", "")
+    save(tmp_path, own("mnist", 1, 0.9))
+    assert lines(tmp_path, moved)["mnist_private"]["as published"] == "90.00 % (n = 1)"
+    labels = [row.label for row in build(tmp_path, moved).rows if row.runs]
+    assert labels == ["MNIST DP-SGD", "MNIST DP-SGD (on fashion_mnist)"]
+
+
+def test_generated_data_stands_in_no_line(tmp_path: Path) -> None:
+    run = own("mnist", 1, 0.9)
+    run["data"] |= {"provenance": "synthetic"}
+    save(tmp_path, run)
+    assert lines(tmp_path)["mnist_private"]["status"] == "not run"
+    assert [row.label for row in build(tmp_path).rows if row.runs] == ["MNIST DP-SGD"]
 
 
 @pytest.mark.parametrize(
@@ -142,26 +203,134 @@ def test_a_run_on_other_data_has_its_own_line_and_is_compared_with_nothing(tmp_p
         ),
     ],
 )
-def test_an_empty_line_on_other_data_says_what_fills_it(
-    tmp_path: Path, on: str, words: str
-) -> None:
-    table = build(tmp_path, filling("mnist", digest="s" * 64, on=on))
-    (line,) = (row.cells["ours"] for row in table.rows if row.filling.on)
-    assert line == f"not run: `zdp-bench run recipe=mnist {words}`"
+def test_a_command_names_other_data(on: str, words: str) -> None:
+    assert filling("mnist", on=on).command == f"zdp-bench run recipe=mnist {words}"
 
 
-def test_a_patients_epsilon_is_a_column_where_patients_own_several_records(tmp_path: Path) -> None:
-    assert "ε per unit" not in build(tmp_path).columns
-    patient, image, alone = (record(name) for name in ("mnist", "phasemnist", "phasemnist_tuned"))
+def test_a_patients_epsilon_stands_where_patients_own_several_records(tmp_path: Path) -> None:
+    patient, image, alone = (own(name) for name in ("mnist", "phasemnist", "phasemnist_tuned"))
     patient["privacy"] |= {"records_per_patient": 3, "epsilon_patient": 7.5}
     image["privacy"] |= {"records_per_patient": 2, "epsilon_patient": 8.5, "unit": "image"}
     alone["privacy"] |= {"records_per_patient": 1, "epsilon_patient": math.inf, "unit": "patient"}
     save(tmp_path, patient, image, alone)
-    shown = {name: line["ε per unit"] for name, line in cells(tmp_path).items()}
+    shown = {
+        row.filling.recipe: row.cells["ε per unit"] for row in build(tmp_path).rows if row.runs
+    }
     assert shown["mnist"] == "7.5 (patient)"
     assert shown["phasemnist"] == "8.5 (image)"
     assert shown["phasemnist_tuned"] == "∞"
-    assert "| 8.5 (image) |" in build(tmp_path).sheet().as_markdown()
+    assert lines(tmp_path)["mnist_private"]["ε printed / tight"] == "0.53 / ∞ (patient 7.5)"
+
+
+# ---------------------------------------------------------------------------- the best of ours
+
+
+def spend(run: dict[str, Any], tight: float) -> dict[str, Any]:
+    run["privacy"] |= {"epsilon_tight": tight}
+    return run
+
+
+@pytest.mark.parametrize(
+    ("value", "tight", "shown"),
+    [
+        (0.98, 3.0, "98.00 % (n = 1)"),
+        (0.98, 3.1, "98.00 % (n = 1)"),  # within 5 %
+        (0.98, 3.3, ""),  # bought with privacy
+        (0.96, 3.0, ""),  # worse than the paper's settings
+        (math.nan, 3.0, ""),
+    ],
+)
+def test_the_best_of_ours_is_better_at_no_more_epsilon(
+    tmp_path: Path, value: float, tight: float, shown: str
+) -> None:
+    save(tmp_path, spend(own("phasemnist", 1, 0.97), 3.0))
+    save(tmp_path, spend(own("phasemnist_tuned", 1, value), tight))
+    line = lines(tmp_path)["phasemnist_private"]
+    assert (line["as published"], line["best of ours"]) == ("97.00 % (n = 1)", shown)
+    assert line["what differs"] == ("tuned" if shown else "")
+    spent = {3.0: "3", 3.1: "3, best 3.1"}[tight] if shown else "3"
+    assert line["ε printed / tight"] == f"0.53 / {spent}"
+    assert line["status"] == "close"
+
+
+def test_of_variants_one_on_the_papers_data_comes_first_and_the_status_says_reduced(
+    tmp_path: Path,
+) -> None:
+    other = filling("phasemnist", digest="o" * 64, variant="more epochs")
+    save(tmp_path, own("phasemnist_tuned", 1, 0.9), record("x", 1, 0.99, experiment="o" * 64))
+    line = lines(tmp_path, other)["phasemnist_private"]
+    assert line["best of ours"] == "90.00 % (n = 1)"
+    assert (line["what differs"], line["status"], line["Δ"]) == ("tuned", "reduced", "")
+    save(tmp_path, record("phasemnist_tuned", 1, 0.9))
+    line = lines(tmp_path, other)["phasemnist_private"]
+    assert line["best of ours"] == "[99.00 % (n = 1)]"
+    assert (line["what differs"], line["status"]) == ("on d; more epochs", "other data")
+
+
+def test_folds_stand_in_a_line_as_their_mean(tmp_path: Path) -> None:
+    folds = [
+        filling(
+            "mnist", digest=str(n) * 64, variant="folds", overrides=("a=1", f"dataset.fold={n}")
+        )
+        for n in (0, 1)
+    ]
+    values = {(0, 1): 0.8, (0, 2): 0.9, (1, 1): 0.6}
+    save(
+        tmp_path,
+        *(
+            own("mnist", seed, v, experiment=str(n) * 64) | {"run": f"{n}{seed}" * 32}
+            for (n, seed), v in values.items()
+        ),
+    )
+    assert lines(tmp_path, *folds)["mnist_private"]["best of ours"] == "72.50 ± 17.68 % (n = 2)"
+    labels = [row.label for row in build(tmp_path, *folds).rows if row.runs]
+    assert labels == [f"MNIST DP-SGD (folds, ours), dataset.fold={n}" for n in (0, 1)]
+
+
+def test_a_variant_that_is_set_aside_stands_with_the_runs_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = papers.Coverage(
+        "1",
+        aside=["tun*"],
+        differs={"tuned": "another rate"},
+        not_run={"2/*": "their pictures", "1/mnist_*": 2.5, "1/p*": "their numbers"},
+    )
+    monkeypatch.setattr(papers, "coverage", lambda table: rules)
+    save(tmp_path, own("phasemnist_tuned", 1, 0.9))
+    line = lines(tmp_path)
+    assert line["phasemnist_private"]["best of ours"] == ""
+    assert line["phasemnist_private"]["status"] == "no data (their numbers)"
+    assert line["mnist_private"]["status"] == "too dear (~2.5 h)"
+    monkeypatch.setattr(papers, "coverage", lambda table: replace(rules, aside=[]))
+    assert lines(tmp_path)["phasemnist_private"]["what differs"] == "on phasemnist; another rate"
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "paper", "values", "status"),
+    [
+        ("accuracy", "%", "99.0", [0.98], "reproduced"),  # at the tolerance
+        ("accuracy", "%", "99.0", [0.979], "close"),
+        ("accuracy", "%", "99.0", [0.97], "close"),
+        ("accuracy", "%", "99.0", [0.969], "different"),
+        ("accuracy", "%", "95.0", [0.979], "different"),
+        ("accuracy", "%", "99.0", [0.95, 0.99], "close"),  # two seeds have no deviation to speak of
+        ("accuracy", "%", "99.0", [0.95, 0.99, 0.95], "reproduced"),
+        ("roc_auc", "", "0.88", [0.87], "reproduced"),
+        ("roc_auc", "", "0.88", [0.895], "close"),
+        ("roc_auc", "", "0.88", [0.91], "different"),
+        ("psnr", "dB", "30.0", [29.4], "reproduced"),
+        ("psnr", "dB", "30.0", [28.9], "close"),
+        ("psnr", "dB", "30.0", [28.7], "different"),
+    ],
+)
+def test_a_status_is_judged_by_points_or_deviations(
+    metric: str, unit: str, paper: str, values: list[float], status: str
+) -> None:
+    number = papers.Reference("p", "1", "r", "R", metric, paper, unit, "")
+    runs = [record("r", seed, metrics={metric: value}) for seed, value in enumerate(values)]
+    row = rows.Row(rows.Filling("r", (), "r", None, "d"), number, runs, True)
+    assert report_lines.judge(report_lines.Pool((row,)), number) == status
 
 
 # -------------------------------------------------------------------------------- what papers print
@@ -176,10 +345,10 @@ def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
 
 
 def test_a_second_epsilon_that_a_paper_prints_stands_beside_the_first(tmp_path: Path) -> None:
-    strict = tables.Filling("chest", (), "strict", None, "c" * 64)
-    (row,) = tables.build("deepee_2021/1", tmp_path, [strict]).rows
-    assert row.cells["ε printed"] == "0.52 (0.62 by RDP)"
-    assert row.numbers["epsilon_printed"] == "0.52"
+    strict = rows.Filling("chest", (), "strict", None, "c" * 64)
+    line = tables.build("deepee_2021/1", tmp_path, [strict]).lines[-1]
+    assert line.cells["ε printed / tight"] == "0.52 (0.62 by RDP)"
+    assert (line.numbers["epsilon_printed"], line.numbers["epsilon_rdp"]) == ("0.52", "0.62")
 
 
 def test_the_nearest_table_is_suggested() -> None:
@@ -191,5 +360,5 @@ def test_a_papers_notes_are_below_its_tables(tmp_path: Path) -> None:
     (note,) = papers.notes(TABLE)
     assert "Poisson" in note
     assert note in build(tmp_path).notes
-    assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is read in two ways")
+    assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is section 4.2")
     assert papers.notes("zeta_dp_2024/1") == []

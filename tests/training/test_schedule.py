@@ -1,8 +1,10 @@
-"""The learning rate's schedule: torch's own, one step an epoch, the same after a kill."""
+"""The learning rate's schedule: torch's own, one step an epoch; ours, one step a step; the same
+after a kill."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,44 @@ def test_the_rate_follows_torchs_schedule(tmp_path: Path, monkeypatch: pytest.Mo
         step(training, *rest)
 
     monkeypatch.setattr(experiment, "private_step", watched)
-    carry_out(tmp_path, *STEP, "optimizer.lr=0.8")
+    carry_out(tmp_path / "torchs", *STEP, "optimizer.lr=0.8")
     assert rates == [0.8] * 10 + [0.4] * 10 + [0.2] * 10 + [0.1] * 10
+    rates.clear()
+    scaled = carry_out(
+        tmp_path / "scaled", *STEP, "optimizer.lr=0.8", "trainer.lr_batch=36", "trainer.epochs=1"
+    )
+    expected = scaled.record["privacy"]["sampling"]["expected_batch_size"]
+    assert expected > 100
+    assert rates == pytest.approx([0.8 * expected / 36] * 10)
+
+
+def test_warmup_cosine_takes_a_step_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    step = experiment.private_step
+
+    def watched(training: Any, *rest: Any) -> None:
+        rates.append(training.optimizer.param_groups[0]["lr"])
+        step(training, *rest)
+
+    monkeypatch.setattr(experiment, "private_step", watched)
+    own = ["scheduler=warmup_cosine", "scheduler.warmup=0.2", "scheduler.final=0.1"]
+    carry_out(tmp_path, *own, "optimizer.lr=1.0")  # of 20 steps 4 rise
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[12] == pytest.approx(0.55)  # half way down to the tenth
+    assert rates[-1] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 15 / 16)) / 2)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_warmup_cosine_without_a_warm_up_starts_at_the_rate() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2.0)
+    config = parse(compose(["recipe=quickstart", "scheduler=warmup_cosine", "scheduler.warmup=0"]))
+    schedule = build.build_scheduler(config, optimizer, UNVALIDATED, 1)
+    assert schedule is not None
+    assert optimizer.param_groups[0]["lr"] == 2.0
+    with pytest.raises(UserError, match=r"scheduler\.warmup=1.*in \[0, 1\)"):
+        parse(compose(["recipe=quickstart", "scheduler=warmup_cosine", "scheduler.warmup=1"]))
 
 
 @pytest.mark.filterwarnings(
@@ -101,7 +139,7 @@ def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
         config, scheduler=Plugin("linear_lr", {"start_factor": 7})
     )  # what the key's range would refuse
     with pytest.raises(UserError, match=r"scheduler=linear_lr: .*factor"):
-        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED, 1)
 
 
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
@@ -122,7 +160,7 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     data = dataclasses.replace(UNVALIDATED, validation=VALIDATION)
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    scheduler = build.build_scheduler(config, optimizer, data)
+    scheduler = build.build_scheduler(config, optimizer, data, 1)
     assert scheduler is not None
     rates = []
     for _ in range(5):
@@ -143,7 +181,7 @@ def test_a_plateau_needs_validation_records() -> None:
     with pytest.raises(
         UserError, match=r"dataset=phase_digits has none: .*or a data set that has some"
     ) as run:
-        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED)
+        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED, 1)
     with pytest.raises(UserError) as told:  # as early as that, and in the same words
         validate(config)
     assert str(told.value) == str(run.value)

@@ -23,12 +23,12 @@ Also ours: the INPUT is an activation and is clipped too (else ‖x‖ = 1000 ex
 3.6-fold); δ is clipped at γβτ_e, which changes nothing if γ is right and keeps the bound if it is
 not; complex networks: complex B, the adjoint of the derivative for ⊙ φ′, noise on each part.
 
-What C means. The paper sets 'the sensitivity of each iteration' to C, and its ε follow from z =
-σ·m/C with σ the noise on the MEAN of m examples. By its section 4.2 C would bound how far a
-REPLACED example moves the sum, 2·share; but it also sets C to the clipping bound of DP-BP
-'following [1]', which is one example's share. Here C is `max_grad_norm` and bounds one example's
-share, as in DP-SGD, so both cost the same; noise_multiplier is σ·m/C; the tight ε counts a shift of
-2C if batches have a fixed size.
+What C means. The paper sets 'the sensitivity of each iteration' to C, and its section 4.2 computes
+it for a REPLACED example, which moves the sum by two shares. `max_grad_norm` bounds one example's
+share, as in DP-SGD, so it is C/2, and noise_multiplier is σ·m/(C/2) with the paper's σ, the noise
+on the MEAN of m examples. The tight ε of fixed-size batches counts the replaced example, so
+z = σ·m/C, as in the paper. (It also sets C to the clipping bound of DP-BP 'following [1]', which is
+one example's share; its ε do not follow from that.)
 """
 
 from __future__ import annotations

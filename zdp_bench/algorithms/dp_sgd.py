@@ -18,7 +18,7 @@ from zdp_bench.registry import register
 @register("algorithm", "dp_sgd")
 class DPSGD:
     """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at
-    C/√L.
+    C/√L; with `gamma`, automatically (Bu et al. 2022).
 
     Formal guarantees: an example's share is at most `max_grad_norm`; z = noise_multiplier under
     Poisson sampling.
@@ -29,6 +29,7 @@ class DPSGD:
     """
 
     private = True
+    plain_gradients = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(
@@ -38,12 +39,14 @@ class DPSGD:
         noise_multiplier: float,
         max_grad_norm: float,
         per_layer: bool = False,
+        gamma: float | None = None,
         gradients: Engine = "auto",
     ) -> None:
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
         self.per_layer = per_layer
+        self.gamma = gamma
         self.gradients: Engine = gradients
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex():
@@ -70,14 +73,14 @@ class DPSGD:
             batch,
             self.max_grad_norm,
             per_layer=self.per_layer,
+            gamma=self.gamma,
             engine=self.gradients,
             into=total,
         )
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
-        return reference.clip(
-            gradients, groups(self.problem.model, self.max_grad_norm, self.per_layer)
-        )[0]
+        together = groups(self.problem.model, self.max_grad_norm, self.per_layer)
+        return reference.clip(gradients, together, self.gamma)[0]
 
     postprocess = staticmethod(mean)

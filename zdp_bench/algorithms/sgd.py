@@ -22,6 +22,7 @@ class SGD:
     """Unclipped gradients without noise, through the same step as every other algorithm."""
 
     private = False
+    plain_gradients = True
     noise_multiplier = 0.0
 
     def __init__(self, problem: Problem) -> None:

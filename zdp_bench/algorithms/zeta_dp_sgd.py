@@ -30,7 +30,8 @@ from zdp_bench.registry import register
 
 @register("algorithm", "zeta_dp_sgd")
 class ZetaDPSGD:
-    """DP-SGD on complex, real or mixed parameters, clipped jointly.
+    """DP-SGD on complex, real or mixed parameters, clipped jointly, or (`per_layer`) each of the L
+    layers at B/√L; with `gamma`, automatically (Bu et al. 2022).
 
     Formal guarantees: an example's share is at most `max_grad_norm` in the chosen gradient
     convention; z = noise_multiplier for `per_component` noise and noise_multiplier/√2 for
@@ -39,6 +40,7 @@ class ZetaDPSGD:
     """
 
     private = True
+    plain_gradients = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(
@@ -49,12 +51,16 @@ class ZetaDPSGD:
         max_grad_norm: float,
         noise: Literal["per_component", "circular"] = "per_component",
         gradient: Literal["autograd", "wirtinger"] = "autograd",
+        per_layer: bool = False,
+        gamma: float | None = None,
         gradients: Engine = "auto",
     ) -> None:
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
         self.noise = noise
+        self.per_layer = per_layer
+        self.gamma = gamma
         self.complex_scale = 0.5 if gradient == "wirtinger" else 1.0
         self.gradients: Engine = gradients
 
@@ -77,6 +83,8 @@ class ZetaDPSGD:
             self.problem.loss,
             batch,
             self.max_grad_norm,
+            per_layer=self.per_layer,
+            gamma=self.gamma,
             complex_scale=self.complex_scale,
             engine=self.gradients,
             into=total,
@@ -86,8 +94,7 @@ class ZetaDPSGD:
         gradients = reference.per_sample_gradients(
             self.problem.model, self.problem.loss, batch, complex_scale=self.complex_scale
         )
-        return reference.clip(
-            gradients, groups(self.problem.model, self.max_grad_norm, per_layer=False)
-        )[0]
+        together = groups(self.problem.model, self.max_grad_norm, self.per_layer)
+        return reference.clip(gradients, together, self.gamma)[0]
 
     postprocess = staticmethod(mean)

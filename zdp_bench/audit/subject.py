@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from zdp_bench.config.constraints import require_central
-from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.noise import run_key, stream
 from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup
 
 
@@ -45,7 +45,7 @@ class Subject(Setup):
             )
         setup.check_model()
         config = setup.config
-        own = f"{run_digest(config, setup.data.digest)}:audit"
+        own = f"{digest_of(config, setup.data.digest)}:audit"
         key = run_key(own, setup.mechanism, foreign_code(config.plugins))
         return Subject(**vars(setup), key=key)
 

@@ -112,7 +112,8 @@ def refuse_launcher(options: argparse.Namespace) -> None:
     # `reproduce` may have an override in the place of its table.
     for word in (str(getattr(options, "table", "")), *getattr(options, "overrides", [])):
         group = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
-        if group in ("launcher", "hydra") and word != "launcher=local":
+        given = getattr(options, "launcher", None) and word.startswith("hydra.launcher.")
+        if group in ("launcher", "hydra") and word != "launcher=local" and not given:
             raise UserError(
                 f"{word}: only `zdp-bench run` reads it; "
                 f"leave it out of `zdp-bench {options.verb}`."

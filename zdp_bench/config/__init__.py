@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
 from zdp_bench.config.messages import readable_errors, typed_keys
-from zdp_bench.config.plugins import check_plugin, drop_strangers
+from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
     GROUPS,
@@ -86,9 +86,9 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
         node = plain[kind] = drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed)
         off = kind == "scheduler" and all(value is None for value in node.values())
         checked[kind] = None if off else check_plugin(kind, node)
-    replacement = {"replace_batchnorm": (get_type_hints(Run)["replace_batchnorm"], None)}
-    given = {key: plain["model"].get(key) for key in replacement}
-    checked |= check_types(replacement, given, "model")
+    of_models = {key: (get_type_hints(Run)[key], None) for key in MODEL_KEYS}
+    given = {key: plain["model"].get(key) for key in MODEL_KEYS}
+    checked |= check_types(of_models, given, "model")
     del plain["federated"]
     plain |= _federated_result(checked["federated"])
     run = Run(**vars(scalars), **checked, accountant=accountant, resolved=plain)

@@ -18,6 +18,7 @@ COUNTS = {
     "trainer.batch_size": 1,
     "trainer.epochs": 1,
     "trainer.checkpoint_epochs": 1,
+    "trainer.lr_batch": 1,
     "privacy.range_test_steps": 0,
     "execution.checkpoint_steps": 1,
 }
@@ -26,6 +27,7 @@ MANY = f"must be at most {MOST_PREFETCHED}: that many micro-batches are held in 
 POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: value > 0, "must be positive")
 RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     ("trainer.sample_rate", lambda value: 0 < value <= 1, "must lie in (0, 1]"),
+    ("trainer.ema", lambda value: 0 < value < 1, "must lie in (0, 1), such as 0.999"),
     ("privacy.delta", lambda value: 0 < value < 1, "must lie in (0, 1)"),
     ("privacy.max_epsilon", *POSITIVE),
     ("privacy.target_epsilon", *POSITIVE),
@@ -50,6 +52,7 @@ def check_values(run: Run) -> None:
         require(value is None or holds(value), key, value, rule)
     require_threads("threads", run.threads)
     _check_steps(run)
+    _check_gradients(run)
     _check_calibration(run)
     _check_federated(run)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
@@ -85,6 +88,21 @@ def _check_steps(run: Run) -> None:
             f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null."
         )
     require_count("trainer.micro_batch", micro_batch if isinstance(micro_batch, int) else None)
+
+
+def _check_gradients(run: Run) -> None:
+    """Refuse options for the gradients of an example where the algorithm sums something else."""
+    if run.weight_standardisation and run.start:
+        raise UserError(
+            f"model.start={run.start} with model.weight_standardisation=true: standardised weights "
+            "have no scale that a start could set. Give one of them."
+        )
+    plain = getattr(lookup("algorithm", run.algorithm.name), "plain_gradients", False)
+    if run.weight_standardisation and not plain:
+        raise UserError(
+            f"model.weight_standardisation=true with algorithm={run.algorithm.name}: it needs an "
+            "algorithm that sums whole gradients: sgd, dp_sgd or zeta_dp_sgd."
+        )
 
 
 def _check_calibration(run: Run) -> None:

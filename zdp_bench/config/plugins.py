@@ -15,7 +15,7 @@ from zdp_bench.config.ranges import check_privacy_options, check_ranges
 from zdp_bench.config.schema import GROUPS, PLUGINS, Plugin
 from zdp_bench.config.types import check_types
 from zdp_bench.errors import UserError, require, suggestion, unknown
-from zdp_bench.registry import lookup
+from zdp_bench.registry import lookup, names
 
 OPTIMIZERS = {
     "sgd": "SGD",
@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "rmsprop": "RMSprop",
     "adagrad": "Adagrad",
 }
-SCHEDULERS = {  # each takes one step an epoch
+SCHEDULERS = {  # torch's own: each takes one step an epoch
     "step_lr": "StepLR",
     "multi_step_lr": "MultiStepLR",
     "exponential_lr": "ExponentialLR",
@@ -36,9 +36,14 @@ SCHEDULERS = {  # each takes one step an epoch
 # kind -> torch's module and its classes by our names
 TORCH = {"optimizer": ("optim", OPTIMIZERS), "scheduler": ("optim.lr_scheduler", SCHEDULERS)}
 # Parameters of torch's that are no choice: a step is not captured, not differentiated, and not
-# begun in the middle.
-NOT_OURS = {"params", "optimizer", "capturable", "differentiable", "last_epoch", "verbose"}
-MODEL_KEYS = ("replace_batchnorm",)  # of every model, beside its own
+# begun in the middle. `steps` we know.
+NOT_OURS = {"params", "optimizer", "steps", "capturable", "differentiable", "last_epoch", "verbose"}
+MODEL_KEYS = (
+    "replace_batchnorm",
+    "weight_standardisation",
+    "start",
+    "init_from",
+)  # of every model, beside its own
 
 
 def find_builder(kind: str, name: str) -> Callable[..., Any]:
@@ -52,8 +57,11 @@ def find_builder(kind: str, name: str) -> Callable[..., Any]:
     import torch
 
     module, classes = TORCH[kind]
+    ours = names(kind) if kind == "scheduler" else []
+    if name in ours:
+        return lookup(kind, name)
     if name not in classes:
-        raise unknown(kind, name, [*classes, *(["none"] if kind == "scheduler" else [])])
+        raise unknown(kind, name, [*classes, *ours, *(["none"] if ours else [])])
     return getattr(attrgetter(module)(torch), classes[name])
 
 
@@ -128,7 +136,7 @@ def drop_strangers(
     Args:
         typed: the keys that the user typed; they stay, to be refused by name.
     """
-    name = node.get("name")
+    name = node.get("name") or "none"  # scheduler=none, the one plug-in without a name
     if name not in group_options(kind) or recipe not in group_options("recipe"):
         return node
     body = assets.read_yaml(files("recipe")[recipe])

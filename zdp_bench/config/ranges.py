@@ -52,13 +52,15 @@ def check_privacy_options(options: dict[str, Any]) -> None:
     Raises:
         UserError: names the key.
     """
-    noise, bound = options.get("noise_multiplier"), options.get("max_grad_norm")
+    noise = options.get("noise_multiplier")
     if isinstance(noise, float):
         holds = noise == 0 or LEAST_NOISE <= noise <= MOST_NOISE
         require(holds, "algorithm.noise_multiplier", noise, NOISE_RULE)
-    if isinstance(bound, float):
-        rule = f"must lie in {LEAST_NORM:g} to {MOST_NORM:g}"
-        require(LEAST_NORM <= bound <= MOST_NORM, "algorithm.max_grad_norm", bound, rule)
+    rule = f"must lie in {LEAST_NORM:g} to {MOST_NORM:g}"
+    for key in ("max_grad_norm", "gamma"):
+        norm = options.get(key)
+        within = not isinstance(norm, float) or LEAST_NORM <= norm <= MOST_NORM
+        require(within, f"algorithm.{key}", norm, rule)
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,11 @@ EPOCHS = "must be a list of epochs, whole numbers from 1, such as [10,20]"
 RANGES: dict[str, Range] = {
     **dict.fromkeys(("lr", "weight_decay", "eps", "lr_decay", "momentum_decay"), NOT_NEGATIVE),
     **dict.fromkeys(("initial_accumulator_value", "eta_min", "min_lr", "threshold"), NOT_NEGATIVE),
-    **dict.fromkeys(("momentum", "dampening", "end_factor"), UP_TO_ONE),
+    **dict.fromkeys(("momentum", "dampening", "end_factor", "final"), UP_TO_ONE),
     **dict.fromkeys(("nesterov", "centered", "amsgrad", "maximize"), _one_of(True, False)),
     "decoupled_weight_decay": _one_of(True, False),
     **dict.fromkeys(("foreach", "fused"), _one_of(True, False, None)),
-    "alpha": BELOW_ONE,
+    **dict.fromkeys(("alpha", "warmup"), BELOW_ONE),
     "betas": _list_of(BELOW_ONE, BETAS, length=2),
     "gamma": _number(" above 0, and finite", lambda value: value > 0),
     "start_factor": _number(" in (0, 1]", lambda value: 0 < value <= 1),

@@ -20,6 +20,10 @@ class Trainer:
         micro_batch: examples processed at once, halved where memory runs out; never changes the
             result, so it enters no digest. null: 2048; auto: as many as fit.
         checkpoint_epochs: epochs between checkpoints.
+        ema: decay of an average over the weights of all steps, which is evaluated and saved in
+            their place; it is made of releases, so it costs no ε. null: the last weights.
+        lr_batch: the batch size that `optimizer.lr` is meant for: the rate is lr · expected batch /
+            lr_batch. null: lr itself.
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
@@ -28,6 +32,8 @@ class Trainer:
     epochs: int
     micro_batch: int | str | None
     checkpoint_epochs: int
+    ema: float | None
+    lr_batch: int | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Claims:
     Attributes:
         table: PAPER/N. null: none.
         row: the row of that table.
-        variant: name of a row of ours beside the paper's. null: the paper's own row.
+        variant: what differs from the paper, in a few words. null: the paper's own settings.
     """
 
     table: str | None
@@ -182,6 +188,12 @@ class Run(Scalars):
     Attributes:
         replace_batchnorm: `model.replace_batchnorm`, a key of every model: what takes BatchNorm's
             place in private training; see `nn/batchnorm.py`.
+        weight_standardisation: `model.weight_standardisation`, likewise: convolutions compute with
+            filters of mean 0 and norm 1; see `nn/weight_standardisation.py`.
+        start: `model.start`, likewise: how the weights are scaled before training; see
+            `nn/initialisation.py`.
+        init_from: `model.init_from`, a key of every model: RECIPE or RECIPE/RUN, a finished run
+            on public data whose weights the model starts from; see `training/public_start.py`.
         resolved: the same configuration as plain values, for the record.
     """
 
@@ -189,6 +201,9 @@ class Run(Scalars):
     model: Plugin
     task: Plugin
     replace_batchnorm: Literal["group", "instance", "frozen"] | None
+    weight_standardisation: bool | None
+    start: Literal["unit_variance"] | None
+    init_from: str | None
     algorithm: Plugin
     optimizer: Plugin
     scheduler: Plugin | None

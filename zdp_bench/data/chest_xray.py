@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -223,13 +223,21 @@ class ChestXray(Films):
     split_seed: int = 0
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with other counts it is 'derived'."""
+        """The release has no checksum for a folder: with other counts it is 'derived'.
+
+        Other counts mean other parts: numbers on such a test part are not the paper's.
+        """
         counts = {
             part: sum(1 for s in SUFFIXES for _ in (root / FOLDER / part).glob(f"*/*{s}"))
             for part in PARTS
         }
-        provenance: Provenance = "official" if counts == OFFICIAL else "derived"
-        return self.load_folder(root / FOLDER, provenance, self.split_seed)
+        if counts == OFFICIAL:
+            return self.load_folder(root / FOLDER, "official", self.split_seed)
+        splits = self.load_folder(root / FOLDER, "derived", self.split_seed)
+        released = " + ".join(f"{OFFICIAL[part]:,}" for part in PARTS)
+        found = " + ".join(f"{counts[part]:,}" for part in PARTS)
+        note = f"not the release's parts: {found} films to train + test, where it has {released}"
+        return replace(splits, notes=f"{note}; {splits.notes}")
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by names and sizes, and the bytes of films of one size; others are no copies.

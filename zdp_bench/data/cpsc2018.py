@@ -5,6 +5,8 @@ A.2.2 says the signal is "trimmed or padded to a length of 5000" and that numpy'
 crops its INPUT: only the first 512 samples (one second) are ever seen. "Channel 3" is read as the
 third lead of the file, lead III.
 
+A recording counts by its FIRST diagnosis, as the paper's 1,125 recordings do (918 and 207).
+
 Nobody's recordings are linked in the release, so each is taken for a patient of its own.
 """
 
@@ -38,8 +40,9 @@ from zdp_bench.registry import register
 
 log = logging.getLogger(__name__)
 
-# Recordings of each diagnosis in the release (Liu et al. 2018).
+# Recordings of each first diagnosis in the release (Liu et al. 2018).
 RELEASED = dict(zip(DIAGNOSES, (918, 1098, 704, 207, 1695, 556, 672, 825, 202), strict=True))
+RELEASE = frozenset(f"A{number:04d}" for number in range(1, 6878))  # its recordings' names
 FOLDER = "CPSC2018"
 Norm = Literal["backward", "ortho"]
 
@@ -49,7 +52,7 @@ Norm = Literal["backward", "ortho"]
 class Cpsc2018(Dataset):
     """CPSC 2018: spectra complex64 [fft_length]; label 1 is `positive`, 0 is `negative`.
 
-    Recordings that carry both diagnoses or neither are left out.
+    Recordings whose first diagnosis is neither are left out.
     """
 
     positive: str = "LBBB"
@@ -77,35 +80,30 @@ class Cpsc2018(Dataset):
         require(0 < self.test_share < 1, "dataset.test_share", self.test_share, rule)
 
     def load(self, root: Path) -> Splits:
-        """No checksums were published: 'derived' unless all 6,877 recordings are there."""
-        folder = root / FOLDER
-        if sum(1 for _ in folder.rglob("A*.mat")) >= 6877:
-            return self.load_folder(folder, "official", "")
-        return self.load_folder(folder, "derived", "an excerpt of the release: ")
+        """No checksums were published: 'official' if the release's recordings, all, were read."""
+        return self.load_folder(root / FOLDER)
 
-    def load_folder(self, folder: Path, provenance: Provenance, notes: str) -> Splits:
+    def load_folder(self, folder: Path, synthetic: bool = False) -> Splits:
         """Read and split the recordings of a folder."""
-        inputs, targets, digest, skipped = [], [], hashlib.sha256(), 0
+        inputs, targets, digest, names, skipped = [], [], hashlib.sha256(), set(), 0
         for path, one in read_all(folder, self.channel):
             if isinstance(one, BadRecording):
                 self.skip(path, one)
                 skipped += 1
-            elif (target := self.label(one)) is not None:
+                continue
+            names.add(one.name)
+            if (target := self.label(one)) is not None:
                 inputs.append(self.transform(one.signal))
                 targets.append(target)
                 digest.update(f"{path.name}:{sha256(path.with_suffix('.mat'))}:{target}".encode())
-        counts = [targets.count(0), targets.count(1)]
-        left, _ = self.count_parts(folder, counts)
+        train, test = self.split(folder, targets)
         what = (self.positive, self.negative, self.channel, self.length, self.fft_length)
         settings = (*what, self.fft_norm, self.test_share, self.split_seed)
         digest.update(repr(settings).encode())
-        enough = min(counts) >= 2 and round(self.test_share * len(targets)) >= 2 <= left
-        train, test = train_test_split(
-            np.arange(len(targets)),
-            test_size=self.test_share,
-            random_state=self.split_seed,
-            stratify=targets if enough else None,
-        )
+        provenance: Provenance = "official" if names == RELEASE else "derived"
+        notes = {"official": "", "derived": "an excerpt of the release: "}[provenance]
+        if synthetic:
+            provenance, notes = "synthetic", "generated beats: "
         x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
         return Splits(
             Examples(x[train], y[train]),
@@ -114,7 +112,7 @@ class Cpsc2018(Dataset):
             outputs=1,
             provenance=provenance,
             digest=digest.hexdigest(),
-            notes=f"{notes}{counts[0]} {self.negative}, {counts[1]} {self.positive}"
+            notes=f"{notes}{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
             + (f", {skipped} unusable skipped" if skipped else ""),
             unit="recording",
         )
@@ -125,21 +123,22 @@ class Cpsc2018(Dataset):
         Only a bad signal changes the counts; where those are skipped, signals are read.
         """
         folder = root / FOLDER
-        counts = [RELEASED[self.negative], RELEASED[self.positive]]
-        if found := bool(list_recordings(folder)[1]):
-            counts = [0, 0]
-            for path, one in read_all(folder, self.channel, self.bad_records == "skip"):
-                if isinstance(one, BadRecording):
-                    self.skip(path, one)
-                elif (target := self.label(one)) is not None:
-                    counts[target] += 1
-        return self.describe(folder, counts, found)
+        if not list_recordings(folder):
+            targets = [0] * RELEASED[self.negative] + [1] * RELEASED[self.positive]
+            return self.describe(folder, targets, found=False)
+        targets = []
+        for path, one in read_all(folder, self.channel, self.bad_records == "skip"):
+            if isinstance(one, BadRecording):
+                self.skip(path, one)
+            elif (target := self.label(one)) is not None:
+                targets.append(target)
+        return self.describe(folder, targets, found=True)
 
-    def describe(self, folder: Path, counts: list[int], found: bool) -> DatasetInfo:
-        train, test = self.count_parts(folder, counts)
+    def describe(self, folder: Path, targets: list[int], found: bool) -> DatasetInfo:
+        train, test = self.split(folder, targets)
         return DatasetInfo(
-            train=train,
-            test=test,
+            train=len(train),
+            test=len(test),
             input_shape=(self.fft_length,),
             outputs=1,
             dtype=torch.complex64,
@@ -153,9 +152,8 @@ class Cpsc2018(Dataset):
             yield path, f"{path}: {one}." if isinstance(one, BadRecording) else ""
 
     def label(self, one: Recording) -> int | None:
-        """Return 1 or 0; None for a recording that carries both diagnoses or neither."""
-        positive, negative = (name in one.diagnoses for name in (self.positive, self.negative))
-        return int(positive) if positive != negative else None
+        """Return 1 or 0; None for a recording whose first diagnosis is another."""
+        return {self.negative: 0, self.positive: 1}.get(one.diagnosis)
 
     def transform(self, signal: np.ndarray) -> np.ndarray:
         """Trim or pad [samples] in mV to `length`, then transform: complex64 [fft_length]."""
@@ -173,21 +171,30 @@ class Cpsc2018(Dataset):
             raise UserError(f"{path}: {why}. Remove it, or set dataset.bad_records=skip.")
         log.warning("%s: %s; skipped", path, why)
 
-    def count_parts(self, folder: Path, counts: list[int]) -> tuple[int, int]:
-        """Return how many recordings are to train and to test on, rounded as scikit-learn does.
-
-        Args:
-            counts: of `negative` and of `positive`.
+    def split(self, folder: Path, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the recordings to train on and to test on, stratified and seeded.
 
         Raises:
-            UserError: there are too few, or the share leaves none on one side.
+            UserError: a part would lack one of the two diagnoses.
         """
-        if (both := sum(counts)) < 2:
+        counts = [targets.count(0), targets.count(1)]
+        if min(counts) < 2:
             raise UserError(
                 f"{folder}: holds {counts[0]} recordings of {self.negative} and {counts[1]} of "
-                f"{self.positive}; a split needs at least two."
+                f"{self.positive}; training and test part need one of each."
             )
-        held = math.ceil(self.test_share * both)
-        rule = f"leaves none of {both} recordings to train on"
-        require(held < both, "dataset.test_share", self.test_share, rule)
-        return both - held, held
+        held = math.ceil(self.test_share * len(targets))  # as scikit-learn rounds
+        if 2 <= held <= len(targets) - 2:
+            train, test = train_test_split(
+                np.arange(len(targets)),
+                test_size=self.test_share,
+                random_state=self.split_seed,
+                stratify=targets,
+            )
+            if all(len({targets[index] for index in part}) == 2 for part in (train, test)):
+                return train, test
+        raise UserError(
+            f"dataset.test_share={self.test_share}: of {counts[0]} recordings of {self.negative} "
+            f"and {counts[1]} of {self.positive}, {held} to test on leave one part without one of "
+            "the two."
+        )

@@ -45,6 +45,7 @@ class Card:
     access: str = ""
     uses: str = ""  # the card whose files this one reads
     holds: str = ""  # a pattern that matches if the data is there, where no list of files exists
+    public: bool = False  # weights trained on it may start a private run (`model.init_from`)
     stand_in: str = ""  # overrides with small generated data, for `reproduce --profile smoke`
     mirrors: tuple[str, ...] = ()
     files: tuple[RemoteFile, ...] = ()

@@ -22,7 +22,7 @@ from zdp_bench.config.messages import typed_keys
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.report.papers import recipes_of, reference
-from zdp_bench.report.tables import Filling
+from zdp_bench.report.rows import Filling
 
 
 @dataclass(frozen=True)

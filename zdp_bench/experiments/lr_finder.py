@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from zdp_bench.config.constraints import require_central
-from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples
 from zdp_bench.errors import UserError, require
@@ -33,6 +32,7 @@ from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
@@ -114,7 +114,7 @@ def range_test(
     config, mechanism, optimizer = setup.config, setup.mechanism, setup.optimizer
     limit = _affordable(setup, steps)
     # No run draws the same noise.
-    own = f"{run_digest(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"
+    own = f"{digest_of(config, data.digest)}:range test:{lowest!r}:{highest!r}:{steps}"
     key = run_key(own, mechanism, foreign_code(config.plugins))
     noise = setup.noise(key)
     rates, losses = [], []

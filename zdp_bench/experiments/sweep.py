@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +75,65 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
     Raises:
         UserError: a launcher lost its processes, and so does not know what they did.
     """
-    try:
+    with _readable_losses():
         batches = driver.multirun(
             config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides
         )
+    jobs = [job for batch in batches for job in batch]
+    return len(jobs), _failed(driver, jobs)
+
+
+def launch(
+    driver: Any, jobs: list[list[str]], launcher: str, settings: list[str]
+) -> list[tuple[list[str], str]]:
+    """Give jobs that no sweep could list to a launcher; return the failed (overrides, reason).
+
+    Args:
+        driver: Hydra's, from `hydra_session`.
+        jobs: the overrides of each.
+        settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
+
+    Raises:
+        UserError: as for `sweep`.
+    """
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.plugins import Plugins
+    from hydra.core.utils import setup_globals
+    from hydra.types import HydraContext, RunMode
+
+    setup_globals()
+    with _readable_losses():
+        chosen = driver.compose_config(
+            "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN
+        )
+        carrier = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
+            task_function=Job(sweep=True, wait=False),
+            config=chosen,
+        )
+        words = [[f"launcher={launcher}", *job] for job in jobs]
+        return _failed(driver, carrier.launch(words, initial_job_idx=0))
+
+
+def _failed(driver: Any, jobs: Iterable[Any]) -> list[tuple[list[str], str]]:
+    """Return (overrides, reason) of the jobs that failed, after waiting for those of others."""
+    failed = []
+    for job in jobs:
+        words, reason = list(job.overrides), job.return_value
+        if isinstance(reason, Busy):
+            reason = driver.run(
+                config_name="config", task_function=Job(sweep=True), overrides=words
+            ).return_value
+        if isinstance(reason, UserError):
+            failed.append((words, str(reason)))
+    return failed
+
+
+@contextmanager
+def _readable_losses() -> Iterator[None]:
+    """Turn a launcher's exceptions into one sentence."""
+    try:
+        yield
     except Exception as error:
         if "srun" in str(error):
             raise UserError(
@@ -89,17 +146,6 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
             f"a process of the sweep was lost ({_brief(error)}). "
             "The same command does what is missing."
         ) from None
-    jobs = [job for batch in batches for job in batch]
-    failed = []
-    for job in jobs:
-        words, reason = list(job.overrides), job.return_value
-        if isinstance(reason, Busy):
-            reason = driver.run(
-                config_name="config", task_function=Job(sweep=True), overrides=words
-            ).return_value
-        if isinstance(reason, UserError):
-            failed.append((words, str(reason)))
-    return len(jobs), failed
 
 
 def _brief(error: Exception) -> str:

@@ -23,6 +23,7 @@ from zdp_bench.report.papers import check_claims
 from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.devices import check_precision, pick_device
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, build_dataset
 
 
@@ -50,11 +51,13 @@ class Report:
     cost: Cost | None
 
 
-def validate(config: Run, trial: bool = True) -> Report:
+def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
     """Set a run up without its data, and report on it.
 
     Args:
         trial: True to time steps on random numbers for the cost.
+        as_run: True to refuse also what a run refuses just before its first step: a model that
+            mixes examples, public weights that are not there.
 
     Raises:
         UserError: the recipe would not run.
@@ -65,9 +68,13 @@ def validate(config: Run, trial: bool = True) -> Report:
     plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
     setup = Setup.of(config, data, torch.device("cpu"), plan)
     config, model = setup.config, setup.model
-    build_scheduler(config, setup.optimizer, data)
+    if as_run and (start := find_start(config)):
+        start.load_into(model)
+    build_scheduler(config, setup.optimizer, data, plan.steps)
     check_precision(config.precision, model, setup.algorithm)
     pick_device(config.device)
+    if as_run:
+        setup.check_model()
     parameters = count_real(trainable(model).values())
     return Report(
         recipe=config.recipe,

@@ -37,7 +37,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
-from zdp_bench.training.build import build_scheduler
+from zdp_bench.training.build import build_scheduler, scale_rate
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.loop import Loop, Watcher
@@ -121,7 +121,6 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     least = federated.min_nodes or nodes
 
     setup = ModelSetup.of(config, data, device)
-    scheduler = build_scheduler(config, setup.optimizer, data)
     saved = checkpoint.load(home / "checkpoint.pt", given.run)
 
     split = federated.patients == "split"
@@ -146,6 +145,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         )
     sizes = {n: roster.standings[n].records for n in range(nodes)}
     plan = rounds_of(config, [*sizes.values()])
+    scale_rate(config, setup.optimizer, plan)
+    scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
 
     @cache
     def of_size(records: int) -> Setup:
@@ -234,7 +235,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         )
         roster.wait_for(come_again, patience, given.asked_to_stop)
         stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
-        final = evaluate_trained(home, setup.model, setup.task, data.test, device, size.examples)
+        final = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
         roster.report(patience)
     roster.dismiss()
 

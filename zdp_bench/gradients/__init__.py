@@ -59,6 +59,7 @@ def clipped_sum(
     bound: float,
     *,
     per_layer: bool = False,
+    gamma: float | None = None,
     complex_scale: float = 1.0,
     engine: Engine = "auto",
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
@@ -73,6 +74,7 @@ def clipped_sum(
         batch: (inputs [B, ...], targets [B, ...]); B may be 0.
         bound: C. Flat: ‖clip(gᵢ)‖ ≤ C over all parameters. Per layer: each of the L layers is
             clipped at C/√L, weight and bias jointly, so the whole is again ≤ C.
+        gamma: None clips gᵢ to gᵢ·min(1, C/‖gᵢ‖); a number, to gᵢ·C/(‖gᵢ‖ + γ).
         complex_scale: factor on the gradients of complex parameters before norms are taken: ½
             turns `.grad` = 2∂L/∂θ̄ into the Wirtinger derivative ∂L/∂θ̄.
         engine: auto takes fast, checked on two examples against plain autograd when it meets a
@@ -95,7 +97,14 @@ def clipped_sum(
 
     def from_reference() -> ClippedSum:
         return reference.clipped_sum(
-            model, loss, batch, bound, per_layer=per_layer, complex_scale=complex_scale, into=into
+            model,
+            loss,
+            batch,
+            bound,
+            per_layer=per_layer,
+            gamma=gamma,
+            complex_scale=complex_scale,
+            into=into,
         )
 
     if rules:
@@ -112,6 +121,7 @@ def clipped_sum(
             batch,
             bound,
             per_layer=per_layer,
+            gamma=gamma,
             complex_scale=complex_scale,
             rules=rules,
             into=into,

@@ -61,7 +61,7 @@ def groups(model: nn.Module, bound: float, per_layer: bool) -> list[tuple[list[s
     return [(names, bound / math.sqrt(len(by_layer))) for names in by_layer]
 
 
-def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
+def clip_factors(norms: Tensor, bound: float | Tensor, gamma: float | None = None) -> Tensor:
     """Return min(1, C/‖g‖) for each norm, `held`; 0 where the norm is not finite.
 
     So a broken example contributes nothing. An infinite bound means no clipping: factors 1, also
@@ -69,7 +69,11 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 
     Args:
         bound: C, one number or one for each norm (those all finite).
+        gamma: if given, the factor is C/(‖g‖ + γ), automatic clipping (Bu et al. 2022, AUTO-S):
+            short gradients grow, and none gets longer than C.
     """
+    if gamma is not None:
+        return held((norms + gamma).reciprocal_().mul_(bound * SAFETY).nan_to_num_(nan=0.0))
     if isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
     # Norm 0: C/0 = ∞, so 1. Norm ∞: 0.

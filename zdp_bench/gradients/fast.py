@@ -37,6 +37,7 @@ def clipped_sum(
     bound: float,
     *,
     per_layer: bool = False,
+    gamma: float | None = None,
     complex_scale: float = 1.0,
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
     into: dict[str, Tensor] | None = None,
@@ -62,7 +63,7 @@ def clipped_sum(
         norms = torch.stack([_norms(inputs, found, names, complex_scale) for names, _ in together])
         if all_finite(norms):
             for (names, group_bound), of_group in zip(together, norms, strict=True):
-                factors = clip_factors(of_group, group_bound)
+                factors = clip_factors(of_group, group_bound, gamma)
                 for name in names:
                     own = found.pop(name)  # what it keeps is freed once it is summed
                     shaped = id(own.parameter) not in of_other_shape
@@ -77,6 +78,7 @@ def clipped_sum(
         (inputs[whole], targets[whole]),
         bound,
         per_layer=per_layer,
+        gamma=gamma,
         complex_scale=complex_scale,
         rules=rules,
         into=into,

@@ -90,6 +90,26 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
     )
 
 
+def transform(
+    call: LayerGradient, linear: Callable[[Tensor], Tensor], most: float, summed: int
+) -> LayerGradient:
+    """Return the gradients `linear(gᵢ)`, for a map of [*, *shape] that adds `summed` numbers up.
+
+    Args:
+        most: it makes no gradient longer than this many times.
+    """
+
+    def summands() -> Summands:
+        mass, number = _summands(call)
+        return Summands(mass * most, number + summed)
+
+    return LayerGradient(
+        lambda start, stop: linear(call.per_sample(start, stop)),
+        lambda factors: linear(call.weighted_sum(factors)),
+        summands=summands,
+    )
+
+
 def _summands(call: LayerGradient) -> Summands:
     if call.summands is not None:
         return call.summands()

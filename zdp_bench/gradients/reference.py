@@ -105,14 +105,16 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
 
 
 def clip(
-    gradients: dict[str, Tensor], clipped_together: list[tuple[list[str], float]]
+    gradients: dict[str, Tensor],
+    clipped_together: list[tuple[list[str], float]],
+    gamma: float | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return clip(gᵢ) of every example, name -> [B, *shape], and the norms before, [B, groups]."""
     clipped: dict[str, Tensor] = {}
     norms = []
     for names, bound in clipped_together:
         norm = sum(squared_norms(gradients[name]) for name in names).sqrt()  # type: ignore[union-attr]
-        factors = clip_factors(norm, bound)
+        factors = clip_factors(norm, bound, gamma)
         for name in names:
             g = gradients[name]
             of_each = factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
@@ -129,6 +131,7 @@ def clipped_sum(
     bound: float,
     *,
     per_layer: bool = False,
+    gamma: float | None = None,
     complex_scale: float = 1.0,
     into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
@@ -146,7 +149,7 @@ def clipped_sum(
     for start in range(0, max(1, len(inputs)), chunk):
         part = inputs[start : start + chunk], targets[start : start + chunk]
         clipped, part_norms = clip(
-            per_sample_gradients(model, loss, part, complex_scale=complex_scale), together
+            per_sample_gradients(model, loss, part, complex_scale=complex_scale), together, gamma
         )
         for name, value in clipped.items():
             sums[name] += value.sum(dim=0)

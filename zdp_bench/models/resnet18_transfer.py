@@ -78,6 +78,18 @@ def resnet18_transfer(
     return Transfer(network, enlarge)
 
 
+def missing_weights(source: str) -> str:
+    """Return in words which weights would have to be fetched first; empty if none would."""
+    from torchvision.models import ResNet18_Weights
+
+    if source == UNTRAINED:
+        return ""
+    name = Path(ResNet18_Weights.IMAGENET1K_V1.url).name
+    kept = Path(torch.hub.get_dir()) / "checkpoints" / name
+    path = kept if source == IMAGENET else Path(source).expanduser()
+    return "" if path.is_file() else f"ImageNet's weights of ResNet-18 are not there ({path.name})"
+
+
 def _weights(source: str) -> dict[str, Tensor]:
     from torchvision.models import ResNet18_Weights
 

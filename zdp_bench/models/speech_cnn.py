@@ -8,7 +8,8 @@ modulus, moduli as logits.
 
 For our own variants, `gain` multiplies the initial weights. With PyTorch's own a layer loses a
 third of a signal's power, and the inverted Gaussian squares a modulus below one, so that as
-published hardly anything is left after four layers.
+published hardly anything is left after four layers. `model.start=unit_variance` is the remedy for
+any activation.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class SpeechCNN(nn.Module):
         last_activation: bool,
         pooled: int,
         gain: float,
+        sigma: float | None,
     ) -> None:
         super().__init__()
         images, frames, bins = image_shape("speech_cnn", input_shape)
@@ -54,16 +56,20 @@ class SpeechCNN(nn.Module):
         for depth, (wide, narrow) in enumerate(pairwise((images, *WIDTHS)), start=1):
             layers += [
                 ComplexConv2d(wide, narrow, 3),
-                make_activation(activation, narrow, torch.complex64),
+                make_activation(activation, narrow, torch.complex64, sigma),
             ]
             if depth == 2:
                 layers.append(MagnitudeMaxPool2d(2))
         self.features = nn.Sequential(*layers, AdaptiveMagnitudeMaxPool2d(pooled))
         self.head = nn.Sequential(
             nn.Linear(WIDTHS[-1] * pooled**2, 64, dtype=torch.complex64),
-            make_activation(activation, 64, torch.complex64),
+            make_activation(activation, 64, torch.complex64, sigma),
             nn.Linear(64, outputs, dtype=torch.complex64),
-            *([make_activation(activation, outputs, torch.complex64)] if last_activation else []),
+            *(
+                [make_activation(activation, outputs, torch.complex64, sigma)]
+                if last_activation
+                else []
+            ),
         )
 
         with torch.no_grad():
@@ -84,6 +90,7 @@ def speech_cnn(
     last_activation: bool = True,
     pooled: int = 1,
     gain: float = 1.0,
+    sigma: float | None = None,
 ) -> SpeechCNN:
     """The network of Tables 3 and 4.
 
@@ -91,5 +98,6 @@ def speech_cnn(
         last_activation: put the activation after the output layer too.
         pooled: side of the adaptive map.
         gain: factor on the initial weights.
+        sigma: of the inverted Gaussian; None: 1.
     """
-    return SpeechCNN(input_shape, outputs, activation, last_activation, pooled, gain)
+    return SpeechCNN(input_shape, outputs, activation, last_activation, pooled, gain, sigma)

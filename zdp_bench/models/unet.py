@@ -29,6 +29,7 @@ class UNet(nn.Module):
     Args:
         residual: add the input to the output, whose last layer starts at zero, so that training
             starts from the input itself.
+        re_im: a complex input becomes two real channels, its parts, and the output is |Re + i·Im|.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class UNet(nn.Module):
         dtype: torch.dtype,
         normalisation: str | None = None,
         residual: bool = False,
+        re_im: bool = False,
         pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
@@ -61,6 +63,8 @@ class UNet(nn.Module):
             residual,
             f"{images} channels in, {outputs} out",
         )
+        if re_im:
+            images, outputs = 2 * images, 2 * outputs
         conv, transposed = (
             (ComplexConv2d, ComplexConvTranspose2d)
             if dtype.is_complex
@@ -88,7 +92,7 @@ class UNet(nn.Module):
         )
         self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
         self.last = conv(width, outputs, 1, dtype=dtype)
-        self.dtype, self.residual = dtype, residual
+        self.dtype, self.residual, self.re_im = dtype, residual, re_im
         if residual:
             for parameter in self.last.parameters():
                 nn.init.zeros_(parameter)
@@ -96,6 +100,8 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 5:
             return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        if self.re_im:
+            x = torch.view_as_real(x).movedim(-1, 2).flatten(1, 2)  # [B, 2C, H, W]
         x = y = x.to(self.dtype)
         skipped: list[Tensor] = []
         for level, block in enumerate(self.down):
@@ -105,6 +111,8 @@ class UNet(nn.Module):
         for up, join in zip(self.up, self.join, strict=True):
             y = join(torch.cat([padded_to(up(y), skipped[-1]), skipped.pop()], dim=1))
         y = self.last(y) + x if self.residual else self.last(y)
+        if self.re_im:
+            return torch.linalg.vector_norm(y.unflatten(1, (-1, 2)), dim=2)
         return y.abs() if y.is_complex() else y
 
 
@@ -140,9 +148,21 @@ def real_unet(
     depth: int = 4,
     activation: str = "relu",
     normalisation: str | None = None,
+    residual: bool = False,
+    re_im: bool = False,
 ) -> UNet:
     """The same U-Net with real weights."""
-    return UNet(input_shape, outputs, width, depth, activation, torch.float32, normalisation)
+    return UNet(
+        input_shape,
+        outputs,
+        width,
+        depth,
+        activation,
+        torch.float32,
+        normalisation,
+        residual,
+        re_im,
+    )
 
 
 @register("model", "transposed_unet")

@@ -10,18 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, require
 from zdp_bench.registry import lookup, names, register
 
 
-def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn.Module:
+def activation(
+    name: str, features: int, dtype: torch.dtype | None = None, sigma: float | None = None
+) -> nn.Module:
     """Build the activation registered as `name`; a bias per feature gets as many entries.
 
     Args:
         dtype: the network's; if given, an activation of this package must be for such numbers.
+        sigma: the inverted Gaussian's width. None: 1.
 
     Raises:
-        UserError: no activation has this name, or it and the network differ (real, complex).
+        UserError: no activation has this name, it and the network differ (real, complex), or
+            `sigma` is not positive or is given to another activation.
     """
     builder = lookup("activation", name)
     if dtype is not None and _for_real(builder) is dtype.is_complex:
@@ -35,6 +39,9 @@ def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn
             f"activation '{name}' is for {other} numbers, and this network's are {kind}. "
             f"Take one of {', '.join(fitting)}."
         )
+    if sigma is not None:
+        require(name == "igaussian", "model.sigma", sigma, f"is igaussian's, and this is {name}")
+        return IGaussian(sigma)
     return builder(features) if getattr(builder, "per_feature", False) else builder()
 
 
@@ -119,11 +126,20 @@ class SigLog(nn.Module):
 
 @register("activation", "igaussian")
 class IGaussian(nn.Module):
-    """(1 − exp(−|z|²/2))·z/|z|, which keeps the phase (Virtue, Yu & Lustig 2017, eq. 7, σ = 1)."""
+    """(1 − exp(−|z|²/2σ²))·z/|z|, which keeps the phase (Virtue, Yu & Lustig 2017, eq. 7).
+
+    The 2021 paper states no σ; the same group's later code has 0.4.
+    """
+
+    def __init__(self, sigma: float = 1.0) -> None:
+        super().__init__()
+        require(sigma > 0, "model.sigma", sigma, "must be positive")
+        self.sigma = sigma
 
     def forward(self, z: Tensor) -> Tensor:
         modulus, inverse = modulus_and_inverse(z)
-        return -torch.expm1(-0.5 * modulus.clamp(max=1e3).square()) * inverse * z
+        scaled = (modulus / self.sigma).clamp(max=1e3)
+        return -torch.expm1(-0.5 * scaled.square()) * inverse * z
 
 
 @register("activation", "cardioid")

@@ -298,11 +298,15 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
+        return self._conv_forward(x, self.weight, self.bias)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Convolve with a given weight, as torch's layers of the same name for it do."""
         outside = (
             not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
         )
         function = _ConvolvePlainly if outside else _Convolve
-        return function.apply(x, self.weight, self.bias, self.geometry)
+        return function.apply(x, weight, bias, self.geometry)
 
     @property
     def geometry(self) -> Geometry:

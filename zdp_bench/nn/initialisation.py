@@ -1,12 +1,15 @@
-"""How complex weights start."""
+"""How weights start."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from zdp_bench.errors import UserError
 
 Initialisation = Literal["uniform_parts", "rayleigh_he", "rayleigh_glorot"]
 
@@ -33,3 +36,56 @@ def initialise(layer: nn.Linear, how: Initialisation) -> nn.Linear:
         layer.weight.normal_(std=math.sqrt(variance))
     layer.bias.zero_()
     return layer
+
+
+@torch.no_grad()
+def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
+    """Scale every layer, in place, until its outputs on white noise have E|z|² = 1; biases are 0.
+
+    Layers are scaled in the order in which the model uses them, so that each sees what the scaled
+    ones before it make of the noise (Mishkin & Matas 2016, algorithm 1, without the orthogonal
+    start). A layer is a module with a trained `weight` of two or more dimensions: no norm and no
+    activation. Weights that start at 0 stay 0, and a layer used twice is scaled for its first use.
+
+    No example is read, so it costs no ε.
+
+    Args:
+        noise: [B, *input shape], E|z|² = 1.
+
+    Raises:
+        UserError: the model has no such layer, or uses the weight of one without calling it.
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(weight := getattr(layer, "weight", None), nn.Parameter)
+        and weight.dim() > 1
+        and weight.requires_grad
+    }
+    unseen = set(layers)
+
+    def scale(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        first = name in unseen
+        unseen.discard(name)
+        power = output.abs().square().mean()
+        if not first or not power > 0:
+            return output
+        layer.weight.mul_(power.rsqrt())  # type: ignore[operator]
+        return layer.forward(*inputs)
+
+    handles = []
+    for name, layer in layers.items():
+        if isinstance(bias := getattr(layer, "bias", None), nn.Parameter):
+            bias.zero_()
+        handles.append(layer.register_forward_hook(partial(scale, name)))
+    training = model.training
+    try:
+        model.eval()(noise)  # a BatchNorm must not learn from noise
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    if not layers or unseen:
+        why = f"layer '{min(unseen)}' is not called" if unseen else "the model has no such layer"
+        raise UserError(f"model.start=unit_variance scales layers with weights: {why}.")
+    return model

@@ -19,10 +19,12 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import papers
+from zdp_bench.report.coverage import STATUSES, Count
 from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.papers import Axes, Reference
+from zdp_bench.report.papers import Axes, Coverage, Reference
+from zdp_bench.report.rows import Filling, fitting, mark
 from zdp_bench.report.sheet import Sheet, markdown_page, markdown_table, to_csv, write_pair
-from zdp_bench.report.tables import EPSILONS, Filling, data_notes, fitting, mark, origin
+from zdp_bench.report.tables import EPSILONS, data_notes, not_run, origin
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve: its points, the runs behind them, and the numbers of the paper's text, by x."""
+    """One curve: its points, the runs behind them, and the numbers of the paper's text, by x.
 
+    Attributes:
+        row: of the paper's CSV.
+        status: 'as published' if all its jobs were run with the paper's settings and data, else
+            another of `coverage.STATUSES`.
+    """
+
+    row: str
+    status: str
     panel: str
     label: str
     fillings: tuple[Filling, ...]
@@ -72,6 +82,15 @@ class Curves:
     notes: list[str]
 
     @property
+    def count(self) -> Count:
+        """How many of the paper's curves have which status; of several with one row, the best."""
+        best: dict[str, str] = {}
+        for curve in self.curves:
+            found = curve.status, best.get(curve.row, curve.status)
+            best[curve.row] = min(found, key=STATUSES.index)
+        return Count.count(best.values(), "curves")
+
+    @property
     def panels(self) -> list[str]:
         """The panels, in the paper's order."""
         return panels_of(curve.panel for curve in self.curves)
@@ -79,7 +98,8 @@ class Curves:
     def sheet(self, panel: str) -> Sheet:
         """Return a panel as a table: x, the ε of its private curves, the metric of each curve.
 
-        Curves that spend the same ε share the columns of it.
+        Curves that spend the same ε share the columns of it. Of more than ten epochs, the
+        first, every fifth, the last and those of which the paper prints a number; the CSV has all.
         """
         in_panel = [curve for curve in self.curves if panel.endswith(curve.panel)]
         curves = [curve for curve in in_panel if curve.points]
@@ -90,6 +110,9 @@ class Curves:
             if curve.paper:
                 columns.append((f"{curve.label}, paper{unit}", curve.paper))
         every_x = sorted({x for _, column in columns for x in column})
+        if self.axes.x == "epoch" and len(every_x) > 10:
+            named = {x for curve in curves for x in curve.paper}
+            every_x = [x for x in every_x if x % 5 == 0 or x in (1, every_x[-1]) or x in named]
         rows = [[f"{x:g}", *(column.get(x, "") for _, column in columns)] for x in every_x]
         printed = next((curve.epsilon_printed for curve in in_panel if curve.epsilon_printed), {})
         at = [f"{value} at {self.axes.label} {x:g}" for x, value in printed.items()]
@@ -102,7 +125,7 @@ class Curves:
         sheets = [self.sheet(panel) for panel in self.panels]
         empty = "{}: nothing was run yet"
         shown = [s.as_rich() if s.rows else empty.format(s.title) for s in sheets]
-        return [*shown, "\n".join(self.notes)]
+        return [self.count.sentence, *shown, "\n".join(self.notes)]
 
     def as_markdown(self) -> str:
         """Return a page with a table for each panel."""
@@ -114,16 +137,19 @@ class Curves:
                 body += [note, ""]
             table = markdown_table(sheet.columns, sheet.rows)
             body += [*(table if sheet.rows else ["Nothing was run yet."]), ""]
-        return markdown_page(self.title, origin(self.name), body, self.notes)
+        head = f"{self.count.sentence}\n\n{origin(self.name)}"
+        return markdown_page(self.title, head, body, self.notes)
 
     def as_csv(self) -> str:
         """Return one line a point, unrounded: what `report/figures` draws from."""
         points = [self._numbers(curve, point) for curve in self.curves for point in curve.points]
-        return to_csv(points, ("panel", "curve", "x", "values", "epsilon_tight"))
+        return to_csv(points, ("row", "status", "panel", "curve", "x", "values", "epsilon_tight"))
 
     def _numbers(self, curve: Curve, point: Point) -> dict[str, object]:
         jobs = curve.fillings
         return {
+            "row": curve.row,
+            "status": curve.status,
             "panel": curve.panel,
             "curve": curve.label,
             "axis": self.axes.label,
@@ -184,7 +210,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     numbers = papers.reference(table)
     if not papers.recipes_of(table):
         raise UserError(f"figure '{table}' is filled by no recipe.")
-    axes, every = papers.axes(table), records.read_all(results)
+    axes, every, rules = papers.axes(table), records.read_all(results), papers.coverage(table)
     # The line of a row that no number of the text is in says what its curve shows.
     drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}
     curves = []
@@ -198,6 +224,8 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
             runs = tuple(fitting(every, chosen))
             curves.append(
                 Curve(
+                    row=row,
+                    status=_status(row, chosen, runs, rules),
                     panel=metric.where,
                     label=mark(metric.label, variant, on),
                     fillings=tuple(chosen),
@@ -211,6 +239,19 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
     notes = _notes(table, curves)
     return Curves(table, title, axes, metric.column, metric.unit, curves, notes)
+
+
+def _status(row: str, fillings: Sequence[Filling], runs: Sequence[Record], rules: Coverage) -> str:
+    """Return the status of a curve."""
+    if not runs:
+        return rules.lacking(row)[0]
+    jobs = [job for job in fillings if any(map(job.fits, runs))]
+    if any(
+        job.on or not rules.is_published(job.recipe, run["data"]) for job in jobs for run in runs
+    ):
+        return "other data"
+    whole = len(jobs) == len(fillings) and not any(job.variant for job in jobs)
+    return "as published" if whole else "reduced"
 
 
 def _points(runs: Sequence[Record], axes: Axes, metric: Reference) -> Iterator[Point]:
@@ -273,13 +314,10 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
         *papers.notes(table),
         *data_notes(run for curve in curves for run in curve.runs),
     ]
-    lacking: dict[str, list[Filling]] = {}
-    for curve in curves:
-        for filling in curve.fillings:
-            if not filling.on and not any(map(filling.fits, curve.runs)):
-                lacking.setdefault(filling.recipe, []).append(filling)
-    for recipe, jobs in lacking.items():
-        sweep = f"zdp-bench run -m recipe={recipe}"
-        several = f"{len(jobs)} of the curves that `{sweep}` makes"
-        notes.append(f"Not run: {f'`{jobs[0].command}`' if len(jobs) == 1 else several}.")
+    notes += not_run(
+        filling
+        for curve in curves
+        for filling in curve.fillings
+        if not any(map(filling.fits, curve.runs))
+    )
     return notes

@@ -20,9 +20,10 @@ from markupsafe import Markup
 
 from zdp_bench import __version__, records
 from zdp_bench.records import Record
-from zdp_bench.report import epsilon_curves, verdicts
-from zdp_bench.report.papers import file_stem
-from zdp_bench.report.tables import Row, Table
+from zdp_bench.report import epsilon_curves, lines
+from zdp_bench.report.coverage import Count, total
+from zdp_bench.report.lines import Line
+from zdp_bench.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,14 @@ class Section:
     anchor: str
     table: Table
     lines: list[dict[str, Any]]
-    counts: dict[str, int]
+    count: Count
     curve: Markup | None
 
 
 def write(tables: list[Table], results: Path, path: Path) -> Path:
     """Write the page to `path`, whole or not at all; links to records are relative to it."""
     every = records.read_all(results)
-    shown = {file_stem(table.name) for table in tables}
+    shown = {table.stem for table in tables}
     pages = [p for p in sorted((results / "tables").glob("*.md")) if p.stem not in shown]
     environment = Environment(
         loader=PackageLoader("zdp_bench.report"),
@@ -52,8 +53,9 @@ def write(tables: list[Table], results: Path, path: Path) -> Path:
         sections=[_section(table, every, results, path) for table in tables],
         others=[(file.stem, _markdown(file)) for file in pages],
         figures=[(file.stem, _svg(file)) for file in sorted((results / "figures").glob("*.svg"))],
-        total=verdicts.counts(v for table in tables for v in verdicts.of_table(table)),
-        rule=verdicts.RULE,
+        total=total(table.count for table in tables),
+        columns=lines.COLUMNS,
+        rule=lines.RULE,
         records=len(every),
         provenances=Counter(run["data"]["provenance"] for run in every),
         version=__version__,
@@ -68,22 +70,21 @@ def _section(table: Table, every: list[Record], results: Path, page: Path) -> Se
     curve = epsilon_curves.draw([run for run in every if run["run"] in shown])
     label = f"{table.title}: test metric against tight ε"
     drawn = Markup(epsilon_curves.inline_svg(curve, label)) if curve else None
-    lines = [_line(row, table.columns, results, page) for row in table.rows]
-    counts = verdicts.counts(verdicts.of_table(table))
-    return Section(file_stem(table.name), table, lines, counts, drawn)
+    made = [_line(line, results, page) for line in table.lines]
+    return Section(table.stem, table, made, table.count, drawn)
 
 
-def _line(row: Row, columns: list[str], results: Path, page: Path) -> dict[str, Any]:
-    """Return a row's cells, its verdict, its provenance, and links to its records."""
-    verdict, why = verdicts.judge(row)
-    spent = row.privacy if row.runs else {"epsilon_tight": 0.0, "epsilon_claimed": 0.0}
+def _line(line: Line, results: Path, page: Path) -> dict[str, Any]:
+    """Return a line's cells, its status, and links to the records behind it."""
+    pools = [pool for pool in (line.own, line.best) if pool]
+    runs = [run for pool in pools for row in pool.rows for run in row.runs]
+    spent = [(pool.tight, pool.rows[0].privacy["epsilon_claimed"]) for pool in pools]
     return {
-        "cells": [(column, row.cells[column]) for column in columns],
-        "verdict": verdict,
-        "why": why,
-        "links": [(run["seed"], _link(run, results, page)) for run in row.runs],
-        "over": spent["epsilon_tight"] > 1.01 * spent["epsilon_claimed"],
-        "provenance": row.provenance,
+        "cells": list(line.cells.items()),
+        "kind": line.status.replace(" ", "-"),
+        "links": [(run["seed"], _link(run, results, page)) for run in runs],
+        "over": any(tight > 1.01 * claimed for tight, claimed in spent),
+        "provenances": dict.fromkeys(row.provenance for pool in pools for row in pool.rows),
     }
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from zdp_bench import assets
-from zdp_bench.errors import unknown
+from zdp_bench.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,50 @@ class Axes:
     columns: int | None = None
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """What counts as the paper's data, and why rows are empty: `coverage` in `paper.yaml`.
+
+    Attributes:
+        table: the N of PAPER/N.
+        published: data set, or 'recipe=NAME', -> how 'PROVENANCE, NOTES' of records must begin.
+        differs: data set or variant -> what differs from the paper, in a few words.
+        aside: patterns of variants that stand in `tableN_runs.md` only.
+        not_run: pattern of 'N/ROW' -> what is missing, or the hours that a run takes. The first
+            that matches counts.
+    """
+
+    table: str
+    published: Mapping[str, str] = field(default_factory=dict)
+    differs: Mapping[str, str] = field(default_factory=dict)
+    aside: Sequence[str] = ()
+    not_run: Mapping[str, str | float] = field(default_factory=dict)
+
+    def is_published(self, recipe: str, data: Mapping[str, Any]) -> bool:
+        """True if `data` of a record is what the paper used."""
+        wanted = self.published.get(f"recipe={recipe}", self.published.get(data["name"]))
+        return wanted is not None and f"{data['provenance']}, {data['notes']}".startswith(wanted)
+
+    def of_data(self, name: str) -> str:
+        """Return how a data set differs from the paper's; empty if its variants say so."""
+        return self.differs.get(name, f"on {name}")
+
+    def of_variant(self, variant: str) -> str:
+        """Return how a variant differs from the paper: its name says so, or `differs`."""
+        return self.differs.get(variant, variant)
+
+    def is_aside(self, variant: str | None) -> bool:
+        """True if a variant is no candidate for 'best of ours'."""
+        return any(fnmatchcase(variant or "", pattern) for pattern in self.aside)
+
+    def lacking(self, row: str) -> tuple[str, str]:
+        """Return the status of a row without runs, and what is missing or how long it takes."""
+        for pattern, why in self.not_run.items():
+            if fnmatchcase(f"{self.table}/{row}", pattern):
+                return ("no data", why) if isinstance(why, str) else ("too dear", f"~{why:g} h")
+        return "not run", ""
+
+
 def available() -> list[str]:
     """Return the names of all tables, then of all figures."""
     return [
@@ -106,6 +152,16 @@ def axes(figure: str) -> Axes:
     return Axes(**_settings(figure)["figures"][figure.partition("/")[2]])
 
 
+def coverage(table: str) -> Coverage:
+    """Return what counts as the paper's data in a table, and why its rows are empty."""
+    return Coverage(table.partition("/")[2], **(_settings(table).get("coverage") or {}))
+
+
+def seeds(table: str) -> int:
+    """Return how many runs of each row the paper has; 1 where it does not say."""
+    return int((_settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
+
+
 def file_stem(table: str) -> str:
     """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
     return f"{table.partition('/')[0]}_{_path(table).stem}"
@@ -137,7 +193,8 @@ def check_claims(table: str | None, row: str | None) -> None:
         raise unknown("claims.table", table, [*available(), "null"])
     rows = {number.row for number in reference(table)}
     if row not in rows:
-        raise unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
+        error = unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
+        raise UserError(f"{error} A run of your own fills no row: claims.table=null.")
 
 
 def _require(table: str) -> None:

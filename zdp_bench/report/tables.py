@@ -1,44 +1,26 @@
-"""Builds a paper's table: its numbers beside ours, with difference, both ε and provenance.
+"""Builds a paper's table: one line for each of its numbers, and beside it all runs that fill it.
 
-A recipe's `claims` names the row it fills; a recipe that sweeps fills a row with each of its jobs.
-A run on other data than the paper's has a row of its own. An empty cell shows the command that
-fills it.
+`PAPER_tableN.md` and `.csv` hold the lines (`lines.Line`): as published, our best, what differs,
+and a status. `PAPER_tableN_runs.md` and `.csv` hold every run with its command (`rows.Row`), the
+statistics and the notes.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import papers
+from zdp_bench.report import lines, papers
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.number_format import epsilon, interval, mean_and_deviation
-from zdp_bench.report.papers import Reference
+from zdp_bench.report.coverage import Count
+from zdp_bench.report.lines import EPSILON_COLUMNS, Line
+from zdp_bench.report.rows import Filling, Row, fitting
 from zdp_bench.report.sheet import Sheet
-
-COLUMNS = (
-    "row",
-    "metric",
-    "paper",
-    "ours",
-    "difference",
-    "ε printed",
-    "ε claimed",
-    "ε tight",
-    "ε per unit",
-    "δ",
-    "provenance",
-)
 
 EPSILONS = (
     "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss "
@@ -53,214 +35,88 @@ PER_UNIT = (
     "ε per unit: of all training records that one patient, or the unit named behind it, is in, "
     "together; the other ε are of one record."
 )
-OTHER_DATA = (
-    "Rows 'on' another data set than the paper's are no reproduction, and are compared with no "
-    "number of it."
+
+READING = (
+    "In brackets: on other data than the paper's, compared with nothing. Best of ours: of our "
+    "variants with no more tight ε than the row as published, the best on the test set. ε tight "
+    "is the privacy loss distribution of what was really run; hyper-parameter search is in no ε."
 )
-
-Missing = Mapping[str, str]  # experiment digest -> why it was not run
-
-
-@dataclass(frozen=True)
-class Filling:
-    """What fills a row: a job of a recipe, as the recipe stands now.
-
-    Attributes:
-        overrides: of the job, beside `recipe=`.
-        digest: the experiment digest of its runs.
-        on: the data set, where it is not the recipe's own: 'NAME, OPTION=VALUE, ...'.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...]
-    row: str
-    variant: str | None
-    digest: str
-    on: str | None = None
-
-    def fits(self, run: Record) -> bool:
-        """True if a run fills the cell: it has this experiment digest, whatever its recipe.
-
-        The digest covers all that a run computes but its seed. A run with any other key
-        overridden, or made before the recipe changed, has another digest and fills nothing.
-        """
-        return bool(run["experiment"] == self.digest)
-
-    @property
-    def command(self) -> str:
-        """The command whose runs fill the cell."""
-        name, *options = re.split(r", (?=\w+=)", self.on) if self.on else [""]
-        words = [f"dataset={name}"] if name else []
-        words = [shlex.quote(w) for w in [*words, *(f"dataset.{option}" for option in options)]]
-        return " ".join(["zdp-bench run", f"recipe={self.recipe}", *self.overrides, *words])
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table: a metric of one of the paper's rows, and our runs of it.
-
-    Attributes:
-        epsilon_printed: as the paper prints it; None where it prints none.
-        epsilon_rdp: what the paper prints by RDP accounting beside it; None where it does not.
-        missing: why there are no runs, if that is known.
-    """
-
-    filling: Filling
-    metric: Reference
-    epsilon_printed: str | None
-    runs: Sequence[Record]
-    missing: str = ""
-    epsilon_rdp: str | None = None
-
-    @property
-    def label(self) -> str:
-        """The paper's name of the row, with what is ours about it."""
-        return mark(self.metric.label, self.filling.variant, self.filling.on)
-
-    @property
-    def paper(self) -> float | None:
-        """The paper's number; None where it prints none, or ours is on other data."""
-        return None if self.filling.on else self.metric.number
-
-    @property
-    def scale(self) -> float:
-        """Turns a recorded metric into the paper's unit."""
-        return 100.0 if self.metric.unit == "%" else 1.0
-
-    @cached_property
-    def values(self) -> list[float]:
-        """The metric of each run, as recorded."""
-        return [run["metrics"][self.metric.column] for run in self.runs]
-
-    @property
-    def mean(self) -> float:
-        """The mean over all runs, in the paper's unit."""
-        return mean(self.values) * self.scale
-
-    @property
-    def privacy(self) -> dict[str, Any]:
-        """What the runs spent: the same for every seed, because no ε depends on data."""
-        unnamed = {"unit": "patient"}  # in records of older versions
-        return unnamed | self.runs[0]["privacy"]
-
-    @property
-    def provenance(self) -> str:
-        """The provenance of the data; empty without runs."""
-        return self.runs[0]["data"]["provenance"] if self.runs else ""
-
-    @cached_property
-    def cells(self) -> dict[str, str]:
-        """What each column shows."""
-        cells = dict.fromkeys(COLUMNS, "")
-        cells |= {"row": self.label, "metric": self.metric.column.replace("_", " ")}
-        if not self.filling.on:
-            printed = (self.epsilon_printed or "").replace("inf", "∞")
-            printed += f" ({self.epsilon_rdp} by RDP)" if self.epsilon_rdp else ""
-            cells |= {"paper": self.metric.printed, "ε printed": printed}
-        if not self.runs:
-            return cells | {"ours": f"not run: {self.missing or f'`{self.filling.command}`'}"}
-        spent = self.privacy
-        return cells | {
-            "ours": mean_and_deviation(self.values, self.metric.unit),
-            "difference": self._difference(),
-            "ε claimed": epsilon(spent["epsilon_claimed"]),
-            "ε tight": interval(spent.get("epsilon_tight_at_least"), spent["epsilon_tight"]),
-            "ε per unit": self._per_unit(),
-            "δ": f"{spent['delta']:g}",
-            "provenance": self.provenance,
-        }
-
-    def _difference(self) -> str:
-        if self.paper is None or math.isnan(self.mean):
-            return ""
-        difference = self.mean - self.paper
-        return f"{difference:+.2f}" if self.metric.unit == "%" else f"{difference:+.3g}"
-
-    def _per_unit(self) -> str:
-        spent = self.privacy
-        if "epsilon_patient" not in spent:
-            return ""
-        tight = interval(spent.get("epsilon_tight_at_least"), spent["epsilon_tight"])
-        together = interval(spent.get("epsilon_patient_at_least"), spent["epsilon_patient"])
-        return together if together == tight else f"{together} ({spent['unit']})"
-
-    @property
-    def numbers(self) -> dict[str, object]:
-        """What the CSV holds: the numbers behind the cells, unrounded."""
-        numbers: dict[str, object] = {
-            "row": self.label,
-            "recipe": self.filling.recipe,
-            "overrides": " ".join(self.filling.overrides),
-            "on": self.filling.on,
-            "variant": self.filling.variant,
-            "metric": self.metric.column,
-            "unit": self.metric.unit,
-            "paper": self.paper,
-            "epsilon_printed": None if self.filling.on else self.epsilon_printed,
-            "n": len(self.runs),
-        }
-        if not self.runs:
-            return numbers
-        spent = self.privacy
-        return numbers | {
-            "mean": round(self.mean, 6),
-            "lowest": round(min(self.values) * self.scale, 6),
-            "highest": round(max(self.values) * self.scale, 6),
-            "values": " ".join(f"{value * self.scale:.6g}" for value in self.values),
-            "seeds": " ".join(str(run["seed"]) for run in self.runs),
-            "epsilon_claimed": spent["epsilon_claimed"],
-            "claimed_by": spent["claimed_by"],
-            "epsilon_tight": spent["epsilon_tight"],
-            "epsilon_tight_at_least": spent.get("epsilon_tight_at_least"),
-            "epsilon_patient": spent.get("epsilon_patient"),
-            "records_per_patient": spent.get("records_per_patient"),
-            "privacy_unit": spent["unit"],
-            "delta": spent["delta"],
-            "z": spent["z"],
-            "steps": spent["steps"],
-            "provenance": self.provenance,
-            "runs": " ".join(run["run"][:16] for run in self.runs),
-        }
+RUN_COLUMNS = (
+    "row",
+    "metric",
+    "ours",
+    "ε claimed",
+    "ε tight",
+    "ε per unit",
+    "δ",
+    "data",
+    "command",
+)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table with our runs in it."""
+    """A paper's table.
+
+    Attributes:
+        rows: all that may stand in it, with or without runs.
+        lines: one for each number of the paper.
+        notes: sentences below all runs.
+        remarks: sentences below the lines and below all runs.
+    """
 
     name: str
     title: str
     rows: list[Row]
+    lines: list[Line]
     notes: list[str]
+    remarks: Sequence[str] = ()
 
     @property
-    def columns(self) -> list[str]:
-        """The columns shown: ε per unit only where it differs from a record's."""
-        return [column for column in COLUMNS if column != "ε per unit" or _units_differ(self.rows)]
+    def count(self) -> Count:
+        """How many of its cells have which status."""
+        return Count.count(line.status for line in self.lines)
+
+    @property
+    def stem(self) -> str:
+        """The name of its files."""
+        return papers.file_stem(self.name)
 
     def sheet(self) -> Sheet:
-        """Return the table ready to show."""
-        columns = self.columns
-        cells = [[row.cells[column] for column in columns] for row in self.rows]
+        """Return the lines ready to show."""
+        cells = [list(line.cells.values()) for line in self.lines]
+        numbers = [line.numbers for line in self.lines]
+        notes = [*self.remarks, READING, lines.RULE]
+        if any(" to " in line.cells["ε printed / tight"] for line in self.lines):
+            notes.append(INTERVAL)
+        notes.append(f"Commands, other variants and statistics: `{self.stem}_runs.md`.")
+        head = f"{self.count.sentence}\n\n{origin(self.name)}"
+        return Sheet(self.title, lines.COLUMNS, cells, notes, head, numbers)
+
+    def runs_sheet(self) -> Sheet:
+        """Return every run, ready to show; what was not run is in the notes."""
+        cells = [[row.cells[column] for column in RUN_COLUMNS] for row in self.rows if row.runs]
         numbers = [row.numbers for row in self.rows]
-        return Sheet(self.title, columns, cells, self.notes, origin(self.name), numbers)
+        head = origin(self.name)
+        notes = [*self.remarks, *self.notes]
+        return Sheet(f"{self.title}: the runs", RUN_COLUMNS, cells, notes, head, numbers)
 
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows, part by part."""
-        return [self.sheet().as_rich()]
+        return [replace(self.sheet(), title=f"{self.title}. {self.count.sentence}").as_rich()]
 
     def write(self, results: Path) -> list[Path]:
-        """Write `results/tables/PAPER_tableN.md` and `.csv`."""
-        return self.sheet().write(results / "tables" / papers.file_stem(self.name))
+        """Write `results/tables/PAPER_tableN.md` and `.csv`, and both with `_runs`."""
+        folder = results / "tables"
+        runs = self.runs_sheet().write(folder / f"{self.stem}_runs")
+        return [*self.sheet().write(folder / self.stem), *runs]
 
 
-def build(
-    table: str, results: Path, fillings: Sequence[Filling], missing: Missing | None = None
-) -> Table:
-    """Lay a table out: a line for each metric of each row, in the paper's order, then our variants.
+def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
+    """Lay a table out: a line for each of its numbers, in the paper's order.
 
     Args:
         fillings: what may stand in the table (see `experiments.claims.fillings`).
-        missing: why jobs were not run, where that is known.
 
     Raises:
         UserError: no such table, or one that no recipe fills.
@@ -274,39 +130,54 @@ def build(
     order = list(dict.fromkeys(number.row for number in numbers))
     fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
     every = records.read_all(results)
+    rules = papers.coverage(table)
     rows = []
     for filling in fillings:
         runs = fitting(every, [filling])
-        why = (missing or {}).get(filling.digest, "")
-        printed = {number.column: number for number in numbers if number.row == filling.row}
-        claims = [printed.pop(name, None) for name in ("epsilon", "epsilon_rdp")]
-        claim, rdp = (found.value if found else None for found in claims)
-        rows += [Row(filling, metric, claim, runs, why, rdp) for metric in printed.values()]
+        published = all(rules.is_published(filling.recipe, run["data"]) for run in runs)
+        metrics = [n for n in numbers if n.row == filling.row and n.column not in EPSILON_COLUMNS]
+        published = published and not filling.on
+        job = _job(filling, fillings)
+        rows += [Row(filling, metric, runs, published, job) for metric in metrics]
     title = f"{numbers[0].paper}, Table {numbers[0].table}"
-    return Table(table, title, rows, _notes(table, rows, results))
+    made = lines.lines(numbers, rows, rules)
+    return Table(table, title, rows, made, _notes(table, rows, results))
 
 
-def fitting(every: Iterable[Record], fillings: Sequence[Filling]) -> list[Record]:
-    """Return the runs that fit any of `fillings`; a run that two recipes made counts once."""
-    runs: dict[str, Record] = {}
-    for run in every:
-        if any(filling.fits(run) for filling in fillings):
-            runs.setdefault(run["run"], run)
-    return sorted(runs.values(), key=lambda run: int(run["seed"]))
+def _job(filling: Filling, fillings: Sequence[Filling]) -> str:
+    """Return the overrides that tell a filling from others of its row, variant and data set."""
+    same = [
+        f
+        for f in fillings
+        if (f.row, f.variant, f.on) == (filling.row, filling.variant, filling.on)
+    ]
+    common = set.intersection(*(set(f.overrides) for f in same))
+    return " ".join(word for word in filling.overrides if word not in common)
 
 
 def _notes(table: str, rows: list[Row], results: Path) -> list[str]:
-    runs = [run for row in rows for run in row.runs]
+    ran = [row for row in rows if row.runs]
+    runs = [run for row in ran for run in row.runs]
     notes = [*EPSILONS, *papers.notes(table), *data_notes(runs), *_baselines(runs)]
-    notes += [sentence for family in _families(rows) for sentence in family.sentences(results)]
-    if any(" to " in row.cells["ε tight"] for row in rows):
+    notes += [sentence for family in _families(ran) for sentence in family.sentences(results)]
+    if any(" to " in row.tight for row in ran):
         notes.append(INTERVAL)
-    if _units_differ(rows):
+    if any(row.per_unit not in ("", row.tight) for row in ran):
         notes.append(PER_UNIT)
-    for recipe in dict.fromkeys(row.filling.recipe for row in rows if row.filling.variant):
-        notes.append(f"Rows marked 'ours' are variants of ours, not of the paper; recipe {recipe}.")
-    if any(row.filling.on for row in rows):
-        notes.append(OTHER_DATA)
+    return [*notes, *not_run(row.filling for row in rows if not row.runs)]
+
+
+def not_run(fillings: Iterable[Filling]) -> list[str]:
+    """Return a sentence for each recipe with jobs that were not run: the command."""
+    lacking: dict[str, dict[str, Filling]] = {}
+    for filling in fillings:
+        if not filling.on:
+            lacking.setdefault(filling.recipe, {})[filling.digest] = filling
+    notes = []
+    for recipe, jobs in lacking.items():
+        several = f"{len(jobs)} jobs of `zdp-bench run -m recipe={recipe}`"
+        one = f"`{next(iter(jobs.values())).command}`"
+        notes.append(f"Not run: {one if len(jobs) == 1 else several}.")
     return notes
 
 
@@ -314,9 +185,8 @@ def _families(rows: list[Row]) -> list[Family]:
     """Return the rows that can be compared with one another: one metric, run on the same data."""
     families: dict[tuple[str, str], Family] = {}
     for row in rows:
-        if row.runs:
-            key = row.metric.column, row.runs[0]["data"]["digest"]
-            families.setdefault(key, Family(row.metric.column, {})).rows[row.label] = row.runs
+        key = row.metric.column, row.runs[0]["data"]["digest"]
+        families.setdefault(key, Family(row.metric.column, {})).rows[row.label] = row.runs
     return list(families.values())
 
 
@@ -334,11 +204,6 @@ def _baselines(runs: list[Record]) -> list[str]:
     return sorted(notes)
 
 
-def _units_differ(rows: list[Row]) -> bool:
-    """True if some row's ε of a patient or image differs from its ε of a record."""
-    return any(row.cells["ε per unit"] not in ("", row.cells["ε tight"]) for row in rows)
-
-
 def data_notes(runs: Iterable[Record]) -> list[str]:
     """Return what the runs' data sets say of themselves, each once."""
     notes = {
@@ -347,12 +212,6 @@ def data_notes(runs: Iterable[Record]) -> list[str]:
         if data["notes"]
     }
     return sorted(notes)
-
-
-def mark(label: str, variant: str | None, on: str | None) -> str:
-    """'MNIST', 'tuned', 'fashion_mnist' -> 'MNIST (tuned, ours; on fashion_mnist)'."""
-    marks = ([f"{variant}, ours"] if variant else []) + ([f"on {on}"] if on else [])
-    return label + (f" ({'; '.join(marks)})" if marks else "")
 
 
 def origin(table: str) -> str:

@@ -18,8 +18,8 @@ METRICS = ("accuracy", "roc_auc")
 class Classification:
     """Softmax cross-entropy over real logits [B, classes]; targets are class indices [B].
 
-    ROC-AUC is the macro average of one class against the rest, by softmax scores; NaN if a class is
-    missing.
+    ROC-AUC is by softmax scores: of two classes the usual one, of more the macro average of one
+    class against the rest; NaN if a class is missing.
 
     Raises:
         UserError: `headline` is no metric of this task.
@@ -38,9 +38,10 @@ class Classification:
     ) -> dict[str, float]:
         truth, classes = targets.cpu().numpy(), outputs.shape[1]
         scores = outputs.double().softmax(dim=1).cpu().numpy()
-        complete = len(set(truth.tolist())) == classes and classes > 2
         area = math.nan
-        if complete:
+        if len(set(truth.tolist())) == classes == 2:
+            area = float(roc_auc_score(truth, scores[:, 1]))
+        elif len(set(truth.tolist())) == classes > 2:
             area = float(roc_auc_score(truth, scores, multi_class="ovr", average="macro"))
         return {
             "accuracy": float(accuracy_score(truth, scores.argmax(axis=1))),

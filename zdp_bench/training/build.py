@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from decimal import ROUND_CEILING, Context
@@ -9,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.config.plugins import find_builder
+from zdp_bench.config.plugins import SCHEDULERS, find_builder
 from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import replace_batchnorm
+from zdp_bench.nn.initialisation import scale_to_unit_variance
+from zdp_bench.nn.weight_standardisation import standardise_weights
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
@@ -52,9 +55,25 @@ def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
             model: nn.Module = lookup("model", config.model.name)(
                 data.input_shape, data.outputs, **config.model.options
             )
+            if config.replace_batchnorm:
+                model = replace_batchnorm(model, config.replace_batchnorm)
+            if config.weight_standardisation:
+                model = standardise_weights(model)
+            if config.start:
+                model = scale_to_unit_variance(model, _white_noise(data))
         except UNFIT as error:
             raise _unfit(config, data, error) from error
-    return replace_batchnorm(model, config.replace_batchnorm) if config.replace_batchnorm else model
+    return model
+
+
+def _white_noise(data: Splits | DatasetInfo) -> Tensor:
+    """Draw inputs of the data set's shape and dtype with E|z|² = 1: a million numbers or so."""
+    if isinstance(data, DatasetInfo):
+        dtype = data.dtype
+    else:
+        dtype = data.test.batch(torch.arange(1))[0].dtype
+    count = min(1024, max(8, 2**20 // math.prod(data.input_shape)))
+    return torch.randn(count, *data.input_shape, dtype=dtype)
 
 
 def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
@@ -209,10 +228,20 @@ def _try_one_step(
         make(numbers, **options).step()
 
 
+def scale_rate(config: Run, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """Set the rate in proportion to the expected batch, where `trainer.lr_batch` asks for it.
+
+    Call it once, before `build_scheduler`.
+    """
+    if config.trainer.lr_batch is not None:
+        for group in optimizer.param_groups:
+            group["lr"] *= plan.sampling.expected_batch_size / config.trainer.lr_batch
+
+
 def build_scheduler(
-    config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo
+    config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return torch's schedule of the learning rate, which steps once an epoch, if there is one.
+    """Return the schedule of the learning rate over so many steps, if there is one.
 
     Raises:
         UserError: it refuses one of its values, or needs a validation set that the data lacks.
@@ -227,9 +256,11 @@ def build_scheduler(
             f"dataset={config.dataset.name} has none: use another scheduler{advice}."
         )
     try:
-        schedule: torch.optim.lr_scheduler.LRScheduler = find_builder(
-            "scheduler", config.scheduler.name
-        )(optimizer, **config.scheduler.options)
+        make = find_builder("scheduler", config.scheduler.name)
+        known = [] if config.scheduler.name in SCHEDULERS else [steps]  # torch's count epochs
+        schedule: torch.optim.lr_scheduler.LRScheduler = make(
+            optimizer, *known, **config.scheduler.options
+        )
     except (ValueError, TypeError) as error:
         raise UserError(f"scheduler={config.scheduler.name}: {error}.") from None
     return schedule

@@ -28,6 +28,8 @@ class Checkpoint:
     Attributes:
         run: the run's digest; a checkpoint of another run is refused.
         step: steps that are done.
+        model: what the run has to show: with `trainer.ema` the average.
+        last: with `trainer.ema`, the weights that the next step starts from; else empty.
         scheduler: empty without a schedule.
         nodes: what a federation's server knows of each node.
     """
@@ -40,12 +42,13 @@ class Checkpoint:
     epochs: list[dict[str, Any]]
     scheduler: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
 
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
     ) -> None:
         """Set model, optimiser and scheduler to the saved state."""
-        model.load_state_dict(self.model)
+        model.load_state_dict(self.last or self.model)
         optimizer.load_state_dict(self.optimizer)
         if scheduler:
             scheduler.load_state_dict(self.scheduler)

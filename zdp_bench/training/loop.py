@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from zdp_bench.privacy.ledger import BudgetExceeded, Position
 from zdp_bench.training import checkpoint
@@ -50,6 +52,7 @@ class Loop:
         round_steps: private steps in one step of the plan.
         step: steps of the plan that are done.
         epochs: the evaluations so far, as the record lists them.
+        average: the averaged weights, with `trainer.ema`.
     """
 
     setup: ModelSetup
@@ -65,6 +68,16 @@ class Loop:
     step: int = 0
     epochs: list[dict[str, Any]] = field(default_factory=list)
     resumed_at: int | None = None
+    average: AveragedModel | None = None
+
+    def __post_init__(self) -> None:
+        if (ema := self.setup.config.trainer.ema) is not None:
+            self.average = average_weights(self.setup.model, ema)
+
+    @property
+    def trained(self) -> nn.Module:
+        """The model that is evaluated and saved: the average of the weights, if there is one."""
+        return self.average.module if self.average else self.setup.model
 
     @property
     def steps_done(self) -> int:
@@ -77,6 +90,9 @@ class Loop:
             saved.restore(self.setup.model, self.setup.optimizer, self.scheduler)
             self.step, self.epochs = saved.step, saved.epochs
             self.resumed_at = self.steps_done
+            if self.average:
+                self.average.module.load_state_dict(saved.model)
+                self.average.n_averaged.fill_(self.step)
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return the state of the model, the optimiser and the schedule."""
@@ -86,8 +102,9 @@ class Loop:
     def save(self, ledger: Position, nodes: dict[int, dict[str, Any]] | None = None) -> None:
         """Write the checkpoint of this moment."""
         weights, moments, rates = self.states()
+        trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
         state = checkpoint.Checkpoint(
-            self.run, self.step, weights, moments, ledger, self.epochs, rates, nodes or {}
+            self.run, self.step, trained, moments, ledger, self.epochs, rates, nodes or {}, last
         )
         checkpoint.save(self.home / "checkpoint.pt", state)
 
@@ -144,9 +161,12 @@ class Loop:
     def _count_step(self) -> None:
         self.step += 1
         setup = self.setup
-        if self.scheduler and self.plan.epoch_ending_at(self.step) is not None:
+        if self.average:
+            self.average.update_parameters(setup.model)
+        is_end = self.plan.epoch_ending_at(self.step) is not None
+        if self.scheduler and (is_end or getattr(self.scheduler, "each_step", False)):
             step_schedule(
-                self.scheduler, setup.model, setup.task, setup.data.validation, setup.device
+                self.scheduler, self.trained, setup.task, setup.data.validation, setup.device
             )
         self.watcher.stepped(self.steps_done)
 
@@ -157,7 +177,7 @@ class Loop:
         if self.ranks.is_first:
             spent = epsilon(self.step)
             metrics = evaluate(
-                setup.model, setup.task, setup.data.test, setup.device, self.size.examples
+                self.trained, setup.task, setup.data.test, setup.device, self.size.examples
             )
         metrics, spent = self.ranks.broadcast((metrics, spent))
         refuse_divergence(metrics, epoch, step, setup.config.optimizer.options.get("lr"))
@@ -171,3 +191,17 @@ class Loop:
         )
         epoch, rate = self.plan.epoch_of(self.step), setup.config.optimizer.options.get("lr")
         refuse_divergence({"loss": 0.0 if finite else math.nan}, epoch, self.steps_done, rate)
+
+
+def average_weights(model: nn.Module, decay: float) -> AveragedModel:
+    """Return an average that moves by 1 − min(decay, (1 + t)/(10 + t)) at step t.
+
+    The smaller decay of the first steps forgets where training started (De et al. 2022, section 3).
+    Without it the average would need 1/(1 − decay) steps to do so. Buffers are the model's own.
+    """
+
+    def move(average: Tensor, weights: Tensor, averaged: Tensor | int) -> Tensor:
+        t = int(averaged)
+        return weights.lerp(average, min(decay, (1 + t) / (10 + t)))
+
+    return AveragedModel(model, avg_fn=move)

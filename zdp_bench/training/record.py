@@ -14,6 +14,7 @@ from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_in
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.records import Record
 from zdp_bench.training.build import count_real
+from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.environment import environment, peak_memory
 from zdp_bench.training.loop import Loop
 from zdp_bench.training.setup import Setup
@@ -49,6 +50,7 @@ def run_record(
     """
     setup = loop.setup
     config, data, headline = setup.config, setup.data, setup.task.headline
+    start, ema = setup.start, config.trainer.ema
     return {
         "format": 1,
         "recipe": config.recipe,
@@ -61,7 +63,7 @@ def run_record(
             "name": config.dataset.name,
             "provenance": data.provenance,
             "digest": data.digest,
-            "notes": data.notes,
+            "notes": "; ".join(part for part in (data.notes, start and start.note()) if part),
             "train": len(data.train),
             "test": len(data.test),
             "validation": len(data.validation) if data.validation else 0,
@@ -70,7 +72,9 @@ def run_record(
             "parameters_real": count_real(trainable(setup.model).values()),
             "surgery": surgery(setup.model),
             "fixed_state": fixed_state,
+            **({"weights": f"averaged, decay {ema:g}"} if ema else {}),
         },
+        **({"start": start.described()} if start else {}),
         "privacy": privacy,
         "stopped_by": stopped_by,
         "headline": {"name": headline, "value": metrics[headline]},
@@ -84,6 +88,11 @@ def run_record(
             "peak_memory_bytes": peak_memory(setup.device),
             "micro_batch": loop.size.examples,
             "resumed_at_step": loop.resumed_at,
+            # Of the trained model, in this folder; `zdp-bench export` reads them.
+            "weights": {
+                "file": "checkpoint.pt",
+                "digest": state_digest(loop.trained.state_dict()),
+            },
         },
     }
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import torch
 
-from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint, distributed
-from zdp_bench.training.build import build_scheduler
+from zdp_bench.training.build import build_scheduler, scale_rate
 from zdp_bench.training.devices import pick_device, reserve_gpu
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.environment import execution_digest, foreign_code
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Loop, Watcher
+from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.record import Stopwatch, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import Setup, load_data
@@ -61,7 +61,7 @@ def run(config: Run, watcher: Watcher, wait: bool = True, runner: Runner | None 
 def run_central(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
     """Train one model on one training set: every recipe without `federated.nodes`."""
     ranks, data = distributed.join(device.type), load_data(config)
-    digest = run_digest(config, data.digest)
+    digest = digest_of(config, data.digest)
 
     def train(home: Path) -> Record:
         return _train(config, data, digest, home, device, watcher, ranks)
@@ -82,7 +82,8 @@ def _train(
     watch = Stopwatch()
     setup = Setup.of(config, data, device)
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
-    scheduler = build_scheduler(config, setup.optimizer, data)
+    scale_rate(config, setup.optimizer, plan)
+    scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
     fixed_state = setup.check_model()
     size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
     loop = Loop(setup, plan, scheduler, digest, home, watcher, size, save_every, ranks)
@@ -128,6 +129,6 @@ def _train(
         stopped_by = loop.take_steps(take_step, epsilon, save, signal)
         if not ranks.is_first:
             return {}
-        metrics = evaluate_trained(home, setup.model, setup.task, data.test, device, size.examples)
+        metrics = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
     return run_record(loop, watch, fixed_state, privacy, stopped_by, metrics)

@@ -40,6 +40,7 @@ from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.public_start import PublicStart, find_start
 
 
 def load_data(config: Run) -> Splits:
@@ -67,7 +68,8 @@ class ModelSetup:
 
     Attributes:
         data: a `DatasetInfo` has shapes and counts only: nothing can be drawn.
-        model: on the device, with weights that follow from the seed.
+        model: on the device, with weights that follow from the seed, or those of `start`.
+        start: the public weights it starts from; None without, and where data is not read.
     """
 
     config: Run
@@ -76,6 +78,7 @@ class ModelSetup:
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    start: PublicStart | None
 
     @staticmethod
     def of(
@@ -95,10 +98,13 @@ class ModelSetup:
         data = data or load_data(config)
         task: Task = lookup("task", config.task.name)(**config.task.options)
         model = build_model(config, data)
+        start = find_start(config) if isinstance(data, Splits) else None
+        if start:
+            start.load_into(model)
         check_fit(config, model, task, data)
         model = model.to(device)
         optimizer = build_optimizer(config, model)
-        return ModelSetup(config, cast(Splits, data), device, task, model, optimizer)
+        return ModelSetup(config, cast(Splits, data), device, task, model, optimizer, start)
 
     def with_plan(self, plan: Plan | None = None) -> Setup:
         """Return the setup for a plan, with the algorithm and the noise calibrated to it.

@@ -10,6 +10,7 @@ from types import ModuleType
 from zdp_bench.cli.commands import (
     audit,
     bench,
+    coverage,
     data,
     epsilon,
     federate,
@@ -28,6 +29,7 @@ COMMANDS: dict[str, ModuleType] = {
     "run": run,
     "federate": federate,
     "table": table,
+    "coverage": coverage,
     "reproduce": reproduce,
     "validate": validate,
     "find-lr": find_lr,

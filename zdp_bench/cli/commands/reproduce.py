@@ -1,18 +1,26 @@
 """Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke
 (generated data, minutes; fills no paper's cell), here (what the data root holds), paper
-(everything, estimated first).
+(everything). --plan says what that is and how long it takes, and runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_overrides, add_results, whole
 from zdp_bench.cli.commands.table import print_table
 from zdp_bench.errors import UserError, unknown
 
+if TYPE_CHECKING:
+    from zdp_bench.experiments.planning import Job, Plan
+    from zdp_bench.experiments.reproduce import Outcome
+
 HELP = "run what a table lacks, or all tables, then write them"
+AS_PUBLISHED = "as-published"
+UNASKED = 1.0  # hours that may start without --yes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,84 +31,147 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds",
         type=whole(1),
-        default=1,
         metavar="N",
-        help="seeds 1 to N of every row (default 1)",
+        help="seeds 1 to N of every row (default: as many as the paper has)",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="list the runs, with hours, and run nothing"
+    )
+    parser.add_argument(
+        "--budget", metavar="40h", help="what fits in a time (40h, 90m), most rows per hour first"
+    )
+    parser.add_argument("--only", metavar=AS_PUBLISHED, help="no variants of ours")
+    parser.add_argument(
+        "--launcher",
+        metavar="joblib|slurm",
+        help="give the runs to one of Hydra's launchers (hydra.launcher.KEY=VALUE sets it up)",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help=f"start also what takes over {UNASKED:g} hour"
     )
     add_overrides(parser, "where and how: paths.data, threads, device")
     add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench.experiments import planning, reproduce
     from zdp_bench.experiments.claims import require_unchanged
+    from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
 
     require_writable(options.results)
-    if options.seeds < 1:
-        raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     if "=" in options.table:
         options.table, options.overrides = "", [options.table, *options.overrides]
+    settings = [w for w in options.overrides if w.startswith("hydra.launcher.")]
+    extra = [word for word in options.overrides if word not in settings]
+    _check(options)
+    require_unchanged(extra)
+
+    smoke = options.profile == "smoke"
+    folder = options.results / reproduce.SMOKE_FOLDER if smoke else options.results
+    names = [name for name in papers.available() if papers.recipes_of(name)]
+    names = [options.table] if options.table else names
+    if options.profile:
+        _say(f"working out what {len(names)} tables want ...")
+    profile = options.profile or "paper"
+    plan = planning.make_plan(
+        names, profile, options.seeds, folder, extra, options.only == AS_PUBLISHED
+    )
+    if options.plan:
+        return _print_plan(options, plan)
+    jobs = plan.jobs if smoke else _choose(options, plan)
+    if options.launcher:
+        failed = reproduce.launch_jobs(jobs, folder, extra, options.launcher, settings)
+    else:
+        workers = (os.cpu_count() or 1) if smoke else 1
+        failed = reproduce.run_jobs(jobs, workers, _say)
+    if options.table:
+        print_table(options.table, options.results)
+    else:
+        _print_verdicts(reproduce.write_all(plan, failed, profile, folder, _say))
+    for job, reason in failed:
+        print(f"zdp-bench: {job}: {reason}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    from zdp_bench.config.compose import group_options
+    from zdp_bench.experiments.planning import read_duration
+    from zdp_bench.experiments.reproduce import PROFILES
+    from zdp_bench.report import papers
+
+    if options.seeds is not None and options.seeds < 1:
+        raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     if bool(options.table) == bool(options.profile):
         raise UserError(
             "zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, "
             "and not both."
         )
-    require_unchanged(options.overrides)
-    return _run_profile(options) if options.profile else _run_table(options)
+    if options.profile and options.profile not in PROFILES:
+        raise unknown("profile", options.profile, PROFILES)
+    if options.table:
+        papers.recipes_of(options.table)
+    if options.only not in (None, AS_PUBLISHED):
+        raise unknown("--only", options.only, [AS_PUBLISHED])
+    if options.launcher and options.launcher not in group_options("launcher"):
+        raise unknown("launcher", options.launcher, group_options("launcher"))
+    if options.budget:
+        read_duration(options.budget)
+    if options.profile == "smoke" and (options.plan or options.budget or options.launcher):
+        raise UserError("--profile smoke takes minutes: leave --plan, --budget and --launcher out.")
 
 
-def _run_table(options: argparse.Namespace) -> int:
-    """Run what one table lacks, one job after another, and print the table."""
-    from zdp_bench.experiments.claims import Equals, fillings
-    from zdp_bench.experiments.sweep import run_one
+def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
+    """Return the jobs to run now, in order: those with a record, then what was asked for.
 
-    failed = False
-    equals = Equals(options.results)
-    for filling in fillings(options.table, options.results):
-        if filling.on:  # records on other data stand in the table as they are
-            continue
-        job = [f"recipe={filling.recipe}", *filling.overrides]
-        for seed in range(1, options.seeds + 1):
-            maker = equals.claim(filling, seed)
-            if maker != filling.recipe:
-                print(f"{' '.join(job)} seed={seed}: done before, by the equal recipe={maker}")
-                continue
-            where = [f"paths.results={options.results}", *options.overrides]
-            try:
-                run_one([*job, f"seed={seed}", *where])
-            except UserError as error:
-                failed = True
-                print(f"zdp-bench: {' '.join(job)} seed={seed}: {error}", file=sys.stderr)
-    print_table(options.table, options.results)
-    return 2 if failed else 0
+    Raises:
+        UserError: it would take over an hour, and nobody said that it may.
+    """
+    from zdp_bench.experiments import planning
+
+    if options.yes and not options.budget:
+        return plan.jobs
+    ordered = planning.order(plan, options.results)
+    lacking = {id(work.job) for work in ordered}
+    done = [job for job in plan.jobs if id(job) not in lacking]
+    hours = planning.hours(ordered)
+    if options.budget:
+        ordered = planning.within(planning.read_duration(options.budget), ordered)
+    elif hours > UNASKED:
+        raise UserError(
+            f"{len(ordered)} runs of about {hours:.1f} hours together: say --yes to start all, "
+            "--budget 2h for what fits in that time, or --plan to read the list."
+        )
+    return [*done, *(work.job for work in ordered)]
 
 
-def _run_profile(options: argparse.Namespace) -> int:
-    """Run what the tables of all papers lack, and print the verdict on every cell."""
-    from rich.table import Table
-
-    from zdp_bench.experiments import reproduce
-    from zdp_bench.report import verdicts
+def _print_plan(options: argparse.Namespace, plan: Plan) -> int:
+    from zdp_bench.experiments import planning
     from zdp_bench.training.progress import console
 
-    if options.profile not in reproduce.PROFILES:
-        raise unknown("profile", options.profile, reproduce.PROFILES)
-    outcome = reproduce.reproduce_all(
-        options.profile,
-        options.seeds,
-        options.results,
-        options.overrides,
-        lambda line: print(line, flush=True),
-    )
+    ordered = planning.order(plan, options.results)
+    if options.budget:
+        ordered = planning.within(planning.read_duration(options.budget), ordered)
+    console().print(planning.sheet(plan, ordered).as_rich())
+    return 0
+
+
+def _print_verdicts(outcome: Outcome) -> None:
+    from rich.table import Table
+
+    from zdp_bench.report.coverage import Count
+    from zdp_bench.report.lines import RULE
+    from zdp_bench.training.progress import console
+
     columns = ("table", "row", "metric", "verdict", "why")
     shown = Table(*columns, title="Every cell", title_justify="left")
     for verdict in outcome.verdicts:
         shown.add_row(*(getattr(verdict, column) for column in columns))
     console().print(shown)
-    counts = verdicts.counts(outcome.verdicts).items()
-    counted = ", ".join(f"{count} {kind}" for kind, count in counts)
-    print(f"{len(outcome.verdicts)} cells: {counted}. {verdicts.RULE}")
+    counted = Count.count(verdict.verdict for verdict in outcome.verdicts)
+    print(f"{counted.sentence} {RULE}")
     print("\n".join(f"written: {path}" for path in outcome.pages))
-    for job, reason in outcome.failed:
-        print(f"zdp-bench: {job}: {reason}", file=sys.stderr)
-    return 2 if outcome.failed else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = configured(options.overrides)
     require_writable(config.results)  # as its run would
-    report = dataclasses.asdict(validate(config))
+    report = dataclasses.asdict(validate(config, as_run=True))
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:

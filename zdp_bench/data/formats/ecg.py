@@ -4,13 +4,17 @@ original_mat/     the challenge's own MATLAB structs (`ECG.data` [leads, samples
                   with REFERENCE.csv
 cinc2020_wfdb/    PhysioNet's WFDB: a header that names leads, rate and diagnosis, and the
                   signal in a .mat beside it
+
+Both may be there. A recording that is in both is read in the challenge's form, and its line in
+REFERENCE.csv is its label in either.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +39,7 @@ DIAGNOSES: dict[str, tuple[str, ...]] = {
     "STD": ("429622005",),
     "STE": ("164931005",),
 }
+SINUS_RHYTHM = "426783006"  # in CPSC 2018 a normal ECG; elsewhere no more than the rhythm
 _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in codes}
 
 
@@ -44,11 +49,11 @@ class BadRecording(Exception):  # noqa: N818 - a fact about a file, which an opt
 
 @dataclass(frozen=True)
 class Recording:
-    """One lead of one recording: samples in mV (none if only its header was read), diagnoses."""
+    """One lead of one recording: samples in mV (none if only its header was read), diagnosis."""
 
     name: str
     signal: np.ndarray
-    diagnoses: frozenset[str]
+    diagnosis: str
 
 
 def parse_diagnosis(word: str) -> str | None:
@@ -68,8 +73,8 @@ def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
         signal: whether to read the samples too.
 
     Raises:
-        BadRecording: header and signal disagree, the rate is not 500 Hz, or a lead or the diagnosis
-            is missing.
+        BadRecording: header and signal disagree, the rate is not 500 Hz, a lead or the diagnosis is
+            missing, or a diagnosis is none of the challenge's.
     """
     import wfdb
 
@@ -77,6 +82,8 @@ def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
         described = wfdb.rdheader(str(header.with_suffix("")))
     except Exception as error:  # wfdb raises whatever its parser trips over
         raise BadRecording(f"the header cannot be read ({type(error).__name__})") from None
+    if not isinstance(described, wfdb.Record):
+        raise BadRecording("its header is of several segments where one was expected")
     if described.fs != RATE:
         raise BadRecording(f"its rate is {described.fs} Hz where {RATE} Hz was expected")
     if (described.n_sig or 0) < LEADS:
@@ -112,11 +119,30 @@ def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
     lines = [line.removeprefix("Dx:") for line in described.comments if line.startswith("Dx:")]
     if not lines:
         raise BadRecording("its header has no diagnosis (#Dx)")
-    found = {name for word in lines[0].split(",") if (name := parse_diagnosis(word))}
-    return Recording(header.stem, samples, frozenset(found))
+    return Recording(header.stem, samples, first_diagnosis(header.stem, lines[0]))
 
 
-def read_matlab(path: Path, channel: int, diagnoses: frozenset[str]) -> Recording:
+def first_diagnosis(name: str, line: str) -> str:
+    """Return the first diagnosis of a header's list.
+
+    Raises:
+        BadRecording: one of the list is none of the challenge's nine, or the recording is of
+            another database, where sinus rhythm does not mean a normal ECG.
+    """
+    words = [word.strip() for word in line.split(",")]
+    names = [parse_diagnosis(word) for word in words]
+    for word, known in zip(words, names, strict=True):
+        if known is None:
+            raise BadRecording(f"its diagnosis '{word}' is none of {', '.join(DIAGNOSES)}")
+        if word == SINUS_RHYTHM and not re.fullmatch(r"A\d{4}", name):
+            raise BadRecording(
+                f"its diagnosis {word}, sinus rhythm, means Normal in CPSC 2018 only, "
+                "whose recordings are named A0001 to A6877"
+            )
+    return str(names[0])
+
+
+def read_matlab(path: Path, channel: int, diagnosis: str) -> Recording:
     """Read one recording of the challenge's own form.
 
     Raises:
@@ -136,51 +162,62 @@ def read_matlab(path: Path, channel: int, diagnoses: frozenset[str]) -> Recordin
         raise BadRecording(f"its samples are {signals.dtype}, not real numbers")
     if not 0 < signals.shape[1] <= LONGEST:
         raise BadRecording(f"it holds {signals.shape[1]:,} samples")
-    return Recording(path.stem, signals[channel - 1].astype(np.float64), diagnoses)
+    return Recording(path.stem, signals[channel - 1].astype(np.float64), diagnosis)
 
 
-def read_reference(path: Path) -> dict[str, frozenset[str]]:
-    """Read REFERENCE.csv: recording -> its one to three diagnoses.
+def read_reference(path: Path) -> dict[str, str]:
+    """Read REFERENCE.csv: recording -> the first of its one to three diagnoses.
 
     Raises:
-        UserError: the file has other columns, an unknown label, or a recording twice.
+        UserError: the file is no UTF-8 text, has other columns, an unknown label, or a recording
+            twice.
     """
-    labels: dict[str, frozenset[str]] = {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
-        head = next(rows, [])
-        if not head or head[0].strip().lower() != "recording":
+    labels: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8.") from None
+    rows = csv.reader(lines)
+    head = next(rows, [])
+    if not head or head[0].strip().lower() != "recording":
+        raise UserError(
+            f"{path}: its first line is {head} where "
+            "'Recording,First_label,Second_label,Third_label' was expected."
+        )
+    for number, row in enumerate(rows, start=2):
+        if not row:
+            continue
+        names = [parse_diagnosis(word) for word in row[1:] if word.strip()]
+        if not names or None in names:
             raise UserError(
-                f"{path}: its first line is {head} where "
-                "'Recording,First_label,Second_label,Third_label' was expected."
+                f"{path}, line {number}: labels {row[1:]}; each must be a number from 1 to "
+                f"{len(DIAGNOSES)}."
             )
-        for number, row in enumerate(rows, start=2):
-            if not row:
-                continue
-            names = [parse_diagnosis(word) for word in row[1:] if word.strip()]
-            if not names or None in names:
-                raise UserError(
-                    f"{path}, line {number}: labels {row[1:]}; each must be a number from 1 to "
-                    f"{len(DIAGNOSES)}."
-                )
-            if row[0] in labels:
-                raise UserError(
-                    f"{path}, line {number}: recording {row[0]} stands here a second time."
-                )
-            labels[row[0]] = frozenset(name for name in names if name)
+        if row[0] in labels:
+            raise UserError(f"{path}, line {number}: recording {row[0]} stands here a second time.")
+        labels[row[0]] = str(names[0])
     return labels
 
 
-def list_recordings(folder: Path) -> tuple[Path | None, list[Path]]:
-    """List REFERENCE.csv, if there is one, and the recordings.
+def find_reference(folder: Path) -> Path | None:
+    """Return REFERENCE.csv, in `original_mat` or beside it; None if it is in neither."""
+    places = (folder / "original_mat", folder)
+    return next((found for one in places if (found := one / "REFERENCE.csv").is_file()), None)
 
-    These are `original_mat/*.mat` beside REFERENCE.csv, or else `cinc2020_wfdb/*.hea`.
+
+def list_recordings(folder: Path) -> list[Path]:
+    """List `original_mat/*.mat`, if REFERENCE.csv is there, and `cinc2020_wfdb/*.hea`.
+
+    A recording in both forms is listed in the first. A signal of the second form without a header
+    is listed too, so that it is not passed over silently.
     """
-    matlab = folder / "original_mat"
-    for reference in (matlab / "REFERENCE.csv", folder / "REFERENCE.csv"):
-        if reference.is_file():
-            return reference, sorted(matlab.rglob("*.mat"))
-    return None, sorted((folder / "cinc2020_wfdb").rglob("*.hea"))
+    matlab, wfdb = folder / "original_mat", folder / "cinc2020_wfdb"
+    first = sorted(matlab.rglob("*.mat")) if find_reference(folder) else []
+    headers = sorted(wfdb.rglob("*.hea"))
+    named = {path.stem for path in headers}
+    lone = sorted(path for path in wfdb.rglob("*.mat") if path.stem not in named)
+    listed = {path.stem for path in first}
+    return first + [path for path in headers + lone if path.stem not in listed]
 
 
 def read_all(
@@ -192,9 +229,10 @@ def read_all(
         signals: False reads headers and REFERENCE.csv only.
 
     Raises:
-        UserError: there is neither form, a name is there twice, or a file leads out of the folder.
+        UserError: there is neither form, a name is there twice in one of them, or a file leads out
+            of the folder.
     """
-    reference, paths = list_recordings(folder)
+    reference, paths = find_reference(folder), list_recordings(folder)
     labels = read_reference(reference) if reference else {}
     if not paths:
         raise UserError(
@@ -202,10 +240,6 @@ def read_all(
             "with a REFERENCE.csv nor cinc2020_wfdb/*.hea. Put them there (see "
             "datasets/cpsc2018.yaml), or use dataset=cpsc2018_synthetic."
         )
-    if not reference:  # a signal without a header must not be skipped silently
-        headers = {path.stem for path in paths}
-        found = (folder / "cinc2020_wfdb").rglob("*.mat")
-        paths += sorted(path for path in found if path.stem not in headers)
     seen: set[str] = set()
     for path in paths:
         if path.stem in seen:
@@ -215,18 +249,27 @@ def read_all(
         seen.add(path.stem)
         require_inside(path, folder)
         try:
-            if not reference and path.suffix == ".mat":
-                raise BadRecording(f"its header {path.stem}.hea is missing")
-            if reference and path.stem not in labels:
-                raise BadRecording("has no line in REFERENCE.csv")
-            if not reference:
-                one = read_wfdb(path, channel, signals)
-            elif signals:
-                one = read_matlab(path, channel, labels[path.stem])
-            else:
-                one = Recording(path.stem, np.empty(0), labels[path.stem])
-            if not np.isfinite(one.signal).all():
-                raise BadRecording(f"lead {channel} holds samples that are no numbers")
-            yield path, one
+            yield path, _read(path, folder, channel, labels, signals)
         except BadRecording as error:
             yield path, error
+
+
+def _read(
+    path: Path, folder: Path, channel: int, labels: dict[str, str], signal: bool
+) -> Recording:
+    """Read a recording of either form; `labels` are REFERENCE.csv's."""
+    label = labels.get(path.stem)
+    if path.suffix == ".hea":
+        one = read_wfdb(path, channel, signal)
+        one = replace(one, diagnosis=label or one.diagnosis)
+    elif not path.is_relative_to(folder / "original_mat"):
+        raise BadRecording(f"its header {path.stem}.hea is missing")
+    elif label is None:
+        raise BadRecording("has no line in REFERENCE.csv")
+    elif signal:
+        one = read_matlab(path, channel, label)
+    else:
+        one = Recording(path.stem, np.empty(0), label)
+    if not np.isfinite(one.signal).all():
+        raise BadRecording(f"lead {channel} holds samples that are no numbers")
+    return one

@@ -111,8 +111,8 @@ class Cpsc2018Synthetic(Dataset):
         folder = root / "synthetic" / f"cpsc2018-{self.count}-{self.seconds}-{self.seed}"
         if not folder.is_dir():
             write_set(folder, self.count, self.seconds, self.seed)
-        return self.reader.load_folder(folder, "synthetic", "generated beats: ")
+        return self.reader.load_folder(folder, synthetic=True)
 
     def info(self, root: Path) -> DatasetInfo:
-        counts = [self.count - self.count // 2, self.count // 2]
-        return self.reader.describe(Path("synthetic"), counts, found=True)
+        targets = [number % 2 for number in range(self.count)]
+        return self.reader.describe(Path("synthetic"), targets, found=True)

@@ -39,11 +39,13 @@ def zeta_dp_2024(claim: Claim) -> float:
 def dp_dfa_2020(claim: Claim) -> float:
     """Lee & Kifer 2020, 23 of 24 captions to the digit (truncated, not rounded).
 
-    z = σ·m/C, ⌊n/m⌋ steps an epoch with n = 60,000 (for CIFAR-10's 50,000 records too), and
-    `rdp_wor`: the improved Theorem 27 of Wang et al. 2019, not the Lemma 3 that the paper prints.
+    z = σ·m/C, with C how far a REPLACED example moves the sum (section 4.2): twice the bound of one
+    share, which a run's noise multiplier counts in. ⌊n/m⌋ steps an epoch with n = 60,000 (for
+    CIFAR-10's 50,000 records too), and `rdp_wor`: the improved Theorem 27 of Wang et al. 2019, not
+    the Lemma 3 that the paper prints.
     """
     records, batch = 60_000, claim.batch
-    z = claim.noise_multiplier * (batch / claim.sensitivity if claim.sensitivity else 1.0)
+    z = claim.noise_multiplier * (batch / claim.sensitivity if claim.sensitivity else 0.5)
     return rdp_wor(z, batch / records, claim.epochs * (records // batch), claim.delta)
 
 

@@ -1,0 +1,145 @@
+"""How weights start: the unit-variance start, on every model and with every activation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.gradients.harness import Case
+from tests.gradients.zoo import MODELS
+from zdp_bench.config import configured
+from zdp_bench.data import DatasetInfo
+from zdp_bench.errors import UserError
+from zdp_bench.models.speech_cnn import speech_cnn
+from zdp_bench.nn.activations import activation
+from zdp_bench.nn.initialisation import scale_to_unit_variance
+from zdp_bench.registry import names
+from zdp_bench.training.build import build_model
+
+COMPLEX = [name for name in names("activation") if name not in ("relu", "mish", "sigmoid", "tanh")]
+
+
+def powers(model: nn.Module, inputs: Tensor) -> dict[str, float]:
+    """E|z|² that comes out of each module, by name."""
+    found: dict[str, float] = {}
+
+    def look(name: str, _: nn.Module, __: object, output: Tensor) -> None:
+        found[name] = output.abs().square().mean().item()
+
+    handles = [
+        module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()
+    ]
+    with torch.no_grad():
+        model.eval()(inputs)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def has_matrix(module: nn.Module) -> bool:
+    return getattr(getattr(module, "weight", None), "ndim", 0) > 1
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_every_layer_of_every_model_has_unit_power_on_noise(case: Case) -> None:
+    model = case.module(torch.float32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    layers = {name: m for name, m in model.named_modules() if has_matrix(m)}
+    noise = case.batch(64, torch.float32)[0]
+    scale_to_unit_variance(model, noise)
+    assert not any(module._forward_hooks for module in model.modules())
+    found = powers(model, noise)
+    scaled = 0
+    for name, layer in layers.items():
+        if not layer.weight.requires_grad:  # type: ignore[union-attr]
+            assert torch.equal(layer.weight, before[f"{name}.weight"])  # type: ignore[arg-type]
+        elif not before[f"{name}.weight"].any():  # a block that starts from its input
+            assert found[name] == 0
+        else:
+            scaled += 1
+            assert found[name] == pytest.approx(1, rel=1e-3)
+            assert getattr(layer, "bias", None) is None or not layer.bias.any()  # type: ignore
+    assert scaled or case.name.startswith("model complex_harmonic")
+    for name, value in model.state_dict().items():
+        if name.rpartition(".")[0] not in layers:  # norms, and biases of activations
+            assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_every_activation_gets_unit_power_in_the_speech_network(name: str) -> None:
+    torch.manual_seed(0)
+    model = speech_cnn((1, 16, 16), 10, activation=name)
+    scale_to_unit_variance(model, torch.randn(512, 1, 16, 16, dtype=torch.complex64))
+    kinds = type(activation(name, 1))
+    seen: list[float] = []
+    for module in model.modules():
+        if isinstance(module, kinds):
+            module.register_forward_pre_hook(
+                lambda _, given: seen.append(given[0].abs().square().mean().item())
+            )
+    with torch.no_grad():
+        model(torch.randn(512, 1, 16, 16, dtype=torch.complex64))
+    assert seen == pytest.approx([1] * 6, rel=0.1)
+
+
+def test_the_start_follows_from_the_seed_and_no_example_is_read() -> None:
+    """`DatasetInfo` has shapes only."""
+
+    def start(seed: int, *more: str) -> dict[str, Tensor]:
+        config = configured(["recipe=quickstart", f"seed={seed}", *more])
+        assert config.resolved["model"]["start"] == (unit if more else None)  # for the record
+        info = DatasetInfo(train=9, test=3, input_shape=(8, 8), outputs=10, dtype=torch.complex64)
+        return build_model(config, info).state_dict()
+
+    unit = "unit_variance"
+    word = f"model.start={unit}"
+    first, same, other, plain = start(1, word), start(1, word), start(2, word), start(1)
+    for name, value in first.items():
+        assert torch.equal(value, same[name])
+        if name.endswith("weight"):
+            assert not torch.equal(value, other[name])
+            ratio = value / plain[name]
+            assert torch.allclose(ratio, ratio.flatten()[0])  # only their size differs
+
+
+class Twice(nn.Module):
+    """One layer that is used twice, behind a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(self.norm(x)).tanh())
+
+
+def test_a_layer_used_twice_is_scaled_once_and_a_batchnorm_learns_nothing() -> None:
+    torch.manual_seed(0)
+    model = Twice()
+    scale_to_unit_variance(model, torch.randn(2048, 8))
+    assert model.training
+    assert not model.norm.running_mean.any()  # type: ignore[union-attr]
+    first = model.layer(torch.randn(2048, 8))
+    assert first.square().mean().item() == pytest.approx(1, rel=0.1)
+
+
+class Uncalled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.layer.weight.T
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Uncalled(), "layer 'layer' is not called"), (nn.Flatten(), "the model has no such layer")],
+)
+def test_a_model_whose_layers_are_out_of_reach_is_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.start=unit_variance .*: {message}\."):
+        scale_to_unit_variance(model, torch.randn(3, 4))
+    assert not any(module._forward_hooks for module in model.modules())

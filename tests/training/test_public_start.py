@@ -1,0 +1,141 @@
+"""`model.init_from`: what a run may start from, what it takes, and what its record says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.test_run import Silent
+from zdp_bench.config import compose, parse
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record
+from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.setup import ModelSetup
+
+GENERATED = [
+    "recipe=quickstart",
+    "dataset=synthetic_images",
+    "dataset.shape=[1,8,8]",
+    "dataset.train=60",
+    "dataset.test=20",
+    "algorithm=dp_sgd",
+    "model=real_mlp",
+    "model.hidden=[8]",
+    "trainer.epochs=1",
+    "trainer.sample_rate=0.5",
+]
+
+
+def carry_out(results: Path, *overrides: str) -> Outcome:
+    return run(parse(compose([*GENERATED, f"paths.results={results}", *overrides])), Silent())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Outcome:
+    """A finished run on generated pictures."""
+    return carry_out(tmp_path)
+
+
+def told(outcome: Outcome, **data: str) -> None:
+    """Let a finished run say that it was trained on other data."""
+    record = json.loads(outcome.path.read_text())
+    record["data"] |= data
+    outcome.path.write_text(json.dumps(record))
+
+
+def setup_of(results: Path, *overrides: str) -> ModelSetup:
+    return ModelSetup.of(parse(compose([*GENERATED, f"paths.results={results}", *overrides])))
+
+
+def test_a_model_starts_from_the_weights_that_a_run_ended_with(
+    start: Outcome, tmp_path: Path
+) -> None:
+    saved = torch.load(start.path.parent / "checkpoint.pt", weights_only=True)["model"]
+    found = setup_of(tmp_path, "model.init_from=quickstart", "seed=5").model.state_dict()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    fresh = setup_of(tmp_path, "seed=5").model.state_dict()
+    assert not all(torch.equal(fresh[name], saved[name]) for name in saved)
+
+
+def test_the_record_names_the_start_and_its_data(start: Outcome, tmp_path: Path) -> None:
+    record: Record = carry_out(tmp_path, "model.init_from=quickstart", "seed=1").record
+    assert record["start"]["run"] == start.record["run"]
+    assert record["start"]["recipe"] == "quickstart"
+    assert record["start"]["data"] == {"name": "synthetic_images", "provenance": "synthetic"}
+    assert record["start"]["public"] is True
+    assert (
+        "starts from public weights: recipe=quickstart on synthetic_images"
+        in (record["data"]["notes"])
+    )
+    assert "start" not in start.record
+
+
+def test_runs_from_other_weights_are_other_runs_with_other_noise(
+    start: Outcome, tmp_path: Path
+) -> None:
+    carry_out(tmp_path, "seed=1")
+    names = sorted(path.parent.name for path in tmp_path.glob("runs/*/*/checkpoint.pt"))
+    digests = {
+        digest_of(
+            parse(
+                compose(
+                    [*GENERATED, f"paths.results={tmp_path}", f"model.init_from=quickstart/{name}"]
+                )
+            ),
+            "data",
+        )
+        for name in names
+    }
+    assert len(digests) == len(names) == 2
+    with pytest.raises(UserError, match=r"2 runs are meant.*quickstart/"):
+        setup_of(tmp_path, "model.init_from=quickstart")
+
+
+def test_weights_that_know_private_data_are_refused(start: Outcome, tmp_path: Path) -> None:
+    told(start, provenance="official", name="chest_xray")
+    with pytest.raises(UserError, match="chest_xray, which is neither generated nor public"):
+        setup_of(tmp_path, "model.init_from=quickstart")
+    told(start, name="brought_by_a_plugin")
+    with pytest.raises(UserError, match="neither generated nor public"):
+        setup_of(tmp_path, "model.init_from=quickstart")
+    told(start, name="cifar10")
+    setup_of(tmp_path, "model.init_from=quickstart")  # its card says that it is public
+
+
+def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_path: Path) -> None:
+    told(start, provenance="official", name="fashion_mnist")
+    config = parse(
+        compose(
+            [
+                "recipe=quickstart",
+                "dataset=fashion_mnist",
+                "model.init_from=quickstart",
+                f"paths.results={tmp_path}",
+            ]
+        )
+    )
+    with pytest.raises(UserError, match="which this run is to keep private"):
+        digest_of(config, "data")
+    told(start, provenance="derived", name="public_kspace")
+    cifar = replace(config, dataset=replace(config.dataset, name="cifar10"))
+    with pytest.raises(UserError, match="which this run is to keep private"):
+        digest_of(cifar, "data")
+
+
+def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no finished run.*zdp-bench run recipe=mnist"):
+        setup_of(tmp_path, "model.init_from=mnist")
+    with pytest.raises(UserError, match="of another model or other shapes"):
+        setup_of(tmp_path, "model.init_from=quickstart", "model.hidden=[9]")
+    with pytest.raises(UserError, match="a federation starts from new weights"):
+        setup_of(tmp_path, "model.init_from=quickstart", "federated.nodes=2")
+    with pytest.raises(UserError, match=r"model\.start=unit_variance.*Give one of them"):
+        setup_of(tmp_path, "model.init_from=quickstart", "model.start=unit_variance")
+    (start.path.parent / "checkpoint.pt").unlink()
+    with pytest.raises(UserError, match="no finished run with its weights"):
+        setup_of(tmp_path, "model.init_from=quickstart")

@@ -1,0 +1,152 @@
+"""Start from the weights of a run on public data: `model.init_from=RECIPE` or `RECIPE/RUN`.
+
+No ε counts what such weights know, so the data they were trained on must be public: generated, or
+`public: true` in its card, and not what the new run is to keep private.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from zdp_bench import records
+from zdp_bench.config.digests import run_digest
+from zdp_bench.config.schema import Run
+from zdp_bench.data.files import card
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record
+from zdp_bench.training import checkpoint
+
+
+@dataclass(frozen=True)
+class PublicStart:
+    """The weights of a finished run, and where they come from.
+
+    Attributes:
+        asked: the value of `model.init_from`, for messages.
+        digest: SHA-256 of the weights.
+    """
+
+    asked: str
+    record: Record
+    weights: dict[str, Any]
+    digest: str
+
+    def load_into(self, model: nn.Module) -> None:
+        """Give the model these weights.
+
+        Raises:
+            UserError: it has other parameters.
+        """
+        try:
+            model.load_state_dict(self.weights)
+        except RuntimeError as error:
+            why = " ".join(str(error).split())[:300].rstrip(".")
+            raise UserError(
+                f"model.init_from={self.asked}: these weights are of another model or other "
+                f"shapes: {why}."
+            ) from None
+
+    def described(self) -> dict[str, Any]:
+        """Return what the new run's record says of its start."""
+        record = self.record
+        named = {key: record["data"][key] for key in ("name", "provenance")}
+        return {
+            "recipe": record["recipe"],
+            "run": record["run"],
+            "data": named,
+            "weights": self.digest,
+            "public": True,
+        }
+
+    def note(self) -> str:
+        """Return the start in words, for the notes under a table."""
+        data = self.record["data"]
+        return (
+            f"starts from public weights: recipe={self.record['recipe']} on {data['name']} "
+            f"({data['provenance']})"
+        )
+
+
+def find_start(config: Run) -> PublicStart | None:
+    """Return the weights that `model.init_from` names; None if the run starts from none.
+
+    Raises:
+        UserError: no such run, or several, or one that the new run may not start from.
+    """
+    if config.init_from is None:
+        return None
+    if config.federated.nodes:
+        raise UserError(
+            f"model.init_from={config.init_from}: a federation starts from new weights; "
+            "leave it out."
+        )
+    if config.start:
+        raise UserError(
+            f"model.init_from={config.init_from} with model.start={config.start}: the run's "
+            "weights would take the place of the scaled ones. Give one of them."
+        )
+    home = _find_folder(config, config.init_from)
+    record = records.read(home / "record.json")
+    assert record is not None
+    _require_public(config, record)
+    saved = checkpoint.load(home / "checkpoint.pt", record["run"])
+    assert saved is not None
+    return PublicStart(config.init_from, record, saved.model, checkpoint.state_digest(saved.model))
+
+
+def digest_of(config: Run, data_digest: str) -> str:
+    """Return the digest that names a run: of experiment, seed, data and starting weights.
+
+    Two runs from different weights must not share their noise.
+    """
+    start = find_start(config)
+    return run_digest(config, f"{data_digest}:{start.digest}" if start else data_digest)
+
+
+def _find_folder(config: Run, asked: str) -> Path:
+    """Return the folder of the one finished run that still has its weights."""
+    recipe, _, run = asked.partition("/")
+    here = config.results / "runs" / recipe
+    found = [
+        path.parent
+        for path in sorted(here.glob("*/checkpoint.pt"))
+        if (path.parent / "record.json").is_file() and path.parent.name.startswith(run)
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UserError(
+            f"model.init_from={asked}: no finished run with its weights is under {here}. Carry it "
+            f"out first: zdp-bench run recipe={recipe} (force=true if only its record is there)."
+        )
+    names = ", ".join(f"{recipe}/{path.name}" for path in found[:4])
+    raise UserError(
+        f"model.init_from={asked}: {len(found)} runs are meant. Name one of them: {names}."
+    )
+
+
+def _require_public(config: Run, record: Record) -> None:
+    """Refuse weights that know what no ε counts."""
+    data = record["data"]
+    if data["provenance"] == "synthetic":
+        return
+    name = data["name"]
+    try:
+        own = card(name)
+    except UserError:  # of another package, without a card
+        own = None
+    if own is None or not own.public:
+        raise UserError(
+            f"model.init_from={config.init_from}: it was trained on dataset={name}, which is "
+            "neither generated nor public, so its ε would be missing from this run's. Start from "
+            "a run on public data."
+        )
+    if config.dataset.name in (name, own.uses):
+        raise UserError(
+            f"model.init_from={config.init_from}: it was trained on dataset={name}, which this run "
+            "is to keep private. Start from a run on other data."
+        )
