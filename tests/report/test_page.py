@@ -98,7 +98,7 @@ def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -
     assert "4 cells: 2 as published (1 reproduced, 1 different), 0 on other or reduced data" in text
     assert "&lt;script&gt;" in text
     assert text.count("<svg") == 2
-    assert 'aria-label="zeta_dp_2021, Table 1: test metric against tight ε"' in text
+    assert 'aria-label="Ziller et al. 2021 (ζ-DP), Table 1: test metric against tight ε"' in text
     assert "made by" not in text
 
 

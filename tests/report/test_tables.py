@@ -151,7 +151,7 @@ def test_the_lines_and_the_runs_are_written_as_markdown_and_csv(tmp_path: Path) 
         assert len({line.count("|") for line in text if line.startswith("|")}) == 1
     text = paths[0].read_text()
     assert text.startswith(
-        "# zeta_dp_2021, Table 1\n\n4 cells: 1 as published (1 close), 0 on other"
+        "# Ziller et al. 2021 (ζ-DP), Table 1\n\n4 cells: 1 as published (1 close), 0 on other"
     )
     assert text.count("\n| ") == 2 + 4
     line, *_ = csv.DictReader(io.StringIO(paths[1].read_text()))
