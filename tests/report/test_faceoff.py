@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shlex
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from zdp_bench import records
-from zdp_bench.report import faceoff
+from zdp_bench.experiments.faceoff import command_of
+from zdp_bench.report import faceoff, figures
 
 SMALL = [
     "dataset=phase_digits",
@@ -93,3 +95,32 @@ def test_options_of_an_algorithm_that_are_not_its_defaults_are_named(results: Pa
         "max_grad_norm": 1.0,
     }
     assert faceoff._label(run) == "gredp, noise=complex"
+
+
+def test_runs_without_privacy_stand_at_infinity_and_are_no_part_of_the_sweep(
+    results: Path,
+) -> None:
+    (own,) = faceoff.read(results)
+    run = records.read_all(results)[0]
+    open_run = {
+        **run,
+        "run": "a" * 64,
+        "config": {
+            **run["config"],
+            "algorithm": {"name": "sgd"},
+            "privacy": {**run["config"]["privacy"], "target_epsilon": None},
+        },
+    }
+    path = records.folder(results, faceoff.RECIPE, open_run["run"]) / "record.json"
+    try:
+        records.write(path, open_run)
+        (found,) = faceoff.read(results)
+        assert found.digest == own.digest
+        assert found.values("sgd", math.inf) == [run["headline"]["value"]]
+        sheet = found.sheet(command_of(found))
+        assert sheet.columns[-1] == "ε = ∞"
+        assert command_of(found) == command_of(own)
+        (axes, *_) = figures.draw("faceoff", results, results).axes
+        assert axes.get_legend_handles_labels()[1][0] == "non-private"
+    finally:
+        path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from typing import Any
 
@@ -32,7 +33,9 @@ def command_of(faceoff: FaceOff) -> str:
                 text = value if isinstance(value, str) else json.dumps(value)
                 words.append(f"{section}.{key}={text}")
     swept = {
-        "privacy.target_epsilon": ",".join(f"{epsilon:g}" for epsilon in faceoff.epsilons),
+        "privacy.target_epsilon": ",".join(
+            f"{epsilon:g}" for epsilon in faceoff.epsilons if epsilon < math.inf
+        ),
         "seed": ",".join(str(seed) for seed in sorted({run["seed"] for run in runs})),
     }
     params = assets.read_yaml(assets.group(assets.RECIPES)[RECIPE])["hydra"]["sweeper"]["params"]

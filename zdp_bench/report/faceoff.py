@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -18,11 +19,12 @@ from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 
 RECIPE = "algorithm_faceoff"
+NON_PRIVATE = "sgd"  # stands at ε = ∞, run with privacy.target_epsilon=null
 
 
 @dataclass(frozen=True)
 class FaceOff:
-    """One setting: its runs by algorithm, as labelled, and by target ε."""
+    """One setting: its runs by algorithm, as labelled, and by target ε, ∞ without privacy."""
 
     dataset: str
     provenance: str
@@ -75,9 +77,13 @@ class FaceOff:
             "of its run has that ε.",
             "Hyper-parameter search is not counted in any ε.",
         ]
+        if math.inf in self.epsilons:
+            notes.append(
+                f"ε = ∞: the same with algorithm={NON_PRIVATE} privacy.target_epsilon=null."
+            )
         return Sheet(
             f"{self.title}: test {self.metric} at equal tight ε",
-            ["algorithm", *(f"ε = {epsilon:g}" for epsilon in self.epsilons)],
+            ["algorithm", *(f"ε = {epsilon:g}".replace("inf", "∞") for epsilon in self.epsilons)],
             rows,
             notes,
             f"`{command}` made this from the records; do not edit.",
@@ -105,7 +111,10 @@ def read(results: Path) -> list[FaceOff]:
     """Return every face-off that there are records of, by name."""
     settings: dict[str, dict[tuple[str, float], list[Record]]] = {}
     for run in records.read_all(results):
-        if run["recipe"] == RECIPE and (target := run["config"]["privacy"].get("target_epsilon")):
+        target = run["config"]["privacy"].get("target_epsilon")
+        if target is None and run["config"]["algorithm"]["name"] == NON_PRIVATE:
+            target = math.inf
+        if run["recipe"] == RECIPE and target:
             cells = settings.setdefault(_setting(run), {})
             cells.setdefault((_label(run), float(target)), []).append(run)
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from statistics import mean
 
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
-from zdp_bench.report.faceoff import RECIPE, read
+from zdp_bench.report.faceoff import NON_PRIVATE, RECIPE, read
 from zdp_bench.report.figures import COLOURS, LINES, WIDTH, legend_below
 
 HEIGHT = 2.8  # inches a row of panels
@@ -32,8 +33,11 @@ def faceoff(results: Path, data_root: Path) -> Figure:
         name: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, name in enumerate(names)
     }
     for axes, one in zip(grid.flat, found, strict=False):
-        for algorithm in one.algorithms:
-            points = [(e, v) for e in one.epsilons if (v := one.values(algorithm, e))]
+        finite = [epsilon for epsilon in one.epsilons if epsilon < math.inf]
+        if open_values := one.values(NON_PRIVATE, math.inf):
+            axes.axhline(mean(open_values), color="black", linewidth=0.8, label="non-private")
+        for algorithm in [name for name in one.algorithms if name != NON_PRIVATE]:
+            points = [(e, v) for e in finite if (v := one.values(algorithm, e))]
             x, (colour, line) = [e for e, _ in points], style[algorithm]
             above = (
                 2 if line == "-" else 3
@@ -47,7 +51,7 @@ def faceoff(results: Path, data_root: Path) -> Figure:
                 axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set_title(one.title)
         axes.set_xscale("log")
-        axes.set_xticks(one.epsilons, [f"{e:g}" for e in one.epsilons])
+        axes.set_xticks(finite, [f"{e:g}" for e in finite])
         axes.minorticks_off()
         axes.set_xlabel("tight ε")
         axes.set_ylabel(f"test {one.metric.replace('_', ' ')}")
