@@ -127,6 +127,13 @@ def test_a_records_time_is_that_of_runs_that_take_as_long() -> None:
     assert len(known) == 1
 
 
+def test_a_record_tells_the_time_of_a_run_as_long_whatever_the_order_of_its_keys() -> None:
+    config = configured(["recipe=quickstart"]).resolved
+    model = dict(reversed(config["model"].items()))
+    earlier = {key: value for key, value in model.items() if value is not None}
+    assert planning._alike({**config, "model": earlier}) == planning._alike(config)
+
+
 def test_weights_that_would_be_fetched_are_missing_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

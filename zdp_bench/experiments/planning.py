@@ -282,10 +282,12 @@ def _recorded(results: Path) -> dict[str, float]:
 
 def _alike(config: Mapping[str, Any]) -> str:
     """Return what the length of an epoch depends on, as text."""
-    algorithm = {k: v for k, v in config["algorithm"].items() if k not in AS_LONG}
-    trainer = [config["trainer"].get(key) for key in ("sample_rate", "batch_size")]
-    nodes = (config.get("federated") or {}).get("nodes")
-    return json.dumps([config["model"], config["dataset"], algorithm, trainer, nodes], default=str)
+    parts = [dict(config[part]) for part in ("model", "dataset", "algorithm")]
+    parts.append({key: config["trainer"].get(key) for key in ("sample_rate", "batch_size")})
+    parts.append({"nodes": (config.get("federated") or {}).get("nodes")})
+    # Records sort their keys, and those of an earlier version lack what is null by default.
+    told = [{k: v for k, v in part.items() if v is not None and k not in AS_LONG} for part in parts]
+    return json.dumps(told, default=str, sort_keys=True)
 
 
 def read_duration(word: str) -> float:
