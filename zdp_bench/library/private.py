@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import nn
@@ -92,6 +93,7 @@ class Private:
 
     def __post_init__(self) -> None:
         model = self.setting.model
+        finalize(self, self.resources.close)  # a notebook's user closes nothing
         self._next: Batch | None = None
         self._trained = list(trainable(model))
         self._modes = {module: module.training for module in model.modules()}
