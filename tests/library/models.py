@@ -13,7 +13,9 @@ CLASSES = 5
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
+    """One number per example, whether it has one target or a map of them."""
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
 
 
 def convnext() -> tuple[nn.Module, Any]:
@@ -117,11 +119,44 @@ def images() -> Tensor:
     return torch.randn(4, 3, 32, 32)
 
 
-MODELS = [convnext, vit, resnet, bert, lstm, siamese]
+def unet() -> tuple[nn.Module, Any]:
+    """MONAI's 3-D U-Net, whose default is InstanceNorm; a class for each voxel."""
+    networks = pytest.importorskip("monai.networks.nets")
+    sizes: dict[str, Any] = {"channels": (4, 8, 8), "strides": (2, 2), "num_res_units": 1}
+    model = networks.UNet(spatial_dims=3, in_channels=1, out_channels=CLASSES, **sizes)
+    return model, torch.randn(4, 1, 8, 8, 8)
 
 
-def cut(inputs: Any, at: slice) -> Any:
-    """Return some examples of a tensor, a tuple or a dictionary of tensors."""
+class ComplexNet(nn.Module):
+    """Layers of complexPyTorch, which hold real parameters in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = pytest.importorskip("complexPyTorch.complexLayers")
+        self.conv, self.relu = layers.ComplexConv2d(1, 4, 3), layers.ComplexReLU()
+        self.linear = layers.ComplexLinear(4 * 36, CLASSES)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.linear(self.relu(self.conv(z)).flatten(1)).abs()
+
+
+def complex_net() -> tuple[nn.Module, Any]:
+    return ComplexNet(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+
+
+def targets_of(model: nn.Module, inputs: Any) -> Tensor:
+    """Return classes, one for each example or, if the model answers with maps, one each place."""
+    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+    with torch.no_grad():
+        outputs = model(*args, **(inputs if isinstance(inputs, dict) else {}))
+    return torch.arange(4 * outputs[0, 0].numel()).view(outputs[:, 0].shape) % CLASSES
+
+
+MODELS = [convnext, vit, resnet, bert, lstm, siamese, unet, complex_net]
+
+
+def cut(inputs: Any, at: slice | int) -> Any:
+    """Return some examples, or one, of a tensor, a tuple or a dictionary of tensors."""
     if isinstance(inputs, dict):
         return {name: value[at] for name, value in inputs.items()}
     if isinstance(inputs, tuple):

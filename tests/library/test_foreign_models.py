@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import zdp_bench
-from tests.library.models import CLASSES, MODELS, cut, loss
+from tests.library.models import MODELS, cut, loss, targets_of
 
 BOUND = 0.7
 
@@ -43,7 +43,7 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
 def test_the_sum_is_that_of_torch_func(make: Callable[[], tuple[nn.Module, Any]]) -> None:
     torch.manual_seed(0)
     model, inputs = make()
-    targets = torch.arange(4) % CLASSES
+    targets = targets_of(model, inputs)
     ours = zdp_bench.clipped_sum(model, loss, (inputs, targets), BOUND).sums
     theirs = sum_by_torch_func(model, inputs, targets)
     assert ours.keys() == theirs.keys()
@@ -56,7 +56,8 @@ def test_the_sum_is_that_of_torch_func(make: Callable[[], tuple[nn.Module, Any]]
 def test_it_takes_a_private_step(make: Callable[[], tuple[nn.Module, Any]], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = make()
-    data = [(cut(inputs, i), i % CLASSES) for i in range(4)]  # type: ignore[arg-type]
+    targets = targets_of(model, inputs)
+    data = [(cut(inputs, i), targets[i]) for i in range(4)]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with zdp_bench.make_private(
