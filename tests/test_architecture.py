@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE | {"privacy"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,
+    "library": BASE | CORE | {"training"},
     "federated": BASE | CORE | {"training", "report"},
     "audit": BASE | CORE | {"training", "report"},
     "bench": BASE | CORE | {"training", "report"},

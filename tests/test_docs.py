@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.test_package import ROOT
 from zdp_bench import cli
@@ -213,6 +214,33 @@ def test_the_loop_with_opacus_and_ours_train_alike(
     epsilon = theirs.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5)
     tight = ours.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5, tmp_path / "ledger.jsonl")
     assert tight == pytest.approx(epsilon, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_the_scripts_of_the_library_page_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DOCS / "example")
+    epsilon, accuracy = importlib.import_module("complex_network").train(tmp_path / "complex")
+    assert 2.9 < epsilon <= 3.0
+    assert accuracy > 0.8
+    pytest.importorskip("timm")
+    timm_model = importlib.import_module("timm_model")
+    assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0
+    assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0  # resumed at its end
+
+
+def test_the_ten_lines_of_the_library_page_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(
+        r"^```python\n(.*?)^```", (DOCS / "library.md").read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    data = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
+    mine = {"model": nn.Linear(4, 3), "dataset": data}
+    exec(lines, mine)
+    assert 7.9 < mine["private"].epsilon <= 8.0
 
 
 @pytest.mark.timeout(600)

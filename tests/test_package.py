@@ -49,6 +49,11 @@ def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
         }
 
 
+def test_the_wheel_says_that_it_is_typed(unpacked: Path) -> None:
+    assert (unpacked / "zdp_bench" / "py.typed").exists()
+    assert "make_private" in (unpacked / "zdp_bench" / "__init__.pyi").read_text()
+
+
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     words = [
         "run",

@@ -12,6 +12,7 @@ How a clipped sum is made, in the order of the code:
     clipping             the factor that clips an example, from its norm (`clip_factors`); with it
                          `fast` takes one weighted sum per parameter: CLIPPING HAPPENS THERE
     reference            the same by torch.func, for any model; it defines what is right
+    parts                inputs of several tensors, for models that take more than one
     spectra, correlation gradients in the Fourier domain, for algorithms that clip there
 
 To add a rule for a new layer: write it in `rules/`, in a new file or the one it is akin to; start

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]
+Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]; several tensors are `Parts`
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> [B]
 
 # float32 rounding of a norm and of the scaled sum must not lift a contribution over the bound.

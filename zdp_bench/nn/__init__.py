@@ -1,1 +1,59 @@
-"""Complex layers, activations and norms with the interfaces of torch's own."""
+"""Complex layers, activations and norms with the interfaces of torch's own.
+
+`nn.Linear(..., dtype=torch.complex64)` is torch's. A network may mix all of them with torch's.
+"""
+
+from zdp_bench.nn.activations import (
+    Cardioid,
+    ConjMish,
+    CReLU,
+    IGaussian,
+    ModReLU,
+    PerFeatureModReLU,
+    PerFeatureTrainedCardioid,
+    SeparableSigmoid,
+    SigLog,
+    SingleTrainedCardioid,
+    ZReLU,
+)
+from zdp_bench.nn.batchnorm import FrozenBatchNorm, replace_batchnorm
+from zdp_bench.nn.circulant import CirculantLinear
+from zdp_bench.nn.convolution import (
+    ComplexConv1d,
+    ComplexConv2d,
+    ComplexConv3d,
+    ComplexConvTranspose2d,
+)
+from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
+from zdp_bench.nn.pooling import (
+    AdaptiveMagnitudeMaxPool2d,
+    ComplexAvgPool2d,
+    MagnitudeMaxPool2d,
+)
+
+__all__ = [
+    "AdaptiveMagnitudeMaxPool2d",
+    "CReLU",
+    "Cardioid",
+    "CirculantLinear",
+    "ComplexAvgPool2d",
+    "ComplexConv1d",
+    "ComplexConv2d",
+    "ComplexConv3d",
+    "ComplexConvTranspose2d",
+    "ComplexGroupNorm",
+    "ComplexInstanceNorm",
+    "ComplexLayerNorm",
+    "ConjMish",
+    "FrozenBatchNorm",
+    "IGaussian",
+    "MagnitudeMaxPool2d",
+    "ModReLU",
+    "PerFeatureModReLU",
+    "PerFeatureTrainedCardioid",
+    "SeparableSigmoid",
+    "SigLog",
+    "SingleTrainedCardioid",
+    "ZReLU",
+    "replace_batchnorm",
+]

@@ -60,8 +60,10 @@ def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float
         unit: the mechanism at noise multiplier 1; z is proportional to the multiplier.
 
     Raises:
-        ValueError: see `calibrate`.
+        ValueError: see `calibrate`; or some direction gets no noise.
     """
+    if unit.z == 0:
+        raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
     sampling = unit.sampling
     question = {
         "accountant": "tight",

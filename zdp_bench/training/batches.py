@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -50,26 +50,46 @@ def micro_batches(
             torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
         )
     indices = ranks.take_share(indices)
-    on_gpu, prefetch = device.type == "cuda", config.execution.prefetch
 
-    def piece(cut: slice) -> Batch:
+    def read(cut: slice) -> Batch:
         own = uniforms[cut]
         inputs, targets = source.batch(
             torch.from_numpy(indices[cut]), own if source.is_stochastic else None
         )
         inputs = augment(inputs, own) if augment else inputs
         targets = augment_targets(targets, own) if augment_targets else targets
+        return inputs, targets
+
+    fixed = config.trainer.micro_batch
+    size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
+    return read_in_pieces(read, len(indices), size, device, config.execution.prefetch)
+
+
+def read_in_pieces(
+    read: Callable[[slice], Batch],
+    count: int,
+    size: Size,
+    device: torch.device,
+    prefetch: int | None = None,
+) -> MicroBatches:
+    """Return the `count` examples of a step in pieces, on the device.
+
+    Args:
+        read: returns the examples of a slice of them, in a CPU's memory.
+        prefetch: pieces read ahead; by default 1 for a GPU, 0 for a CPU.
+    """
+    on_gpu = device.type == "cuda"
+
+    def piece(cut: slice) -> Batch:
+        inputs, targets = read(cut)
         # A GPU fetches pinned memory by itself, while it computes.
         return (inputs.pin_memory(), targets.pin_memory()) if on_gpu else (inputs, targets)
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
-        count = on_gpu if prefetch is None else prefetch
-        for inputs, targets in read_ahead(pieces, count):
+        for inputs, targets in read_ahead(pieces, on_gpu if prefetch is None else prefetch):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
-    fixed = config.trainer.micro_batch
-    size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
-    return MicroBatches(len(indices), piece, size, placed)
+    return MicroBatches(count, piece, size, placed)
 
 
 def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:

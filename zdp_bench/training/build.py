@@ -130,10 +130,6 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     try:
         if privacy.target_epsilon:
             unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
-            if unit.z == 0:
-                raise ValueError(
-                    "some direction gets no noise, so its ε is ∞ at every noise multiplier"
-                )
             steps = plan.range_test_steps + plan.steps
             found = calibrate_mechanism(privacy.target_epsilon, unit, steps, privacy.delta)
             config = _with_noise(config, found)

@@ -100,15 +100,21 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         raise
 
 
-def load(path: Path, run: str) -> Checkpoint | None:
+def load(
+    path: Path,
+    run: str,
+    advice: str = "Delete the run's folder, or add force=true, to start it anew.",
+) -> Checkpoint | None:
     """Return the checkpoint at `path`, or None if there is none.
+
+    Args:
+        advice: what to do about one that cannot be used.
 
     Raises:
         UserError: it is damaged or belongs to another run.
     """
     if not path.exists():
         return None
-    advice = "Delete the run's folder, or add force=true, to start it anew."
     try:
         with warnings.catch_warnings(action="ignore"):  # of odd pickle protocols
             body = torch.load(path, weights_only=True, map_location="cpu")

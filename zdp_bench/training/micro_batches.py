@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients.parts import map_leaves
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,10 @@ def bytes_per_example(model: nn.Module, loss: Loss, like: Batch) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        inputs, targets = (part.new_zeros(examples, *part.shape[1:]) for part in like)
+        inputs, targets = (
+            map_leaves(lambda leaf: leaf.new_zeros(examples, *leaf.shape[1:]), part)
+            for part in like
+        )
         with (
             torch.random.fork_rng(devices=[]),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +44,24 @@ class Plan:
         scheme: Any = trainer.sampling
         if scheme == "poisson":
             rate = trainer.sample_rate or batch / size
-            steps = max(1, round(trainer.epochs / rate))
-            own = Sampling("poisson", rate, rate * size, size)
-        else:
-            steps = trainer.epochs * (-(-size // batch) if scheme == "shuffled" else size // batch)
-            own = Sampling(scheme, batch / size, batch, size)
+            return Plan.poisson(size, rate, trainer.epochs, test_steps)
+        steps = trainer.epochs * (-(-size // batch) if scheme == "shuffled" else size // batch)
+        own = Sampling(scheme, batch / size, batch, size)
         return Plan(own, trainer.epochs, steps, test_steps)
+
+    @staticmethod
+    def poisson(size: int, rate: float, epochs: int, range_test_steps: int = 0) -> Plan:
+        """Return the plan that draws each of `size` examples with probability `rate` a step."""
+        own = Sampling("poisson", rate, rate * size, size)
+        return Plan(own, epochs, max(1, round(epochs / rate)), range_test_steps)
+
+    @property
+    def most_drawn(self) -> int:
+        """How many examples a step may draw: a Poisson batch is rarely six deviations larger."""
+        drawn = self.sampling.expected_batch_size
+        if self.sampling.scheme == "poisson":
+            drawn = min(drawn + 6 * drawn**0.5, self.sampling.records)
+        return math.ceil(drawn)
 
     def draw(self, key: int | str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
         """Return the indices of a step's examples, and the divisor of its sum.

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL
 from zdp_bench.gradients.clipping import trainable
@@ -103,26 +104,36 @@ def privacy_report(
     """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
-    at_least, tight = tight_interval(mechanism, releases, delta)
     patient_at_least, patient = patient_interval(mechanism, examples_per_patient, releases, delta)
     return {
         "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
         "claimed_by": config.accountant,
-        "epsilon_tight": tight,
-        "epsilon_tight_at_least": at_least,
-        "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
         "records_per_patient": examples_per_patient,
         "unit": unit,
+        "range_test_steps": plan.range_test_steps,
+        **released_report(setup.algorithm, ledger, releases, delta, config.privacy.secure),
+    }
+
+
+def released_report(
+    algorithm: Algorithm, ledger: Ledger, releases: int, delta: float, secure: bool
+) -> dict[str, Any]:
+    """Return what follows from the releases alone: tight ε, and what it was computed from."""
+    mechanism, position = algorithm.mechanism(), ledger.position
+    at_least, tight = tight_interval(mechanism, releases, delta)
+    return {
+        "epsilon_tight": tight,
+        "epsilon_tight_at_least": at_least,
+        "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "delta": delta,
-        "noise_multiplier": setup.algorithm.noise_multiplier,
+        "noise_multiplier": algorithm.noise_multiplier,
         "z": mechanism.z,
         "steps": releases,
-        "range_test_steps": plan.range_test_steps,
-        "adjacency": plan.sampling.adjacency,
-        "sampling": vars(plan.sampling),
+        "adjacency": mechanism.sampling.adjacency,
+        "sampling": vars(mechanism.sampling),
         "mechanism": mechanism.as_dict(),
-        "randomness": "cryptographic" if config.privacy.secure else "seeded",
-        "ledger": {"entries": ledger.position.entries, "digest": ledger.position.digest},
+        "randomness": "cryptographic" if secure else "seeded",
+        "ledger": {"entries": position.entries, "digest": position.digest},
     }

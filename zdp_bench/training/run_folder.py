@@ -77,14 +77,25 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
     Raises:
         Busy: another process holds it, and `wait` is false.
     """
+    home.mkdir(parents=True, exist_ok=True)
+    with hold_lock(home.with_suffix(".lock"), f"{home}: another process is at this run.", wait):
+        yield
+
+
+@contextmanager
+def hold_lock(path: Path, otherwise: str, wait: bool = True) -> Iterator[None]:
+    """Hold the lock at `path`, for as long as the process lives at most.
+
+    Raises:
+        Busy: another process holds it, and `wait` is false; says `otherwise`.
+    """
     import fcntl
 
-    home.mkdir(parents=True, exist_ok=True)
-    with open(home.with_suffix(".lock"), "w") as lock:
+    with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise Busy(f"{home}: another process is at this run.") from None
+            raise Busy(otherwise) from None
         try:
             yield
         finally:

@@ -7,7 +7,6 @@ many steps a node takes is known once all nodes have said how many examples they
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import cast
@@ -195,8 +194,7 @@ class Setup(ModelSetup):
     def check_model(self) -> list[str]:
         """Refuse a model that must not be trained privately as it is; see `model_checks.check`.
 
-        It is tried on random numbers, in batches as large as a step's micro-batches get: a Poisson
-        batch rarely exceeds its mean by six standard deviations.
+        It is tried on random numbers, in batches as large as a step's micro-batches get.
 
         Returns:
             The names of fixed state that the output depends on; none if the algorithm is not
@@ -207,10 +205,7 @@ class Setup(ModelSetup):
         """
         if not getattr(self.algorithm, "private", True):
             return []
-        drawn, micro_batch = self.plan.sampling.expected_batch_size, self.config.trainer.micro_batch
-        if self.plan.sampling.scheme == "poisson":
-            drawn = min(drawn + 6 * drawn**0.5, self.plan.sampling.records)
-        most = math.ceil(drawn)
+        most, micro_batch = self.plan.most_drawn, self.config.trainer.micro_batch
         if not isinstance(micro_batch, str):
             most = min(most, micro_batch or MICRO_BATCH)
         return model_checks.check(

@@ -24,9 +24,11 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.parts import describe
 from zdp_bench.training.micro_batches import initial_size
 from zdp_bench.training.model_checks.batches import PASSES, check_growing_batches, next_size
 from zdp_bench.training.model_checks.probes import (
+    INTEGERS,
     Innermost,
     change_sample,
     copy_state,
@@ -40,7 +42,10 @@ from zdp_bench.training.model_checks.probes import (
     restore_state,
     sample_gradients,
 )
-from zdp_bench.training.model_checks.sample_independence import check_samples_stay_apart
+from zdp_bench.training.model_checks.sample_independence import (
+    REPLACE_BATCHNORM,
+    check_samples_stay_apart,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +87,7 @@ def check(
     """
     device = next(model.parameters()).device
     batch = (
-        draw_synthetic(like[0], SAMPLES, outputs, device),
+        draw_synthetic(like[0], SAMPLES, INTEGERS, device),
         draw_synthetic(like[1], SAMPLES, outputs, device),
     )
     with preserve_state(model, device), kernels.disabled():
@@ -118,9 +123,8 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
         with torch.no_grad(), inside:
             output = forward(model, inputs)
     except Exception as error:
-        asked = f"{str(inputs.dtype).removeprefix('torch.')} inputs of shape {list(inputs.shape)}"
         raise UserError(
-            f"the model cannot take {asked}: {inside.name} says: {first_line(error)}"
+            f"the model cannot take {describe(inputs)}: {inside.name} says: {first_line(error)}"
         ) from None
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -149,9 +153,12 @@ def _check_large_batch(
     if next_size(SAMPLES, forward_pass, examples) is None:
         return SAMPLES
     device = next(model.parameters()).device
-    _check_shapes(model, draw_synthetic(like[0], 1, outputs, device))
+    _check_shapes(model, draw_synthetic(like[0], 1, INTEGERS, device))
     fit = min(examples, initial_size(model, loss, like, examples, device).examples)
-    inputs, targets = (draw_synthetic(part, fit, outputs, device) for part in like)
+    inputs, targets = (
+        draw_synthetic(part, fit, below, device)
+        for part, below in zip(like, (INTEGERS, outputs), strict=True)
+    )
     size = check_growing_batches(model, inputs, SAMPLES, there_and_back, steady, backward=True)
     size = check_growing_batches(
         model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False
@@ -188,7 +195,7 @@ def _check_state(model: nn.Module, inputs: Tensor) -> None:
 
 def _advice_on_state(model: nn.Module, module: str) -> str:
     if isinstance(model.get_submodule(module), _BatchNorm):
-        return "set model.replace_batchnorm=group, instance or frozen."
+        return f"{REPLACE_BATCHNORM}."
     return (
         "switch it off (track_running_stats=False for torch's norms), or use another layer there."
     )
@@ -201,14 +208,14 @@ def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
         try:
             losses = loss(output, targets)
         except Exception as error:
-            answered, asked = list(output.shape), list(targets.shape)
+            asked = describe(targets).replace("inputs", "targets")
             raise UserError(
-                f"the task's loss cannot take outputs of shape {answered} with targets of shape "
-                f"{asked}: {first_line(error)}"
+                f"the loss cannot take outputs of shape {list(output.shape)} with {asked}: "
+                f"{first_line(error)}"
             ) from None
         if losses.shape != (len(inputs),):
             raise UserError(
-                f"the task's loss gives shape {list(losses.shape)} for {len(inputs)} records: it "
+                f"the loss gives shape {list(losses.shape)} for {len(inputs)} records: it "
                 "must give one number a record, "
                 "never a mean."
             )
@@ -216,7 +223,7 @@ def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
         output[0] = -output[0] + 1.0
         if differs(losses[1:], loss(output, targets)[1:]):
             raise UserError(
-                "the task's loss of one record depends on the output for another, so clipping "
+                "the loss of one record depends on the output for another, so clipping "
                 "bounds nothing."
             )
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients.parts import shapes
 from zdp_bench.training.micro_batches import is_out_of_memory
 from zdp_bench.training.model_checks.probes import (
     ROUNDED,
@@ -84,8 +85,8 @@ def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: 
     except Exception as error:
         if is_out_of_memory(error):
             return False
-        shape = list(inputs.shape[1:])
-        asked = f"the model cannot take both one sample and {len(inputs)} of shape {shape}"
+        asked = f"the model cannot take both one sample and {len(inputs)} of shape "
+        asked += shapes(inputs[0])
         raise UserError(f"{asked}: {inside.name} says: {first_line(error)}") from None
     return True
 

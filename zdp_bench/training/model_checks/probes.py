@@ -10,27 +10,39 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.parts import map_leaves
 
 # An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
 # samples on a GPU, another batch size): then it may be rounded otherwise.
 SAME, ROUNDED = 1e-6, 1e-4
+# Integers in inputs are drawn below this: tokens, types and masks that every vocabulary has.
+INTEGERS = 2
 
 
 def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
     """Draw random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device."""
     generator = torch.Generator().manual_seed(0)
-    shape = (samples, *like.shape[1:])
-    if like.dtype.is_complex or like.dtype.is_floating_point:
-        return torch.randn(shape, dtype=like.dtype, generator=generator).to(device)
-    high = 2 if like.dtype == torch.bool else max(1, below)
-    return torch.randint(0, high, shape, generator=generator).to(device=device, dtype=like.dtype)
+
+    def draw(leaf: Tensor) -> Tensor:
+        shape = (samples, *leaf.shape[1:])
+        if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
+            return torch.randn(shape, dtype=leaf.dtype, generator=generator).to(device)
+        high = 2 if leaf.dtype == torch.bool else max(1, below)
+        drawn = torch.randint(0, high, shape, generator=generator)
+        return drawn.to(device=device, dtype=leaf.dtype)
+
+    return map_leaves(draw, like)
 
 
 def change_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
     """Return other values for the samples at `at`."""
-    if inputs.dtype.is_complex or inputs.dtype.is_floating_point:
-        return -scale * inputs[at] + 0.5 * scale
-    return inputs[at].logical_not().to(inputs.dtype)
+
+    def change(leaf: Tensor) -> Tensor:
+        if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
+            return -scale * leaf[at] + 0.5 * scale
+        return leaf[at].logical_not().to(leaf.dtype)
+
+    return map_leaves(change, inputs)
 
 
 def forward(model: nn.Module, inputs: Tensor, seed: int = 0) -> Tensor:

@@ -24,6 +24,11 @@ from zdp_bench.training.model_checks.probes import (
     sample_gradients,
 )
 
+REPLACE_BATCHNORM = (
+    "set model.replace_batchnorm=group, instance or frozen "
+    '(in Python: zdp_bench.nn.replace_batchnorm(model, "group"))'
+)
+
 
 def check_samples_stay_apart(model: nn.Module, inputs: Tensor, steady: bool) -> None:
     """Change one sample, by little and by much, and leave one out; compare the others."""
@@ -47,11 +52,7 @@ def check_samples_stay_apart(model: nn.Module, inputs: Tensor, steady: bool) -> 
 
 def mixing_error(layer: str, where: str = "") -> UserError:
     where = f" {where}" if where else ""
-    advice = (
-        "set model.replace_batchnorm=group, instance or frozen"
-        if "BatchNorm" in layer
-        else "use a per-sample layer there"
-    )
+    advice = REPLACE_BATCHNORM if "BatchNorm" in layer else "use a per-sample layer there"
     return UserError(
         f"{layer} lets one sample see another{where}, so clipping bounds nothing and no ε would "
         f"hold: {advice}, "

@@ -1,0 +1,88 @@
+"""Inputs of several tensors are cut, checked and clipped like one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zdp_bench import UserError, check_model, clipped_sum
+from zdp_bench.gradients.parts import Parts, describe, pack, takes_parts, unpack
+
+
+class Two(nn.Module):
+    """A linear layer over two inputs, and what a test adds to them."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.linear, self.mix = nn.Linear(3, 2), mix
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.linear(a + self.mix(b))
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).sum(dim=1)
+
+
+def batch(named: bool, examples: int = 6) -> tuple[Any, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(examples, 3, generator=generator) for _ in range(2))
+    return {"b": b, "a": a} if named else (a, b), torch.ones(examples, 2)
+
+
+def test_it_is_packed_and_unpacked_and_described() -> None:
+    inputs, targets = batch(named=True)
+    packed: Any = pack(inputs)
+    assert unpack(packed) is not targets
+    assert unpack(packed).keys() == inputs.keys()
+    assert pack(targets) is targets
+    assert (len(packed), packed.nbytes) == (6, 2 * 6 * 3 * 4)
+    assert describe(packed[:2]) == "float32 and float32 inputs of shape [2, 3] and [2, 3]"
+    assert [len(part) for part in packed.split(4)] == [4, 2]
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("named", [False, True])
+def test_the_sum_is_that_of_the_pieces_and_of_one_input(engine: Any, named: bool) -> None:
+    model = Two()
+    inputs, targets = batch(named)
+    whole = clipped_sum(model, loss, (inputs, targets), 0.5, engine=engine)
+    pieces = [
+        clipped_sum(model, loss, (part, of), 0.5, engine=engine)
+        for part, of in zip(pack(inputs).split(2), targets.split(2), strict=True)
+    ]
+    a, b = (inputs["a"], inputs["b"]) if named else inputs
+    one = clipped_sum(model.linear, loss, (a + torch.tanh(b), targets), 0.5, engine="reference")
+    for name, value in one.sums.items():
+        torch.testing.assert_close(whole.sums[f"linear.{name}"], value)
+        torch.testing.assert_close(sum(of.sums[f"linear.{name}"] for of in pieces), value)
+    torch.testing.assert_close(whole.norms, one.norms, check_dtype=False)
+
+
+def test_an_example_that_is_not_finite_in_one_input_adds_nothing() -> None:
+    model, (inputs, targets) = Two(), batch(named=False)
+    rest = tuple(part[1:] for part in inputs), targets[1:]
+    inputs[1][0, 0] = torch.nan
+    ours, others = (clipped_sum(model, loss, of, 0.5) for of in ((inputs, targets), rest))
+    torch.testing.assert_close(ours.sums, others.sums)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_mixes_examples_of_its_second_input_is_refused(named: bool) -> None:
+    assert check_model(Two(), loss, batch(named), examples=64) == []
+    with pytest.raises(UserError, match=r"the model \(Two\) lets one sample see another"):
+        check_model(Two(lambda b: b.mean(dim=0, keepdim=True)), loss, batch(named))
+    with pytest.raises(UserError, match=r"cannot take float32 and float32 inputs of shape"):
+        check_model(nn.Linear(3, 2), loss, batch(named))
+
+
+def test_the_model_takes_parts_only_within() -> None:
+    model, (inputs, _) = Two(), batch(named=True)
+    with takes_parts(model):
+        assert torch.equal(model(Parts(inputs)), model(**inputs))
+    with pytest.raises(TypeError):
+        model(Parts(inputs))

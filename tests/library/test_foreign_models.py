@@ -1,0 +1,78 @@
+"""Models of other libraries, unchanged: their clipped sums are those of torch.func."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+import zdp_bench
+from tests.library.models import MODELS, cut, loss, targets_of
+
+BOUND = 0.7
+
+# torch's, of LSTM and attention under vmap on a CPU
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+
+def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[str, Tensor]:
+    """Σᵢ clip(gᵢ), one example after the other, in the plainest way there is."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss_of(moved: dict[str, Tensor], one: Any, target: Tensor) -> Tensor:
+        args = one if isinstance(one, tuple) else () if isinstance(one, dict) else (one,)
+        kwargs = one if isinstance(one, dict) else {}
+        return loss(functional_call(model, moved, args, kwargs), target).sum()
+
+    total = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    for i in range(len(targets)):
+        at = slice(i, i + 1)
+        gradients = grad(loss_of)(parameters, cut(inputs, at), targets[at])
+        norm = sum(float(g.double().square().sum()) for g in gradients.values()) ** 0.5
+        for name, g in gradients.items():
+            total[name] += min(1.0, BOUND / norm) * g
+    return total
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_the_sum_is_that_of_torch_func(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    torch.manual_seed(0)
+    model, inputs = make()
+    targets = targets_of(model, inputs)
+    ours = zdp_bench.clipped_sum(model, loss, (inputs, targets), BOUND).sums
+    theirs = sum_by_torch_func(model, inputs, targets)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        # up to the 1e-5 that clipping leaves for rounding, of the bound
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_it_takes_a_private_step(make: Callable[[], tuple[nn.Module, Any]], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = make()
+    targets = targets_of(model, inputs)
+    data = [(cut(inputs, i), targets[i]) for i in range(4)]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with zdp_bench.make_private(
+        model,
+        optimizer,
+        data,
+        loss=loss,
+        epochs=1,
+        batch_size=4,
+        noise_multiplier=1.0,
+        max_grad_norm=BOUND,
+        delta=1e-3,
+        ledger=tmp_path / "ledger.jsonl",
+    ) as private:
+        for batch in private.batches():
+            private.step(batch)
+        assert private.done == private.steps == private.report()["steps"] == 1
+    assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]

@@ -1,0 +1,370 @@
+"""A loop of one's own takes the steps of a run, and its ε counts every one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+import zdp_bench
+from zdp_bench import Private, UserError
+from zdp_bench.errors import Busy
+from zdp_bench.privacy.accounting import pld
+
+EXAMPLES, CLASSES = 60, 3
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def softer(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+
+def data(changed: float = 0.0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(EXAMPLES, 4, generator=generator)
+    inputs[-1, -1] += changed
+    return TensorDataset(inputs, torch.arange(EXAMPLES) % CLASSES)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+Make = Callable[..., Private]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """`make_private` with defaults; each call closes the one before."""
+    held: list[Private] = []
+
+    def private(model: nn.Module | None = None, **changed: Any) -> Private:
+        for earlier in held:
+            earlier.close()
+        model = network() if model is None else model
+        given = {
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.5),
+            "dataset": data(),
+            "loss": loss,
+            "epochs": 2,
+            "batch_size": 12,
+            "max_grad_norm": 0.8,
+            "delta": 1e-3,
+            "ledger": tmp_path / "ledger.jsonl",
+        } | changed
+        if "target_epsilon" not in given:
+            given.setdefault("noise_multiplier", 1.2)
+        held.append(zdp_bench.make_private(model, **given))
+        return held[-1]
+
+    yield private
+    for earlier in held:
+        earlier.close()
+
+
+def train(private: Private, most: int | None = None) -> list[Tensor]:
+    """Take the steps that are left, or so many; return the first layer's weights after each."""
+    seen = []
+    for batch in private.batches():
+        private.step(batch)
+        seen.append(private.setting.model[0].weight.detach().clone())  # type: ignore[index]
+        if len(seen) == most:
+            break
+    return seen
+
+
+def test_without_noise_a_step_is_the_mean_of_clipped_gradients(make: Make) -> None:
+    model, by_hand = network(), network()
+    private = make(model, noise_multiplier=0.0, epochs=1, batch_size=EXAMPLES, micro_batch=7)
+    train(private)
+    inputs, targets = data().tensors
+    sums = zdp_bench.clipped_sum(by_hand, loss, (inputs, targets), 0.8).sums
+    for name, parameter in by_hand.named_parameters():
+        expected = parameter - 0.5 * sums[name] / EXAMPLES
+        torch.testing.assert_close(dict(model.named_parameters())[name], expected)
+    assert private.epsilon == float("inf")
+
+
+@pytest.mark.parametrize("randomness", [{}, {"seed": 3}, {"secure": True}], ids=str)
+def test_the_noise_has_the_stated_deviation(make: Make, randomness: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 6000), nn.Linear(6000, CLASSES))
+    before = model[0].weight.detach().clone()
+
+    def flat(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.0 * outputs.sum(dim=1)
+
+    train(make(model, loss=flat, **randomness), most=1)
+    noise = (model[0].weight.detach() - before) * 12 / 0.5
+    assert noise.std() == pytest.approx(1.2 * 0.8, rel=0.02)
+    assert noise.mean().abs() < 0.03
+
+
+def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
+    private = make()
+    assert private.epsilon == 0.0
+    assert len(train(private)) == private.steps == 10
+    assert private.epsilon == pld(1.2, 0.2, 10, 1e-3)
+    report = json.loads(json.dumps(private.report()))
+    assert report["epsilon_tight"] == private.epsilon
+    assert report["steps"] == report["ledger"]["entries"] == 10
+    assert (report["randomness"], report["randomness_from"]) == (
+        "seeded",
+        "the operating system, once",
+    )
+    assert report["adjacency"] == "add_or_remove_one"
+    assert report["fixed_state"] == []
+
+
+def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make) -> None:
+    private = make(target_epsilon=2.0)
+    train(private, most=4)
+    private.save()
+    train(private, most=3)  # lost: the process ends here
+    resumed = make(target_epsilon=2.0)
+    assert resumed.resume()
+    assert resumed.done == 4
+    train(resumed)
+    assert resumed.report()["steps"] == 10
+    assert resumed.done == 7
+    assert 1.9 < resumed.epsilon <= 2.0
+
+
+def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
+    def parts() -> tuple[nn.Module, Any, Any]:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    model, optimizer, schedule = parts()
+    private = make(model, optimizer=optimizer)
+    train(private, most=3)
+    schedule.step()
+    private.save(schedule)
+    other, optimizer, schedule = parts()
+    resumed = make(other, optimizer=optimizer)
+    assert resumed.resume(schedule)
+    assert resumed.done == 3
+    assert torch.equal(other[0].weight, model[0].weight)  # type: ignore[index]
+    assert optimizer.param_groups[0]["lr"] == 0.005
+    assert optimizer.state[other[0].weight]["step"] == 3  # type: ignore[index]
+    assert resumed.epsilon == pld(1.2, 0.2, 3, 1e-3)
+    assert len(train(resumed)) == 7
+    with pytest.raises(UserError, match="before the first step"):
+        resumed.resume()
+
+
+def test_a_training_that_starts_anew_on_a_ledger_counts_what_was_released(make: Make) -> None:
+    train(make(), most=4)
+    again = make()
+    assert again.epsilon == pld(1.2, 0.2, 4, 1e-3)
+    assert not again.resume()
+    train(again)
+    assert again.epsilon == pld(1.2, 0.2, 14, 1e-3)
+
+
+def test_a_ledger_that_was_cut_short_is_refused(make: Make, tmp_path: Path) -> None:
+    private = make()
+    train(private, most=4)
+    private.save()
+    private.close()
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    with pytest.raises(UserError, match="truncated"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seed": 4},
+        {"dataset": data(1e-6)},
+        {"loss": softer},
+        {"micro_batch": 5},
+        {"noise_multiplier": 1.3},
+        {"batch_size": 13},
+        {"seed": None},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_seeded_training_shares_noise_with_its_own_repetition_alone(
+    make: Make, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    def first_key(name: str, **given: Any) -> str:
+        private = make(ledger=tmp_path / f"{name}.jsonl", **given)
+        return private.setting.keys.of_step(private.setting.model, private.ledger)
+
+    own = first_key("one", seed=3)
+    assert first_key("repeated", seed=3) == own
+    assert first_key("other", **{"seed": 3} | changed) != own
+
+
+def test_a_seed_repeats_a_training_until_the_loop_moves_the_weights_apart(
+    make: Make, tmp_path: Path
+) -> None:
+    def weights(name: str, rate: float) -> list[Tensor]:
+        private = make(ledger=tmp_path / f"{name}.jsonl", seed=3)
+        seen = train(private, most=1)
+        private.setting.optimizer.param_groups[0]["lr"] = rate
+        return seen + train(private, most=2)
+
+    one, same, other = weights("one", 0.5), weights("same", 0.5), weights("other", 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert torch.equal(one[0], other[0])
+    # at twice the rate: twice the same release at the second step, another release at the third
+    torch.testing.assert_close(2 * (one[1] - one[0]), other[1] - other[0])
+    apart = (other[2] - other[1]) / 1.0 - (one[2] - one[1]) / 0.5
+    assert apart.std() > 0.5 * 1.2 * 0.8 / 12
+
+
+def test_an_attempt_that_failed_counts_and_its_noise_is_not_used_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = make()
+    batch = next(private.batches())
+    key = private.setting.keys.of_step(private.setting.model, private.ledger)
+    with monkeypatch.context() as patch:
+        patch.setattr(private.setting.optimizer, "step", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            private.step(batch)
+    assert private.setting.keys.of_step(private.setting.model, private.ledger) != key
+    private.step(batch)
+    assert (private.done, private.ledger.releases) == (1, 2)
+
+
+def test_each_batch_is_trained_on_once(make: Make) -> None:
+    private = make()
+    batches = private.batches()
+    batch = next(batches)
+    private.step(batch)
+    with pytest.raises(UserError, match="gave last, once"):
+        private.step(batch)
+    next(batches)
+    with pytest.raises(UserError, match=r"step 1 was not trained on"):
+        next(batches)
+
+
+def test_evaluation_in_between_changes_nothing_and_nothing_is_left_on_the_model(
+    make: Make,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
+    private = make(model)
+    train(private, most=1)
+    model.eval()
+    train(private, most=1)
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
+    model = network()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    before = model[0].weight.clone()  # type: ignore[index]
+    private = make(model)
+    train(private, most=2)
+    assert torch.equal(model[0].weight, before)  # type: ignore[index]
+    assert private.report()["fixed_state"] == ["0.bias", "0.weight"]
+    model[0].bias.requires_grad_(True)  # type: ignore[index]
+    with pytest.raises(UserError, match=r"'0\.bias' was frozen, or set free"):
+        train(private)
+
+
+def test_bf16_and_an_option_of_the_algorithm(make: Make) -> None:
+    private = make(precision="bf16", per_layer=True)
+    train(private)
+    assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
+
+
+def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> None:
+    model = network()
+    make(model)
+    with pytest.raises(Busy, match=r"another training holds this ledger; close\(\) it"):
+        zdp_bench.make_private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.5),
+            data(),
+            loss=loss,
+            epochs=2,
+            batch_size=12,
+            noise_multiplier=1.2,
+            max_grad_norm=0.8,
+            delta=1e-3,
+            ledger=tmp_path / "ledger.jsonl",
+        )
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.zeros(4), 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"model": batch_norm()},
+            r"layer '1' \(BatchNorm1d\).*zdp_bench\.nn\.replace_batchnorm\(model, \"group\"\)",
+        ),
+        ({"loss": F.cross_entropy}, r"the loss gives shape \[\].*never a mean"),
+        ({"model": network().eval()}, r"call model\.train\(\) before"),
+        ({"model": network().requires_grad_(False)}, "nothing to train"),
+        ({"optimizer": torch.optim.SGD(network().parameters())}, r"'0\.weight' requires a grad"),
+        ({"dataset": Endless()}, "give a map-style Dataset"),
+        ({"dataset": []}, "it has no example"),
+        ({"dataset": [torch.zeros(4)] * 20}, r"a pair \(input, target\) is needed"),
+        ({"dataset": [(torch.zeros(4), 0)] * 5}, r"batch_size=12: the dataset has only 5"),
+        ({"dataset": [(torch.zeros(9), 0)] * 20}, r"cannot take float32 inputs of shape \[3, 9\]"),
+        ({"target_epsilon": 2.0, "noise_multiplier": 1.0}, "and not both"),
+        ({"noise_multiplier": None}, "give noise_multiplier or target_epsilon"),
+        ({"noise_multiplier": -1.0}, r"algorithm\.noise_multiplier"),
+        ({"algorithm": "sgd"}, "not private"),
+        ({"algorithm": "dp_sdg"}, "Did you mean 'dp_sgd'"),
+        ({"per_leyer": True}, r"Did you mean 'algorithm\.per_layer'"),
+        ({"precision": "tf32"}, "passes its bound"),
+        ({"delta": 1.0}, "between 0 and 1"),
+        ({"seed": 1, "secure": True}, "leave the seed out"),
+        ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(
+    make: Make, changed: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make(**changed)
+
+
+def test_torchrun_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="trains in one process"):
+        make()
+
+
+def test_the_names_are_there_and_torch_is_not_imported_for_them() -> None:
+    for name in zdp_bench.__all__:
+        assert getattr(zdp_bench, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'make_privat'"):
+        zdp_bench.make_privat  # noqa: B018
+    stub = Path(zdp_bench.__file__).with_suffix(".pyi").read_text()
+    typed = set(re.findall(r" as (\w+)", stub))
+    assert typed == {*zdp_bench.__all__} - {"__version__"}
+    code = "import sys, zdp_bench; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

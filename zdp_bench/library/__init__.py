@@ -1,0 +1,16 @@
+"""zdp-bench for a model, a loop and data of your own; `import zdp_bench` has all of it.
+
+build           `make_private`: from a model, an optimiser and a dataset to a `Private`
+private         the `Private` itself: steps, ε, report, saved state
+examples        a batch out of any torch Dataset
+keys            what noise and batches of a training follow from
+model_check     `check_model`: is this model protected by clipping?
+sums            `clipped_sum`: the sum of clipped gradients alone
+"""
+
+from zdp_bench.library.build import make_private
+from zdp_bench.library.model_check import check_model
+from zdp_bench.library.private import Private
+from zdp_bench.library.sums import clipped_sum
+
+__all__ = ["Private", "check_model", "clipped_sum", "make_private"]

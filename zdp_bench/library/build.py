@@ -1,0 +1,221 @@
+"""`make_private`: everything a private training needs, from a model, an optimiser and a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config.plugins import check_plugin
+from zdp_bench.errors import UserError, require
+from zdp_bench.gradients import Loss
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.library.examples import Items
+from zdp_bench.library.keys import make_keys
+from zdp_bench.library.model_check import check, unpacking
+from zdp_bench.library.private import Private, Setting
+from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.ledger import Ledger, LedgerError
+from zdp_bench.registry import lookup
+from zdp_bench.training import checkpoint
+from zdp_bench.training.batches import MICRO_BATCH
+from zdp_bench.training.devices import check_precision
+from zdp_bench.training.distributed import is_distributed
+from zdp_bench.training.environment import execution_digest
+from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.run_folder import hold_lock
+
+log = logging.getLogger(__name__)
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    *,
+    loss: Loss,
+    epochs: int,
+    batch_size: int,
+    max_grad_norm: float,
+    delta: float,
+    ledger: str | Path,
+    noise_multiplier: float | None = None,
+    target_epsilon: float | None = None,
+    algorithm: str = "dp_sgd",
+    micro_batch: int | None = None,
+    precision: str | None = None,
+    seed: int | None = None,
+    secure: bool = False,
+    **options: Any,
+) -> Private:
+    """Return a private training of your model, with the step, checks and ledger of a run.
+
+    The model is checked on random inputs and left as it is: no wrapper, no hook, no other class.
+
+    Args:
+        model: on the device of the training, in training mode. Parameters that do not require a
+            gradient stay frozen, and are public.
+        optimizer: any of torch's, over the model's parameters. A schedule is yours to step.
+        dataset: map-style, with items (input, target). Inputs in a tuple or a dictionary are the
+            model's arguments, in order or by name.
+        loss: (outputs, targets) -> one loss per example, [B]; never a mean.
+        epochs, batch_size: of Poisson sampling: each step draws each example with probability
+            `batch_size` / n, and an epoch is n / `batch_size` steps.
+        max_grad_norm: the bound C that each example's gradient is clipped to.
+        delta: of (ε, δ); at most 1 / n is usual.
+        ledger: the file that lists every step before its noise is drawn. One that is there
+            already goes on: its steps count in ε. `save` writes beside it, with the suffix .pt.
+        noise_multiplier, target_epsilon: one of the two. The noise is calibrated so that all steps
+            have at most the tight ε asked for, and no step beyond it is taken.
+        algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
+        micro_batch: how many examples are processed at once (2,048 by default); halved when memory
+            runs out. It changes memory and speed only.
+        precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
+        seed: repeats a training on the same machine; for experiments. Every example is read once
+            to make the key of the noise, and all weights at every step (`library.keys`). Without
+            it the operating system gives the key.
+        secure: cryptographic noise and batches, for weights that are released to an adversary.
+        options: of the algorithm, as in the configuration: `per_layer=True`, `noise="circular"`.
+
+    Raises:
+        UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
+        Busy: another training, in this process or another, holds the ledger.
+    """
+    _check_arguments(model, batch_size, epochs, delta, micro_batch, seed, secure)
+    examples = Items(dataset)
+    too_large = f"the dataset has only {len(examples):,} examples"
+    require(batch_size <= len(examples), "batch_size", batch_size, too_large)
+    plan = Plan.poisson(len(examples), batch_size / len(examples), epochs)
+    like, of_one = examples.like(), unpacking(loss)
+    problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
+    asked = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
+    private = _build_algorithm(problem, plan, asked, noise_multiplier, target_epsilon, delta)
+    check_precision(precision, model, private)
+    _check_optimizer(model, optimizer)
+    at_once = min(plan.most_drawn, micro_batch or MICRO_BATCH)
+    fixed_state = check(model, private, of_one, like, at_once)
+    device, size = next(model.parameters()).device, micro_batch or MICRO_BATCH
+    made = f"{execution_digest((), device, size, 1, True)}:{precision}"
+    keys = make_keys(seed, secure, plan, private, model, optimizer, examples, like, made)
+    run = hashlib.sha256(f"{private.mechanism().digest()}:{plan}".encode()).hexdigest()
+    setting = Setting(
+        model=model,
+        optimizer=optimizer,
+        algorithm=private,
+        examples=examples,
+        plan=plan,
+        delta=delta,
+        target_epsilon=target_epsilon,
+        precision=precision,
+        keys=keys,
+        fixed_state=fixed_state,
+        run=run,
+    )
+    return _open(setting, Path(ledger), Size(size))
+
+
+def _check_arguments(
+    model: nn.Module,
+    batch_size: int,
+    epochs: int,
+    delta: float,
+    micro_batch: int | None,
+    seed: int | None,
+    secure: bool,
+) -> None:
+    require(batch_size >= 1, "batch_size", batch_size, "must be 1 or more")
+    require(epochs >= 1, "epochs", epochs, "must be 1 or more")
+    require(0 < delta < 1, "delta", delta, "must lie between 0 and 1")
+    require(
+        micro_batch is None or micro_batch >= 1, "micro_batch", micro_batch, "must be 1 or more"
+    )
+    require(
+        seed is None or not secure,
+        "seed",
+        seed,
+        "secure=True takes all randomness from the operating system; leave the seed out",
+    )
+    if not model.training:
+        raise UserError("the model is in eval mode: call model.train() before make_private.")
+    if not trainable(model):
+        raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
+    if is_distributed():
+        raise UserError(
+            "make_private trains in one process, and torchrun started several, which would each "
+            "count for themselves: use `torchrun ... -m zdp_bench run`, or one process."
+        )
+
+
+def _build_algorithm(
+    problem: Problem,
+    plan: Plan,
+    asked: dict[str, Any],
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    delta: float,
+) -> Algorithm:
+    """Return the algorithm with its noise, as given or calibrated; refuse one that adds none."""
+    if (noise_multiplier is None) == (target_epsilon is None):
+        raise UserError("give noise_multiplier or target_epsilon, and not both.")
+    make = lookup("algorithm", asked["name"])
+    if not getattr(make, "private", True):
+        raise UserError(f"algorithm={asked['name']} is not private: train without make_private.")
+
+    def build(noise: float) -> Algorithm:
+        built: Algorithm = make(
+            problem, **check_plugin("algorithm", asked | {"noise_multiplier": noise}).options
+        )
+        try:
+            built.mechanism()
+        except ValueError as error:
+            raise UserError(f"{error}.") from None
+        return built
+
+    if noise_multiplier is not None:
+        return build(noise_multiplier)
+    assert target_epsilon is not None
+    try:
+        found = calibrate_mechanism(target_epsilon, build(1.0).mechanism(), plan.steps, delta)
+    except ValueError as error:
+        raise UserError(f"target_epsilon={target_epsilon:g}: {error}.") from None
+    return build(found)
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in trainable(model).items():
+        if id(parameter) not in held:
+            raise UserError(
+                f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
+                "the optimizer from this model's parameters, or set requires_grad=False on it."
+            )
+
+
+def _open(setting: Setting, path: Path, size: Size) -> Private:
+    """Open, or go on with, the ledger at `path`; one training at a time."""
+    require(path.suffix == ".jsonl", "ledger", path, "name a file that ends in .jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        busy = f"{path}: another training holds this ledger; close() it, or name another file."
+        held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
+        advice = "Move it away, and the ledger beside it, to start anew."
+        saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
+        try:
+            at_least = saved.ledger if saved else None
+            opened = Ledger(path, setting.algorithm.mechanism(), False, at_least)
+        except LedgerError as error:
+            raise UserError(
+                f"{error}. Its ε cannot be trusted: name another file to start anew."
+            ) from None
+        held.callback(opened.close)
+        resources = held.pop_all()
+    if opened.releases:
+        log.info("%s: %d earlier steps count in every ε", path, opened.releases)
+    return Private(setting, opened, saved, size, resources)

@@ -1,0 +1,76 @@
+"""Batches out of any torch Dataset with a length: (input, target) items, collated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients import Batch
+from zdp_bench.gradients.parts import map_leaves, pack, unpack
+from zdp_bench.training.checkpoint import state_digest
+
+DIGESTED = 256  # examples at once
+
+
+@dataclass(frozen=True)
+class Items:
+    """The examples of a map-style dataset.
+
+    Attributes:
+        dataset: has a length, and items (input, target) by index; either may be a tensor, a number,
+            an array, or a tuple or dictionary of them.
+
+    Raises:
+        UserError: it has no length or no example, or an item is no such pair.
+    """
+
+    dataset: Any
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
+            raise UserError(
+                f"dataset: {type(self.dataset).__name__} has no length or no items by index, so "
+                "nothing can be drawn from it by Poisson sampling: give a map-style Dataset."
+            )
+        if len(self.dataset) == 0:
+            raise UserError("dataset: it has no example.")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> Batch:
+        """Return the examples at `indices`, one at least: inputs [B, ...], targets [B, ...]."""
+        items = [self.dataset[int(index)] for index in indices]
+        if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
+            raise UserError(
+                f"dataset: an item is {type(items[0]).__name__}, where a pair (input, target) is "
+                "needed; several inputs go into a tuple or a dictionary: ((a, b), target)."
+            )
+        try:
+            inputs, targets = default_collate(items)
+            return pack(inputs), pack(targets)
+        except (RuntimeError, TypeError) as error:
+            raise UserError(
+                f"dataset: its items do not make one batch: {first_line(error)} Give all of them "
+                "one shape and tensors, numbers or arrays."
+            ) from None
+
+    def like(self) -> Batch:
+        """Return a batch without an example, of the first item's shapes and dtypes."""
+        inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in self.batch([0]))
+        return inputs, targets
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all examples in order; reads each of them once."""
+        chain = hashlib.sha256()
+        for start in range(0, len(self), DIGESTED):
+            inputs, targets = self.batch(range(start, min(start + DIGESTED, len(self))))
+            part = state_digest({"inputs": unpack(inputs), "targets": unpack(targets)})
+            chain.update(part.encode())
+        return chain.hexdigest()

@@ -1,0 +1,107 @@
+"""What noise and batches of a training with foreign code follow from.
+
+A run of the command line has a digest of everything that distinguishes it. Here model, loss and
+loop are foreign code, of which no digest tells everything. If two trainings shared noise, the
+difference of their steps would be that of their sums without noise. So
+
+    - secure=True has no key: all randomness is the operating system's;
+    - without a seed the key is drawn from the operating system, for each process anew;
+    - with a seed the key covers the seed, the plan, the mechanism, the optimiser, ALL examples, the
+      gradients that model and loss give on random inputs, and code, libraries and machine, which
+      decide how sums are rounded. A digest of some examples would not do: neighbouring data sets,
+      which ε is about, agree in all but one.
+
+Each step has a key of its own, which also covers the ledger's end and, with a seed, the weights the
+step starts from. So two loops share nothing from the first step on in which anything has moved
+their weights apart (a schedule, clipped weights), and no step of a resumed training repeats the
+noise of one that was lost: it is a new release, and counts again. A seed repeats a training bit for
+bit on one machine (a CPU's), and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.gradients import Batch
+from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.library.examples import Items
+from zdp_bench.library.model_check import synthetic
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
+from zdp_bench.training.batches import seed_layers
+from zdp_bench.training.checkpoint import state_digest
+from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.model_checks.probes import preserve_state
+from zdp_bench.training.plan import Plan
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The key of a training, of which each step's follows.
+
+    Attributes:
+        seed: None if `first` was drawn from the operating system.
+    """
+
+    first: str
+    seed: int | None
+    secure: bool
+
+    def of_step(self, model: nn.Module, ledger: Ledger) -> str:
+        """Return the key of the step that the ledger's next line is for."""
+        weights = state_digest(model.state_dict()) if self.seed is not None else ""
+        parts = f"{self.first}:{ledger.position.digest}:{weights}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def noise(self, key: str) -> NoiseSource:
+        """Return the noise of the step with this key."""
+        return SecureNoise() if self.secure else SeededNoise(key)
+
+    def source(self) -> str:
+        """Return where the randomness comes from, for the report."""
+        if self.secure:
+            return "the operating system, for every number"
+        return "the operating system, once" if self.seed is None else f"seed {self.seed}"
+
+
+def make_keys(
+    seed: int | None,
+    secure: bool,
+    plan: Plan,
+    algorithm: Algorithm,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    examples: Items,
+    like: Batch,
+    made: str,
+) -> Keys:
+    """Return the keys of a training; with a seed, every example is read once.
+
+    Args:
+        made: whatever else decides a step's bits; see `environment.execution_digest`.
+    """
+    if seed is None or secure:
+        return Keys(os.urandom(32).hex(), None, secure)
+    device = next(model.parameters()).device
+    with takes_parts(model), preserve_state(model, device):
+        batch = synthetic(model, like)
+        torch.manual_seed(0)  # dropout's masks
+        behaviour = state_digest(algorithm.contributions(batch))
+    seed_layers(seed, 0, 0)  # so that the digest of randomly changed examples can be repeated
+    given = (
+        seed,
+        plan,
+        type(optimizer).__name__,
+        state_digest(optimizer.state_dict()),
+        examples.digest(),
+        behaviour,
+        made,
+    )
+    run = hashlib.sha256(repr(given).encode()).hexdigest()
+    return Keys(run_key(run, algorithm.mechanism(), foreign_code(())), seed, secure)

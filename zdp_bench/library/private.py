@@ -1,0 +1,239 @@
+"""A private training in a loop of your own: the steps of a run, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.library.examples import Items
+from zdp_bench.library.keys import Keys
+from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.training import checkpoint
+from zdp_bench.training.batches import read_in_pieces, seed_layers
+from zdp_bench.training.devices import arithmetic
+from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.plan import Plan
+from zdp_bench.training.record import released_report
+from zdp_bench.training.step import Training, private_step
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same from step to step.
+
+    Attributes:
+        run: the digest of mechanism and plan; a checkpoint of another training is refused.
+        fixed_state: what `check_model` returned.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    algorithm: Algorithm
+    examples: Items
+    plan: Plan
+    delta: float
+    target_epsilon: float | None
+    precision: str | None
+    keys: Keys
+    fixed_state: list[str]
+    run: str
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The batch of one step, for `Private.step`, which draws it.
+
+    Nobody else sees its examples, or how many there are: both are private.
+
+    Attributes:
+        number: the step's, from 0.
+    """
+
+    number: int
+
+
+@dataclass(eq=False)
+class Private:
+    """A private training. Make it with `make_private`.
+
+        for batch in private.batches():
+            private.step(batch)
+        print(private.epsilon)
+
+    Formal guarantees, as far as the training examples reach nothing but `step`:
+        - the weights, at any time, are (`epsilon`, δ)-differentially private, for data sets that
+          differ in one example;
+        - `epsilon` counts every step that the ledger holds, of this process and of those before;
+        - with `target_epsilon`, `batches` ends before ε would exceed it.
+
+    Attributes:
+        steps: how many the epochs are.
+        done: steps that the model has taken.
+    """
+
+    setting: Setting = field(repr=False)
+    ledger: Ledger = field(repr=False)
+    saved: checkpoint.Checkpoint | None = field(repr=False)
+    size: Size = field(repr=False)
+    resources: ExitStack = field(repr=False)
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        model = self.setting.model
+        finalize(self, self.resources.close)  # a notebook's user closes nothing
+        self._next: Batch | None = None
+        self._trained = list(trainable(model))
+        self._modes = {module: module.training for module in model.modules()}
+        self._limit: int | None = None
+        if self.setting.target_epsilon is not None:
+            most = self.ledger.releases + self.steps
+            self._limit = affordable_steps(
+                self.setting.algorithm.mechanism(),
+                self.setting.delta,
+                self.setting.target_epsilon,
+                most,
+            )
+
+    @property
+    def steps(self) -> int:
+        return self.setting.plan.steps
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batch of every step that is left; call `step` on each.
+
+        Raises:
+            UserError: the last batch was left out.
+        """
+        while self.done < self.steps and not self._is_spent():
+            self._next = Batch(self.done)
+            yield self._next
+            if self._next is not None:
+                raise UserError(
+                    f"the batch of step {self.done:,} was not trained on: call "
+                    "private.step(batch) on every batch. Steps that depend on what a batch holds "
+                    "are not private."
+                )
+
+    def _is_spent(self) -> bool:
+        return self._limit is not None and self.ledger.releases >= self._limit
+
+    def step(self, batch: Batch) -> None:
+        """Draw the batch, and take one private step of the optimiser on it.
+
+        The step is in the ledger before its noise is drawn. Every module is in the mode it was in
+        when `make_private` saw it, so evaluation in between may leave the model in `eval()`.
+
+        Raises:
+            UserError: it is not the batch that `batches` gave last, or other parameters train than
+                those that were checked.
+        """
+        if batch is not self._next:
+            raise UserError("private.step takes the batch that private.batches() gave last, once.")
+        self._check_trained()
+        setting, model = self.setting, self.setting.model
+        keys = setting.keys
+        for module, mode in self._modes.items():
+            module.training = mode
+        key = keys.of_step(model, self.ledger)
+        indices, divisor = setting.plan.draw(key, batch.number, keys.secure)
+        seed_layers(key, batch.number, 0, keys.secure)
+        device = next(model.parameters()).device
+        pieces = read_in_pieces(
+            lambda cut: setting.examples.batch(indices[cut]), len(indices), self.size, device
+        )
+        training = Training(
+            setting.algorithm, model, setting.optimizer, keys.noise(key), self.ledger, self._limit
+        )
+        exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
+        with takes_parts(model), exact:
+            private_step(training, batch.number, pieces, divisor)
+        self.done += 1
+        self._next = None
+
+    def _check_trained(self) -> None:
+        now = set(trainable(self.setting.model))
+        if changed := now.symmetric_difference(self._trained):
+            raise UserError(
+                f"parameter '{min(changed)}' was frozen, or set free, after make_private checked "
+                "the model: call make_private again, with another ledger or the same one."
+            )
+
+    @property
+    def epsilon(self) -> float:
+        """The tight ε of all releases so far."""
+        mechanism = self.setting.algorithm.mechanism()
+        return tight_epsilon(mechanism, self.ledger.releases, self.setting.delta)
+
+    def report(self) -> dict[str, Any]:
+        """Return what a record's `privacy` holds, but for a paper's claim and for patients.
+
+        Beside it: `randomness_from`, and `fixed_state`, the buffers and frozen parameters that the
+        output depends on and no ε covers.
+        """
+        setting, releases = self.setting, self.ledger.releases
+        report = released_report(
+            setting.algorithm, self.ledger, releases, setting.delta, setting.keys.secure
+        )
+        return report | {
+            "randomness_from": setting.keys.source(),
+            "fixed_state": setting.fixed_state,
+        }
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where `save` writes: beside the ledger."""
+        return self.ledger.path.with_suffix(".pt")
+
+    def save(self, scheduler: LRScheduler | None = None) -> None:
+        """Save weights, optimiser and schedule beside the ledger, whole or not at all."""
+        setting = self.setting
+        state = checkpoint.Checkpoint(
+            setting.run,
+            self.done,
+            setting.model.state_dict(),
+            setting.optimizer.state_dict(),
+            self.ledger.position,
+            [],
+            scheduler.state_dict() if scheduler else {},
+        )
+        checkpoint.save(self.checkpoint, state)
+
+    def resume(self, scheduler: LRScheduler | None = None) -> bool:
+        """Go on from what `save` saved before this process; False if there is nothing.
+
+        Steps that a killed process took after it are taken again as new releases, and count again:
+        nothing tells whether foreign code would repeat them bit for bit.
+
+        Raises:
+            UserError: steps were taken already.
+        """
+        if self.done:
+            raise UserError("private.resume() comes before the first step.")
+        if self.saved is None:
+            return False
+        self.saved.restore(self.setting.model, self.setting.optimizer, scheduler)
+        self.done = self.saved.step
+        return True
+
+    def close(self) -> None:
+        """Close the ledger and let go of its lock; the end of the process does so too."""
+        self.resources.close()
+
+    def __enter__(self) -> Private:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

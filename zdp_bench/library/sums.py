@@ -1,0 +1,46 @@
+"""The sum of clipped gradients, for a loop that adds noise and counts by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from zdp_bench import gradients
+from zdp_bench.gradients import ClippedSum, Loss
+from zdp_bench.gradients.parts import pack, takes_parts
+from zdp_bench.library.model_check import unpacking
+
+
+def clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    batch: tuple[Any, Any],
+    bound: float,
+    *,
+    per_layer: bool = False,
+    gamma: float | None = None,
+    complex_scale: float = 1.0,
+    engine: gradients.Engine = "auto",
+) -> ClippedSum:
+    """Return Σᵢ min(1, C/‖gᵢ‖)·gᵢ over a batch, and the norms before; see `gradients.clipped_sum`.
+
+    No noise is on it, and the model is not checked (`check_model`): by itself it has no ε.
+
+    Args:
+        loss: (outputs, targets) -> one loss per example, [B]; never a mean.
+        batch: (inputs, targets), [B, ...] each. Inputs in a tuple or a dictionary are the model's
+            arguments, in order or by name.
+        bound: C.
+    """
+    with takes_parts(model):
+        return gradients.clipped_sum(
+            model,
+            unpacking(loss),
+            (pack(batch[0]), pack(batch[1])),
+            bound,
+            per_layer=per_layer,
+            gamma=gamma,
+            complex_scale=complex_scale,
+            engine=engine,
+        )
