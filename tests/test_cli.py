@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import cli
+from zdp_bench.cli.commands import GROUPS
 from zdp_bench.cli.parser import build_parser
 from zdp_bench.errors import UserError
 
@@ -57,14 +58,17 @@ MISTAKES = [
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("table", "`zdp-bench table` needs PAPER/N; see `zdp-bench table --help`."),
     ("figure", "`zdp-bench figure` needs PAPER/figN; see"),
-    ("", "`zdp-bench` needs one of run, federate, table, "),
+    ("", "`zdp-bench` needs one of run, federate, find-lr, "),
     ("federate", "`zdp-bench federate` needs one of server, client; see"),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
     (
         "federate server recipe=quickstart",
         "federated.nodes is not set: say how many nodes the federation has, such as",
     ),
-    ("results --format xml", "--format 'xml' is not known. Allowed: csv, json, md, rich."),
+    (
+        "results --format xml",
+        "--format 'xml' is not known. Did you mean 'html'? Allowed: csv, html, json, md, rich.",
+    ),
     (
         "results --colums seed",
         "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?",
@@ -166,10 +170,42 @@ def test_every_verb_and_every_option_says_what_it_is() -> None:
         if isinstance(action, argparse._SubParsersAction)
     )
     assert set(verbs.choices) == set(cli.COMMANDS)
-    assert {choice.dest for choice in verbs._choices_actions if choice.help} == set(cli.COMMANDS)
     for verb, of in verbs.choices.items():
         assert of.description, verb
         assert not [action.dest for action in of._actions if not action.help], verb
+
+
+def test_the_help_has_every_verb_in_a_group_on_one_line_of_80_columns() -> None:
+    shown = build_parser().format_help().splitlines()
+    for verb, command in cli.COMMANDS.items():
+        assert command.GROUP in GROUPS, verb
+        assert [line.split()[1:] for line in shown if line.startswith(f"  {verb} ")] == [
+            command.HELP.split()
+        ]
+    assert max(map(len, shown)) <= 80
+
+
+def test_everything_that_is_listed_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list", "--format", "json")
+    assert code == 0
+    assert not [line for line in json.loads(out) if not line["what"]]
+
+
+@pytest.mark.parametrize("verb", ["list", "data", "coverage", "results", "table zeta_dp_2021/1"])
+@pytest.mark.parametrize("form", ["md", "csv", "json", "html"])
+def test_every_table_has_every_form(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    form: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, *verb.split(), "--format", form)
+    assert code == 0
+    if form == "json":
+        assert isinstance(json.loads(out), list)
+    assert out.startswith({"md": ("|", "#"), "csv": "", "json": "[", "html": "<!doctype"}[form])
 
 
 def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from zdp_bench.cli.arguments import add_overrides
 from zdp_bench.errors import UserError
 
+GROUP = "run"
 HELP = "train a recipe and write its record"
 
 
