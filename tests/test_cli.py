@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import cli
@@ -145,7 +146,19 @@ MISTAKES = [
     ),
     ("reproduce zeta_dp_2021/1 --seeds 0", "must be at least 1"),
     ("reproduce zeta_dp_2021/1 --seedz 2", "'--seedz' is not known"),
-    ("run recipe=quickstart launcher=joblib", "a launcher carries out a sweep; add -m"),
+    ("run recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it; add -m"),
+    ("run recipe=quickstart hydra.sweeper.max_batch_size=2", "only a sweep reads it; add -m"),
+    ("run recipe=quickstart hydra.run.dir=x", "hydra.run.dir=x: has no effect here."),
+    ("run -m recipe=quickstart hydra.sweep.dir=x", "paths.results=DIR says where it lies"),
+    ("run recipe=quickstart +hydra.job.chdir=true", "has no effect here"),
+    ("run recipe=quickstart --resolve", "--resolve belongs to --cfg"),
+    ("run -m recipe=quickstart --cfg job", "show one run: leave -m out"),
+    ("run recipe=quickstart --show-config sed=1", "Did you mean 'seed'?"),
+    ("run recipe=quickstart --cfg jobs", "Did you mean 'job'?"),
+    ("compare quickstart", "`zdp-bench compare` needs RUN"),
+    ("compare nothing nothing", "nothing: names no run here."),
+    ("budget mnits", "data set with runs 'mnits' is not known."),
+    ("budget --delta 2", "--delta=2.0: must be above 0 and below 1."),
     ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),
     ("results recip=a", "Did you mean 'recipe'?"),
@@ -183,6 +196,25 @@ def test_the_help_has_every_verb_in_a_group_on_one_line_of_80_columns() -> None:
             command.HELP.split()
         ]
     assert max(map(len, shown)) <= 80
+
+
+def test_a_configuration_is_shown_and_nothing_is_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "run", "--show-config", "recipe=quickstart", "optimizer.lr=0.25")
+    assert code == 0
+    shown = yaml.safe_load(out)
+    assert (shown["recipe"], shown["optimizer"]["lr"]) == ("quickstart", 0.25)
+    assert not {"hydra", "launcher"} & set(shown)
+    code, out, _ = run(capsys, "run", "recipe=mnist", "--cfg", "job")
+    assert "${oc.env:ZDP_DATA" in out
+    code, out, _ = run(capsys, "run", "recipe=mnist", "--cfg", "job", "--resolve")
+    assert yaml.safe_load(out)["dataset"]["name"] == "mnist"
+    assert "${" not in out
+    code, out, _ = run(capsys, "run", "recipe=mnist", "--info", "defaults")
+    assert "recipe/mnist" in out
+    assert not list(tmp_path.iterdir())
 
 
 def test_everything_that_is_listed_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,6 +315,8 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(tmp_path: Path) 
     assert "Traceback" not in done.stderr
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
+    assert not (tmp_path / "results" / "records.csv").exists()
+    start("results", "--write", at=tmp_path)
     assert len((tmp_path / "results" / "records.csv").read_text().splitlines()) == 3
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from zdp_bench import __version__
 from zdp_bench.cli.commands import COMMANDS, GROUPS
+from zdp_bench.cli.completion import SCRIPTS
 from zdp_bench.errors import unknown
 
 DESCRIPTION = """\
@@ -45,6 +46,14 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class _PrintCompletion(argparse.Action):
+    """Prints a shell's script and ends, as --version does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        print(SCRIPTS[given[1]], end="")
+        parser.exit()
+
+
 def build_parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser(
@@ -55,6 +64,12 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"zdp-bench {__version__}")
+    parser.add_argument(
+        "--completion",
+        choices=["bash", "zsh", "fish"],
+        action=_PrintCompletion,
+        help='print what teaches a shell to complete: eval "$(zdp-bench --completion bash)"',
+    )
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", prog="zdp-bench", required=True, help=argparse.SUPPRESS
     )

@@ -34,7 +34,8 @@ TELLING = [
 STAY = ("value", "run")  # shown also if they are the same in all records
 MOST = 6  # configuration keys that are shown unasked
 OVER = "averages_over"
-NO_RESULT = ("claims.", "trainer.micro_batch")  # recorded keys that change no result
+# recorded keys that change no result
+NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 
 
 @dataclass(frozen=True)

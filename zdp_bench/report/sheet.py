@@ -102,9 +102,12 @@ def _is_numeric(column: Sequence[str]) -> bool:
 
 def _broken(heading: str, column: Sequence[str]) -> str:
     """Return a long heading in several lines, which the numbers below it need not be as wide as."""
-    if len(heading) <= max(LONGEST, *map(len, column)):
-        return heading
-    return re.sub(r"([_.])|\s", r"\1\n", heading)
+    width, lines = max(LONGEST, *map(len, column)), [""]
+    for piece in re.findall(r"[^_.\s]*[_.\s]?", heading):
+        if len((lines[-1] + piece).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.strip() for line in lines)
 
 
 def html_page(title: str, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> str:

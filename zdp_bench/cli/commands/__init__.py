@@ -11,6 +11,8 @@ from types import ModuleType
 from zdp_bench.cli.commands import (
     audit,
     bench,
+    budget,
+    compare,
     coverage,
     data,
     epsilon,
@@ -45,6 +47,8 @@ COMMANDS: dict[str, ModuleType] = {
     "audit": audit,
     "bench": bench,
     "results": results,
+    "compare": compare,
+    "budget": budget,
     "reproduce": reproduce,
     "table": table,
     "coverage": coverage,

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from zdp_bench.cli.arguments import add_format, add_results, require_records
 from zdp_bench.cli.streams import print_sheet
@@ -27,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value"
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="also write records.csv, a row for each record, into the results folder",
+    )
     add_format(parser)
     add_results(parser)
 
@@ -43,4 +49,8 @@ def run(options: argparse.Namespace) -> int:
         )
     found = results.select(folder, options.filters, options.columns, options.sort, options.by)
     print_sheet(results.sheet(found), options.format)
+    if options.write:
+        from zdp_bench.records import rebuild_csv
+
+        print(f"written: {rebuild_csv(folder)}", file=sys.stderr)
     return 0
