@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import cli
+from zdp_bench.cli.commands import GROUPS
 from zdp_bench.cli.parser import build_parser
 from zdp_bench.errors import UserError
 
@@ -57,14 +59,17 @@ MISTAKES = [
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("table", "`zdp-bench table` needs PAPER/N; see `zdp-bench table --help`."),
     ("figure", "`zdp-bench figure` needs PAPER/figN; see"),
-    ("", "`zdp-bench` needs one of run, federate, table, "),
+    ("", "`zdp-bench` needs one of run, federate, find-lr, "),
     ("federate", "`zdp-bench federate` needs one of server, client; see"),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
     (
         "federate server recipe=quickstart",
         "federated.nodes is not set: say how many nodes the federation has, such as",
     ),
-    ("results --format xml", "--format 'xml' is not known. Allowed: csv, json, md, rich."),
+    (
+        "results --format xml",
+        "--format 'xml' is not known. Did you mean 'html'? Allowed: csv, html, json, md, rich.",
+    ),
     (
         "results --colums seed",
         "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?",
@@ -141,7 +146,19 @@ MISTAKES = [
     ),
     ("reproduce zeta_dp_2021/1 --seeds 0", "must be at least 1"),
     ("reproduce zeta_dp_2021/1 --seedz 2", "'--seedz' is not known"),
-    ("run recipe=quickstart launcher=joblib", "a launcher carries out a sweep; add -m"),
+    ("run recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it; add -m"),
+    ("run recipe=quickstart hydra.sweeper.max_batch_size=2", "only a sweep reads it; add -m"),
+    ("run recipe=quickstart hydra.run.dir=x", "hydra.run.dir=x: has no effect here."),
+    ("run -m recipe=quickstart hydra.sweep.dir=x", "paths.results=DIR says where it lies"),
+    ("run recipe=quickstart +hydra.job.chdir=true", "has no effect here"),
+    ("run recipe=quickstart --resolve", "--resolve belongs to --cfg"),
+    ("run -m recipe=quickstart --cfg job", "show one run: leave -m out"),
+    ("run recipe=quickstart --show-config sed=1", "Did you mean 'seed'?"),
+    ("run recipe=quickstart --cfg jobs", "Did you mean 'job'?"),
+    ("compare quickstart", "`zdp-bench compare` needs RUN"),
+    ("compare nothing nothing", "nothing: names no run here."),
+    ("budget mnits", "data set with runs 'mnits' is not known."),
+    ("budget --delta 2", "--delta=2.0: must be above 0 and below 1."),
     ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),
     ("results recip=a", "Did you mean 'recipe'?"),
@@ -166,10 +183,61 @@ def test_every_verb_and_every_option_says_what_it_is() -> None:
         if isinstance(action, argparse._SubParsersAction)
     )
     assert set(verbs.choices) == set(cli.COMMANDS)
-    assert {choice.dest for choice in verbs._choices_actions if choice.help} == set(cli.COMMANDS)
     for verb, of in verbs.choices.items():
         assert of.description, verb
         assert not [action.dest for action in of._actions if not action.help], verb
+
+
+def test_the_help_has_every_verb_in_a_group_on_one_line_of_80_columns() -> None:
+    shown = build_parser().format_help().splitlines()
+    for verb, command in cli.COMMANDS.items():
+        assert command.GROUP in GROUPS, verb
+        assert [line.split()[1:] for line in shown if line.startswith(f"  {verb} ")] == [
+            command.HELP.split()
+        ]
+    assert max(map(len, shown)) <= 80
+
+
+def test_a_configuration_is_shown_and_nothing_is_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "run", "--show-config", "recipe=quickstart", "optimizer.lr=0.25")
+    assert code == 0
+    shown = yaml.safe_load(out)
+    assert (shown["recipe"], shown["optimizer"]["lr"]) == ("quickstart", 0.25)
+    assert not {"hydra", "launcher"} & set(shown)
+    code, out, _ = run(capsys, "run", "recipe=mnist", "--cfg", "job")
+    assert "${oc.env:ZDP_DATA" in out
+    code, out, _ = run(capsys, "run", "recipe=mnist", "--cfg", "job", "--resolve")
+    assert yaml.safe_load(out)["dataset"]["name"] == "mnist"
+    assert "${" not in out
+    code, out, _ = run(capsys, "run", "recipe=mnist", "--info", "defaults")
+    assert "recipe/mnist" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_everything_that_is_listed_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list", "--format", "json")
+    assert code == 0
+    assert not [line for line in json.loads(out) if not line["what"]]
+
+
+@pytest.mark.parametrize("verb", ["list", "data", "coverage", "results", "table zeta_dp_2021/1"])
+@pytest.mark.parametrize("form", ["md", "csv", "json", "html"])
+def test_every_table_has_every_form(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    form: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, *verb.split(), "--format", form)
+    assert code == 0
+    if form == "json":
+        assert isinstance(json.loads(out), list)
+    assert out.startswith({"md": ("|", "#"), "csv": "", "json": "[", "html": "<!doctype"}[form])
 
 
 def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +315,8 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(tmp_path: Path) 
     assert "Traceback" not in done.stderr
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
+    assert not (tmp_path / "results" / "records.csv").exists()
+    start("results", "--write", at=tmp_path)
     assert len((tmp_path / "results" / "records.csv").read_text().splitlines()) == 3
 
 

@@ -3,7 +3,7 @@
     results/runs/<recipe>/<digest of configuration and data>/record.json
 
 Everything but `environment` and `measured` is a function of the configuration, the data and the
-seed: two runs of one seed write the same. `results/records.csv` is rebuilt from the records.
+seed: two runs of one seed write the same. `zdp-bench results --write` lists them in `records.csv`.
 """
 
 from __future__ import annotations

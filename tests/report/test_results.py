@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
@@ -26,6 +28,7 @@ def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> 
     assert shown.as_text("md").splitlines()[2] == "| a | 1 | 0.25 |  |"
     lines = json.loads(shown.as_text("json"))
     assert lines[1] == {"recipe": "a", "seed": 2, "value": 0.75, "epsilon_patient": None}
+    assert shown.as_text("html").count("<tr>") == 3
     assert shown.as_rich().row_count == 2
     one = sheet(select(tmp_path, ["recipe=b"], None, None))
     assert one.title == "1 record"
@@ -44,7 +47,7 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
         ["b", "accuracy", "1", "0.9", ""],
     ]
     only = select(tmp_path, ["recipe=b"], "recipe,mean", "mean", by="recipe,delta")
-    assert only.to_numpy().tolist() == [["b", 0.9]]
+    assert only.frame.to_numpy().tolist() == [["b", 0.9]]
 
 
 @pytest.mark.parametrize(
@@ -57,3 +60,76 @@ def test_the_nearest_column_is_suggested(tmp_path: Path, wrong: dict[str, Any]) 
         select(tmp_path, **{"filters": [], "columns": None, "sort": None} | wrong)
     with pytest.raises(UserError, match="is no filter"):
         select(tmp_path, ["recipe"], None, None)
+
+
+def configured(seed: int, value: float, **config: Any) -> dict[str, Any]:
+    made = record("a", seed, value, config=config)
+    return made | {"run": f"{seed}{config['optimizer']['lr']}".ljust(64, "0")}
+
+
+def test_any_key_of_the_configuration_is_a_column(tmp_path: Path) -> None:
+    layers = {"hidden": [4, 2], "name": "m"}
+    save(tmp_path, configured(1, 0.5, optimizer={"lr": 1e-5}, model=layers))
+    save(tmp_path, configured(2, 0.7, optimizer={"lr": 10.0, "on": None}, model=layers))
+    found = select(tmp_path, ["optimizer.lr=0.00001"], "seed,optimizer.lr,model.hidden", None)
+    assert found.frame.to_numpy().tolist() == [[1, 1e-5, "[4, 2]"]]
+    assert len(select(tmp_path, ["model.hidden=[4,2]"], None, None).frame) == 2
+    assert len(select(tmp_path, ["optimizer.on=null"], None, None).frame) == 2
+    assert sheet(select(tmp_path, [], "optimizer.lr", "optimizer.lr")).rows == [["1e-05"], ["10"]]
+    with pytest.raises(UserError, match=r"Did you mean 'optimizer\.lr'"):
+        select(tmp_path, [], "optimzer.lr", None)
+
+
+def test_what_differs_is_shown_and_what_is_the_same_is_said_once(tmp_path: Path) -> None:
+    for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.3)):
+        save(tmp_path, configured(seed, rate, optimizer={"lr": rate}, trainer={"epochs": 3}))
+    shown = sheet(select(tmp_path, [], None, None))
+    assert shown.columns == ["seed", "optimizer.lr", "value", "run"]
+    assert {tuple(row[:3]) for row in shown.rows} == {
+        ("1", "0.1", "0.1"),
+        ("2", "0.1", "0.1"),
+        ("1", "0.3", "0.3"),
+    }
+    assert "recipe a" in shown.notes[0]
+    assert "steps 7" in shown.notes[0]
+    assert shown.numbers[0]["steps"] == 7  # CSV and JSON keep every column
+    many = {f"k{n}": {"lr": n} for n in range(9)}
+    save(tmp_path, configured(4, 0.1, optimizer={"lr": 0.1}, trainer={"epochs": 3}, **many))
+    assert "Also different: k6.lr, k7.lr" in sheet(select(tmp_path, [], None, None)).notes[-1]
+
+
+def test_a_group_says_what_it_averages_over(tmp_path: Path) -> None:
+    for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.3)):
+        save(tmp_path, configured(seed, rate, optimizer={"lr": rate}))
+    shown = sheet(select(tmp_path, [], None, None, by="recipe"))
+    assert shown.columns[-1] == "averages_over"
+    assert shown.rows[0][-1] == "optimizer.lr"
+    assert "1 of 1 groups average over runs that differ in more than their seed" in shown.notes[0]
+    apart = sheet(select(tmp_path, [], None, None, by="recipe,optimizer.lr"))
+    assert [row[3] for row in apart.rows] == ["2", "1"]
+    assert "averages_over" not in apart.columns
+    assert not apart.notes
+    other = {"name": "d", "provenance": "official", "digest": "e" * 64, "notes": ""}
+    save(tmp_path, configured(9, 0.1, optimizer={"lr": 0.1}) | {"data": other})
+    assert "data_digest" in select(tmp_path, [], None, None, by="recipe").frame.to_csv()
+
+
+def test_of_options_of_different_plug_ins_only_the_name_is_told(tmp_path: Path) -> None:
+    save(tmp_path, configured(1, 0.5, optimizer={"lr": 1, "name": "sgd", "momentum": 0.9}))
+    save(tmp_path, configured(2, 0.5, optimizer={"lr": 2, "name": "adam", "eps": 1e-8}))
+    assert "optimizer.name" in select(tmp_path, [], None, None).frame.columns
+    assert "optimizer.eps" not in select(tmp_path, [], None, None).frame.columns
+
+
+def test_at_80_columns_numbers_stay_and_names_are_cut(tmp_path: Path) -> None:
+    long = "a_recipe_with_a_rather_long_name_of_its_own"
+    for seed in (1, 2):
+        one = record(long, seed, 0.123412341 * seed)
+        one["privacy"] |= {"epsilon_tight": 3.3051 * seed, "epsilon_claimed": 1.9771 * seed}
+        save(tmp_path, one | {"run": f"{seed}" * 64, "claims": {"variant": f"{long}{seed}"}})
+    console = Console(width=80, file=StringIO())
+    console.print(sheet(select(tmp_path, [], None, None)).as_rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    for number in ("0.1234", "0.2468", "3.305", "6.61", "1.977", "3.954"):
+        assert number in text

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from zdp_bench.cli.arguments import refuse_launcher
 from zdp_bench.cli.commands import COMMANDS
+from zdp_bench.cli.completion import complete
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.cli.streams import lasting_output
 from zdp_bench.errors import UserError
@@ -40,6 +41,9 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
 
 def _carry_out(words: list[str]) -> int:
     """Run the command and return its exit code; print what went wrong."""
+    if words[:1] == ["--complete"]:
+        print("\n".join(complete(words[1:])))
+        return 0
     options = parse_arguments(words)
     try:
         refuse_launcher(options)

@@ -12,6 +12,7 @@ from zdp_bench.errors import UserError
 
 Number = TypeVar("Number", int, float)
 RESULTS = Path("results")
+FORMS = ("md", "csv", "json", "html")  # of `report/sheet.py`, which is not imported for --help
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
@@ -43,8 +44,9 @@ def add_data_root(parser: argparse.ArgumentParser) -> None:
 
 
 def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add --format: rich, or one of `others`."""
+    """Add --format: rich, or one of `others`; by default, any form that a table has."""
     what = "JSON" if others == ("json",) else "text for other programs"
+    others = others or FORMS
     parser.add_argument(
         "--format",
         choices=["rich", *others],

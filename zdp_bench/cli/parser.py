@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from zdp_bench import __version__
-from zdp_bench.cli.commands import COMMANDS
+from zdp_bench.cli.commands import COMMANDS, GROUPS
+from zdp_bench.cli.completion import SCRIPTS
 from zdp_bench.errors import unknown
 
+DESCRIPTION = """\
+Differentially private deep learning on medical and complex-valued data, with
+numbers that can be trusted.
+"""
 EPILOG = """\
 examples:
   zdp-bench run recipe=quickstart
-  zdp-bench run -m recipe=phasemnist seed=1,2,3 algorithm.noise_multiplier=0.8,1.1
+  zdp-bench run -m recipe=phasemnist seed=1,2,3 optimizer.lr=0.1,0.3
   zdp-bench reproduce zeta_dp_2021/1 --seeds 3
   zdp-bench audit recipe=quickstart
 """
@@ -41,22 +46,46 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class _PrintCompletion(argparse.Action):
+    """Prints a shell's script and ends, as --version does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        print(SCRIPTS[given[1]], end="")
+        parser.exit()
+
+
 def build_parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser(
         prog="zdp-bench",
-        description="Differentially private deep learning on medical and complex-valued data, "
-        "with numbers that can be trusted.",
+        usage="zdp-bench VERB ...",
+        description=DESCRIPTION + "\n".join(_list_verbs()),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"zdp-bench {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    parser.add_argument(
+        "--completion",
+        choices=["bash", "zsh", "fish"],
+        action=_PrintCompletion,
+        help='print what teaches a shell to complete: eval "$(zdp-bench --completion bash)"',
+    )
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="VERB", prog="zdp-bench", required=True, help=argparse.SUPPRESS
+    )
     for verb, command in COMMANDS.items():
-        command.add_arguments(
-            verbs.add_parser(verb, help=command.HELP, description=command.__doc__)
-        )
+        command.add_arguments(verbs.add_parser(verb, description=command.__doc__))
     return parser
+
+
+def _list_verbs() -> list[str]:
+    """Return the lines that name every verb, in their groups."""
+    width = max(map(len, COMMANDS))
+    lines = []
+    for group, heading in GROUPS.items():
+        lines += ["", f"{heading}:"]
+        lines += [f"  {v:{width}}  {c.HELP}" for v, c in COMMANDS.items() if group == c.GROUP]
+    return lines
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Standard output that outlives its reader."""
+"""Standard output that outlives its reader, and a table on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+if TYPE_CHECKING:
+    from zdp_bench.report.sheet import Sheet
 
 
 class LastingStream:
@@ -63,3 +66,13 @@ def lasting_output() -> Iterator[LastingStream]:
     finally:
         lasting.flush()
         sys.stdout, sys.stderr = before
+
+
+def print_sheet(sheet: Sheet, form: str) -> None:
+    """Print a table as --format says: "rich", or one of `sheet.FORMS`."""
+    from zdp_bench.training.progress import console
+
+    if form == "rich":
+        console().print(sheet.as_rich())
+    else:
+        print(sheet.as_text(form))

@@ -32,6 +32,7 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     ("privacy.max_epsilon", *POSITIVE),
     ("privacy.target_epsilon", *POSITIVE),
     ("privacy.claimed_epsilon", *POSITIVE),
+    ("privacy.total_budget", *POSITIVE),
     ("execution.prefetch", lambda value: value >= 0, "must be 0 or more"),
     ("execution.prefetch", lambda value: value <= MOST_PREFETCHED, MANY),
     ("seed", lambda value: value >= 0, "must be 0 or more"),
@@ -143,6 +144,11 @@ def _check_federated(run: Run) -> None:
     if nodes is None:
         return
     require_count("federated.nodes", nodes)
+    if run.privacy.total_budget is not None:
+        raise UserError(
+            f"privacy.total_budget={run.privacy.total_budget:g} with federated.nodes={nodes}: it "
+            "refuses central runs only; leave it out, and set privacy.max_epsilon."
+        )
     least, node = federated.min_nodes, federated.node
     rule = f"must lie between 1 and the {nodes} nodes"
     require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)

@@ -22,6 +22,8 @@ def experiment_digest(run: Run) -> str:
     }
     trainer = content["trainer"].items()
     content["trainer"] = {key: value for key, value in trainer if key != "micro_batch"}
+    privacy = content["privacy"].items()
+    content["privacy"] = {key: value for key, value in privacy if key != "total_budget"}
     content = _without_empty(content)
     if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
@@ -40,7 +42,7 @@ def enters_digest(key: str) -> bool:
     section, _, name = key.partition(".")
     if section == "federated":
         return name in FEDERATED_RESULT
-    return section not in OPERATIONAL and key != "trainer.micro_batch"
+    return section not in OPERATIONAL and key not in ("trainer.micro_batch", "privacy.total_budget")
 
 
 def run_digest(run: Run, data_digest: str) -> str:

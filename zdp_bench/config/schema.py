@@ -48,6 +48,8 @@ class Privacy:
             tight ε; inf: by 0. null: as configured.
         claimed_epsilon: replace it by the one for which the accountant claims this ε; inf: by 0.
             null: as configured.
+        total_budget: refuse a run that would take the tight ε of all runs on its data set, in its
+            results folder, past this; see `training/spending.py`. null: none.
         range_test_steps: steps of a learning-rate range test on the same examples, which every ε
             counts. null: none.
         secure: sample and draw noise from the operating system's cryptographic randomness instead
@@ -58,6 +60,7 @@ class Privacy:
     max_epsilon: float | None
     target_epsilon: float | None
     claimed_epsilon: float | None
+    total_budget: float | None
     range_test_steps: int | None
     secure: bool
 

@@ -290,12 +290,11 @@ def patient_epsilon(
     if trivial := _trivial(z, rate, steps, delta):
         return trivial[0]
     if sampling.scheme == "poisson":
-        drawn = several_examples(binom.logpmf(np.arange(count + 1), count, rate))
-        return epsilon(poisson_laws(z, drawn, steps, delta), steps, delta)
+        return epsilon(poisson_laws(z, patients_draws(rate, count), steps, delta), steps, delta)
     # Every batch then holds some of this patient's examples: sampling hides nothing.
     if count + batch > sampling.records:
         return pld(z / min(count, batch), 1.0, steps, delta)
-    return epsilon(uniform_laws(z, _patients_share(sampling, count), steps, delta), steps, delta)
+    return epsilon(uniform_laws(z, patients_share(sampling, count), steps, delta), steps, delta)
 
 
 def patient_interval(
@@ -313,11 +312,16 @@ def patient_interval(
     rate = sampling.sample_rate
     if sampling.scheme != "uniform" or _trivial(z, rate, steps, delta, hopeless=0.0):
         return high, high
-    return min(high, _at_least(z, _patients_share(sampling, count), steps, delta)), high
+    return min(high, _at_least(z, patients_share(sampling, count), steps, delta)), high
 
 
-def _patients_share(sampling: Sampling, count: int) -> Mixture:
-    """The law of how many of a patient's examples a batch of fixed size holds."""
+def patients_draws(rate: float, count: int) -> Mixture:
+    """Return the law of how many of a patient's examples a Poisson batch holds."""
+    return several_examples(binom.logpmf(np.arange(count + 1), count, rate))
+
+
+def patients_share(sampling: Sampling, count: int) -> Mixture:
+    """Return the law of how many of a patient's examples a batch of fixed size holds."""
     batch = round(sampling.sample_rate * sampling.records)
     return several_examples(
         hypergeom.logpmf(np.arange(min(count, batch) + 1), sampling.records, count, batch)

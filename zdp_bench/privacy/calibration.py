@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.privacy.mechanism import Mechanism
 
 ARITHMETIC = 1  # raise it when an accountant's numbers change: older results are then computed anew
 TOLERANCE = 1e-4  # relative, of σ; the answer is rounded to the private side
@@ -74,10 +74,7 @@ def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float
     }
 
     def epsilon_of(z: float) -> float:
-        std = sampling.shift * z  # of one block with bound 1: its z is std / shift
-        return tight_epsilon(
-            Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling), steps, delta
-        )
+        return tight_epsilon(Mechanism.of_z(z, sampling), steps, delta)
 
     # z must not come out one rounding lower
     return solve(target, epsilon_of, question) / unit.z * (1 + 1e-12)

@@ -27,6 +27,7 @@ pessimistic.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,10 +35,12 @@ import numpy as np
 from dp_accounting.pld.common import self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+from scipy.signal import fftconvolve
 from scipy.special import log_ndtr, logsumexp, ndtr
 
 # Cells per standard deviation of a step's loss: FINE up to FEW steps, COARSE for more.
 FINE, COARSE, FEW = 400, 40, 64
+MIXED = 120  # the same, of the mean spread, where steps of several kinds share a grid
 CELLS = 2**19  # at most, in all
 FINEST, MOST_CELLS = 1000, 2**21  # for a lower bound, which loses all of its rounding
 TAIL = 10.0  # standard deviations kept of every normal law; 8e-24 beyond counts as disclosure
@@ -90,18 +93,24 @@ class Law:
     infinite: float
 
 
-def poisson_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[Law, Law]:
+def poisson_laws(
+    z: float, drawn: Mixture, steps: int, delta: float, width: float | None = None
+) -> tuple[Law, Law]:
     """Return the laws of ONE Poisson-sampled step, for examples removed and for examples added.
 
     Args:
         z: noise standard deviation in units of one example's largest shift; finite, positive.
         drawn: how many of the added or removed examples a step draws.
         steps, delta: choose the grid.
+        width: that of the grid, to compose the laws with others; see `shared_width`.
     """
-    return _poisson_laws(z, drawn, *_grid(z, drawn, steps, delta))
+    own, top = _grid(z, drawn, steps, delta)
+    return _poisson_laws(z, drawn, width or own, top)
 
 
-def uniform_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[Law]:
+def uniform_laws(
+    z: float, drawn: Mixture, steps: int, delta: float, width: float | None = None
+) -> tuple[Law]:
     """Return the law of ONE step with a fixed-size batch drawn without replacement, for replaced
     examples.
 
@@ -109,6 +118,7 @@ def uniform_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[La
         z: noise standard deviation in units of the largest shift that replacing ONE drawn example
             makes (2C for shares up to C).
         drawn: how many of the replaced examples a step draws.
+        width: as for `poisson_laws`.
 
     Proof for several examples (one example is Proposition 30 of Zhu, Dong & Wang 2021): given j
     drawn, batches of the two data sets can be paired so that the sum moves by j shifts, and a batch
@@ -118,7 +128,8 @@ def uniform_laws(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[La
     that any is drawn, of the one-example profile with shift j and sample rate 1 − w₀. The relation
     is symmetric, which gives α < 1.
     """
-    return _uniform_laws(z, drawn, *_grid(z, drawn, steps, delta))
+    own, top = _grid(z, drawn, steps, delta)
+    return _uniform_laws(z, drawn, width or own, top)
 
 
 def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
@@ -137,7 +148,33 @@ def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
 
 def epsilon(laws: tuple[Law, ...], steps: int, delta: float) -> float:
     """Return an upper bound on the ε of `steps` steps at `delta`, the worst over the laws."""
-    return max(_epsilon(law, steps, delta) for law in laws)
+    return epsilon_together([(laws, steps)], delta)
+
+
+def epsilon_together(parts: Sequence[tuple[tuple[Law, ...], int]], delta: float) -> float:
+    """Return an upper bound on the ε of steps of several kinds, one after the other, at `delta`.
+
+    Args:
+        parts: the laws of one step of a kind, and how many steps; all on grids of one width
+            (`shared_width`), and all of one kind of neighbours.
+    """
+    ways = zip(*(laws for laws, _ in parts), strict=True)
+    return max(
+        _epsilon([(law, n) for law, (_, n) in zip(way, parts, strict=True)], delta) for way in ways
+    )
+
+
+def shared_width(kinds: Sequence[tuple[float, Mixture, int]], delta: float) -> float:
+    """Return the width of a grid on which steps of several kinds (z, drawn, steps) are composed.
+
+    It is small beside the mean spread of a step's loss, as far as the number of cells allows.
+    """
+    steps = sum(n for _, _, n in kinds)
+    extents = [(_extent(z, drawn, steps, delta), n) for z, drawn, n in kinds]
+    variance = sum(n * spread**2 for (spread, _, _), n in extents)
+    highest = max(top for (_, top, _), _ in extents)
+    finest = math.sqrt(variance / steps) / MIXED
+    return max(finest, 2 * highest / CELLS, (highest + 20 * math.sqrt(variance)) / CELLS, 1e-9)
 
 
 def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
@@ -178,29 +215,41 @@ def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float
     return mass, law.first * steps + offset, truncated, len(mass) * abs(float(mass.min()))
 
 
-def _epsilon(law: Law, steps: int, delta: float) -> float:
-    mass, first, truncated, noise = _compose(law, steps, delta)
+def _epsilon(parts: Sequence[tuple[Law, int]], delta: float) -> float:
+    mass, first, truncated, noise = _compose(*parts[0], delta)
+    for law, steps in parts[1:]:
+        other, offset, cut, rounding = _compose(law, steps, delta)
+        mass, first, truncated = fftconvolve(mass, other), first + offset, truncated + cut
+        noise += rounding + len(mass) * abs(float(mass.min()))
     if noise > delta / 2:
-        return _epsilon_by_moments(law, steps, delta)
-    infinite = truncated - math.expm1(steps * math.log1p(-law.infinite))
-    composed_law = DensePLDPmf(law.width, first, mass, infinite, pessimistic_estimate=True)
+        return _epsilon_by_moments(parts, delta)
+    infinite = truncated - math.expm1(_log_finite(parts))
+    composed_law = DensePLDPmf(parts[0][0].width, first, mass, infinite, pessimistic_estimate=True)
     return float(composed_law.get_epsilon_for_delta(delta - noise))
 
 
-def _epsilon_by_moments(law: Law, steps: int, delta: float) -> float:
+def _log_finite(parts: Sequence[tuple[Law, int]]) -> float:
+    """Return the log of the probability that no step has an infinite loss."""
+    return sum(steps * math.log1p(-law.infinite) for law, steps in parts)
+
+
+def _epsilon_by_moments(parts: Sequence[tuple[Law, int]], delta: float) -> float:
     """A looser bound for a δ below the FFT's rounding: the Rényi divergences of the same law, added
     over the steps.
     """
-    left = delta + math.expm1(steps * math.log1p(-law.infinite))
+    left = delta + math.expm1(_log_finite(parts))
     if left <= 0:
         return math.inf
-    losses = (law.first + np.arange(len(law.mass))) * law.width
-    with np.errstate(divide="ignore"):
-        log_mass = np.log(law.mass)
     orders = np.concatenate([1 + np.geomspace(1e-3, 1, 40), np.geomspace(2.1, 1e4, 120)])
-    divergences = [
-        max(0.0, steps * float(logsumexp(log_mass + (a - 1) * losses)) / (a - 1)) for a in orders
-    ]
+    divergences = np.zeros(len(orders))
+    for law, steps in parts:
+        losses = (law.first + np.arange(len(law.mass))) * law.width
+        with np.errstate(divide="ignore"):
+            log_mass = np.log(law.mass)
+        divergences += [
+            max(0.0, steps * float(logsumexp(log_mass + (a - 1) * losses)) / (a - 1))
+            for a in orders
+        ]
     return float(compute_epsilon(orders, divergences, left)[0])
 
 
@@ -258,6 +307,14 @@ def _grid(
     seconds. The largest losses are rare and stretch the grid, so the tail is cut where all steps
     together hold a share `CUT` of δ beyond it.
     """
+    spread, highest, top = _extent(z, drawn, steps, delta)
+    width = spread / (fine or (FINE if steps <= FEW else COARSE))
+    span = highest + 20 * spread * math.sqrt(steps)
+    return max(width, 2 * highest / cells, span / cells, 1e-9), top
+
+
+def _extent(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[float, float, float]:
+    """Return the spread of a step's loss, its largest value below the cut, and the cut's x."""
     weights = np.array(drawn.log_weights)
     x = np.linspace(-TAIL * z, len(weights) - 1 + TAIL * z, 8001)
     with np.errstate(under="ignore"):
@@ -268,10 +325,7 @@ def _grid(
     loss = _loss(x, z, weights)
     spread = math.sqrt(float(np.sum(density * loss**2) / np.sum(density)))
     cut = min(int(np.searchsorted(-beyond, -CUT * delta / steps)), len(x) - 1)
-    highest = float(loss[cut])
-    width = spread / (fine or (FINE if steps <= FEW else COARSE))
-    span = highest + 20 * spread * math.sqrt(steps)
-    return max(width, 2 * highest / cells, span / cells, 1e-9), float(x[cut])
+    return spread, float(loss[cut]), float(x[cut])
 
 
 def _loss(x: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:

@@ -186,6 +186,12 @@ class Mechanism:
         inverse_square = max(ratios) if self.joint else sum(ratios)
         return 1.0 / (self.sampling.shift * math.sqrt(inverse_square))
 
+    @staticmethod
+    def of_z(z: float, sampling: Sampling) -> Mechanism:
+        """Return the simplest mechanism that is exactly as private: one number, bound 1."""
+        std = sampling.shift * z
+        return Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling)
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values for ledger and record; an infinite bound becomes "inf"."""
         plain = dataclasses.asdict(self)

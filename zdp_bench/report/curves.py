@@ -23,7 +23,15 @@ from zdp_bench.report.coverage import STATUSES, Count
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import Axes, Coverage, Reference
 from zdp_bench.report.rows import Filling, fitting, mark
-from zdp_bench.report.sheet import Sheet, markdown_page, markdown_table, to_csv, write_pair
+from zdp_bench.report.sheet import (
+    Sheet,
+    html_page,
+    markdown_page,
+    markdown_table,
+    to_csv,
+    to_json,
+    write_pair,
+)
 from zdp_bench.report.tables import EPSILONS, data_notes, not_run, origin
 
 
@@ -127,6 +135,15 @@ class Curves:
         shown = [s.as_rich() if s.rows else empty.format(s.title) for s in sheets]
         return [self.count.sentence, *shown, "\n".join(self.notes)]
 
+    def as_text(self, form: str) -> str:
+        """Return all panels in one of `sheet.FORMS`, without a line break at its end."""
+        if form == "json":
+            return to_json(self._points())
+        if form == "html":
+            panels = [self.sheet(panel) for panel in self.panels]
+            return html_page(self.title, panels, [self.count.sentence, *self.notes]).rstrip()
+        return (self.as_markdown() if form == "md" else self.as_csv()).rstrip()
+
     def as_markdown(self) -> str:
         """Return a page with a table for each panel."""
         body: list[str] = []
@@ -142,8 +159,12 @@ class Curves:
 
     def as_csv(self) -> str:
         """Return one line a point, unrounded: what `report/figures` draws from."""
-        points = [self._numbers(curve, point) for curve in self.curves for point in curve.points]
-        return to_csv(points, ("row", "status", "panel", "curve", "x", "values", "epsilon_tight"))
+        return to_csv(
+            self._points(), ("row", "status", "panel", "curve", "x", "values", "epsilon_tight")
+        )
+
+    def _points(self) -> list[dict[str, object]]:
+        return [self._numbers(curve, point) for curve in self.curves for point in curve.points]
 
     def _numbers(self, curve: Curve, point: Point) -> dict[str, object]:
         jobs = curve.fillings

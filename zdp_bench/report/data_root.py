@@ -13,7 +13,7 @@ COLUMNS = ("data set", "provenance", "state", "from", "licence")
 def sheet(root: Path, cards: list[Card]) -> Sheet:
     """Return one row a data set."""
     rows = [[of.name, of.provenance, state(root, of), of.source, of.licence] for of in cards]
-    return Sheet(f"data root: {root}", COLUMNS, rows)
+    return Sheet.of_words(f"data root: {root}", COLUMNS, rows)
 
 
 def state(root: Path, of: Card) -> str:

@@ -1,13 +1,21 @@
-"""`zdp-bench results`: the records as a table, filtered, sorted, grouped."""
+"""`zdp-bench results`: the records as a table, filtered, sorted, grouped.
+
+A column is one of `records.COLUMNS` or any key of a run's configuration, such as `optimizer.lr`.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.records import Record
 from zdp_bench.report.sheet import Sheet
 
 TELLING = [
@@ -23,21 +31,41 @@ TELLING = [
     "provenance",
     "run",
 ]
+STAY = ("value", "run")  # shown also if they are the same in all records
+MOST = 6  # configuration keys that are shown unasked
+OVER = "averages_over"
+# recorded keys that change no result
+NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Records, or groups of them, with the columns asked for.
+
+    Attributes:
+        same: columns of equal values, which a table names once, below it.
+        notes: sentences below the table.
+    """
+
+    frame: pd.DataFrame
+    same: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def select(
     results: Path, filters: list[str], columns: str | None, sort: str | None, by: str | None = None
-) -> pd.DataFrame:
+) -> Selection:
     """Return the records that pass every `column=value` filter, or one line a group of them.
 
     Args:
-        columns: comma-separated; the most telling by default.
+        columns: comma-separated; by default the most telling, and the configuration keys in which
+            runs of one recipe differ.
         by: columns whose values make a group, comma-separated.
 
     Raises:
         UserError: a column does not exist, or a filter is not of the form column=value.
     """
-    frame = records.frame(records.read_all(results))
+    frame, keys = read_frame(records.read_all(results))
     for condition in filters:
         column, equals, value = condition.partition("=")
         if not equals:
@@ -45,27 +73,113 @@ def select(
                 f"'{condition}' is no filter: write column=value, such as recipe=phasemnist."
             )
         _require(column, frame)
-        frame = frame[frame[column].astype(str) == value]
-    shown = columns.split(",") if columns else TELLING
+        frame = frame[[_equals(cell, value) for cell in frame[column]]]
+    same: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if by:
-        frame = _group(frame, by.split(","))
-        shown = columns.split(",") if columns else list(frame.columns)
+        frame, notes = _group(frame, by.split(","), keys)
+        shown = list(frame.columns)
+    else:
+        shown, notes = _telling(frame, keys)
+        if not columns and len(frame) > 1:
+            same = tuple(c for c in shown if c not in STAY and not _differs(frame[c]))
+    if columns:
+        shown, notes = columns.split(","), notes if by else ()
     if sort:
         _require(sort, frame)
-        frame = frame.sort_values(sort, kind="stable")
+        frame = frame.sort_values(sort, kind="stable", key=_sortable)
     for column in shown:
         _require(column, frame)
-    return frame[shown]
+    return Selection(frame[shown], same, notes)
 
 
-def _group(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Return n, mean and deviation of `value` for each set of equal values of `columns`."""
+def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
+    """Return one row a record, and which columns are configuration keys."""
+    frame = records.frame(list(found))
+    flat = [flatten(record["config"]) for record in found]
+    keys = {key for one in flat for key in one if not key.startswith(NO_RESULT)}
+    keys = sorted(keys - set(frame.columns))
+    settings = pd.DataFrame(
+        [[one.get(key) for key in keys] for one in flat], columns=keys, dtype=object
+    )
+    return pd.concat([frame, settings], axis=1), keys
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration by dotted key; a list becomes its JSON text."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def differing(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return the columns of `keys` whose values differ, but for options of different plug-ins.
+
+    A key that is null, false or not there is off, as it is for a run's digest.
+    """
+    found = [key for key in keys if _differs(frame[key])]
+    other = {key.removesuffix("name") for key in found if key.endswith(".name")}
+    return [key for key in found if key.endswith(".name") or not key.startswith(tuple(other))]
+
+
+def _differs(column: pd.Series) -> bool:
+    return len({None if cell is False or pd.isna(cell) else str(cell) for cell in column}) > 1
+
+
+def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns that are shown unasked, and a note on those that also differ."""
+    found = {key: None for _, runs in frame.groupby("recipe") for key in differing(runs, keys)}
+    shown = list(found)[:MOST]
+    left = ", ".join(list(found)[MOST:])
+    notes = (f"Also different: {left}; --columns shows them.",) if left else ()
+    at = TELLING.index("metric")
+    return [*TELLING[:at], *shown, *TELLING[at:]], notes
+
+
+def _group(
+    frame: pd.DataFrame, columns: list[str], keys: list[str]
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return n, mean and deviation of `value` for each set of equal values of `columns`.
+
+    What else differs within a group, but for the seed, stands in the column `averages_over`, which
+    is there if it does in any group.
+    """
     for column in columns:
         _require(column, frame)
     if "metric" not in columns:  # values of different metrics have no mean
         columns = [*columns, "metric"]
-    grouped = frame.groupby(columns, dropna=False, sort=True)["value"]
-    return grouped.agg(n="count", mean="mean", deviation="std").reset_index()
+    grouped = frame.groupby(columns, dropna=False, sort=True)
+    made = grouped["value"].agg(n="count", mean="mean", deviation="std").reset_index()
+    watched = [key for key in ("recipe", "data_digest", *keys) if key not in columns]
+    over = [", ".join(differing(runs, watched)) for _, runs in grouped]
+    if not any(over):
+        return made, ()
+    several = sum(map(bool, over))
+    note = (
+        f"{several} of {len(over)} groups average over runs that differ in more than their seed: "
+        f"{OVER} says in what; add it to --by to tell them apart."
+    )
+    return made.assign(**{OVER: over}), (note,)
+
+
+def _equals(cell: Any, word: str) -> bool:
+    """True if a cell is what the user typed: `1e-5` is 0.00001, `null` nothing."""
+    if cell is None or cell != cell:
+        return word.lower() in ("", "none", "null", "nan")
+    try:
+        return bool(float(cell) == float(word))
+    except (TypeError, ValueError):
+        return str(cell).replace(" ", "").lower() == word.replace(" ", "").lower()
+
+
+def _sortable(column: pd.Series) -> pd.Series:
+    """Return a column that can be sorted: as it is if it is of numbers, else as text."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    return column.astype(str) if (numbers.isna() & column.notna()).any() else numbers
 
 
 def _require(column: str, frame: pd.DataFrame) -> None:
@@ -73,8 +187,9 @@ def _require(column: str, frame: pd.DataFrame) -> None:
         raise unknown("column", column, frame.columns)
 
 
-def sheet(frame: pd.DataFrame) -> Sheet:
-    """Return the frame ready to show; digests are shortened in its cells."""
+def sheet(selection: Selection) -> Sheet:
+    """Return a selection ready to show; digests are shortened in its cells."""
+    frame = selection.frame
     lines = [
         {str(key): None if value != value else value for key, value in line.items()}
         for line in frame.to_dict("records")
@@ -82,8 +197,11 @@ def sheet(frame: pd.DataFrame) -> Sheet:
     title = _count(len(frame), "record")
     if {"n", "mean", "deviation"} <= set(frame.columns):
         title = f"{_count(len(frame), 'group')} of {_count(int(frame['n'].sum()), 'record')}"
-    cells = [[_cell(column, value) for column, value in line.items()] for line in lines]
-    return Sheet(title, list(frame.columns), cells, numbers=lines)
+    shown = [column for column in frame.columns if column not in selection.same]
+    cells = [[_cell(column, line[column]) for column in shown] for line in lines]
+    once = [f"{c} {_cell(c, lines[0][c])}" for c in selection.same if _cell(c, lines[0][c])]
+    notes = [f"The same in all: {', '.join(once)}."] if once else []
+    return Sheet(title, shown, cells, [*notes, *selection.notes], numbers=lines)
 
 
 def _count(number: int, what: str) -> str:

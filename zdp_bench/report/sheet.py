@@ -1,4 +1,4 @@
-"""`Sheet`, a table ready to show, and its four forms: terminal, Markdown, CSV and JSON."""
+"""`Sheet`, a table ready to show, and its forms: terminal, Markdown, HTML, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.table import Table as RichTable
@@ -15,6 +18,10 @@ from rich.table import Table as RichTable
 from zdp_bench.records import write_text
 
 Numbers = Mapping[str, object]
+FORMS = ("md", "csv", "json", "html")
+# '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that must not be cut
+NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)+")
+LONGEST = 8  # characters of a number's heading that stand in one line
 
 
 @dataclass(frozen=True)
@@ -43,16 +50,27 @@ class Sheet:
             "", list(numbers[0]), [[str(v) for v in n.values()] for n in numbers], (), "", numbers
         )
 
+    @classmethod
+    def of_words(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Sheet:
+        """Return a sheet whose CSV and JSON hold the cells as they are shown."""
+        numbers = [dict(zip(columns, row, strict=True)) for row in rows]
+        return cls(title, columns, rows, numbers=numbers)
+
     def as_rich(self) -> RichTable:
-        """Return the table for a terminal."""
+        """Return the table for a terminal; where that is narrow, numbers stay and words are cut."""
         table = RichTable(
-            *self.columns,
             title=self.title,
             caption="\n".join(self.notes) or None,
             title_justify="left",
             caption_justify="left",
             show_header=bool(self.columns),
         )
+        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
+        for heading, column in zip_longest(self.columns, cells, fillvalue=""):
+            if _is_numeric(column):
+                table.add_column(_broken(heading, column), no_wrap=True)
+            else:
+                table.add_column(heading, overflow="ellipsis")
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -65,14 +83,49 @@ class Sheet:
         return markdown_page(self.title, self.origin, [*table, ""], self.notes)
 
     def as_text(self, form: str) -> str:
-        """Return the sheet as "md", "csv" or "json", without a line break at its end."""
+        """Return the sheet in one of `FORMS`, without a line break at its end."""
         if form == "md":
             return self.as_markdown().rstrip()
+        if form == "html":
+            return html_page(self.title, [self]).rstrip()
         return to_csv(self.numbers).rstrip() if form == "csv" else to_json(self.numbers)
 
     def write(self, stem: Path) -> list[Path]:
         """Write `stem`.md and `stem`.csv."""
         return write_pair(stem, self.as_markdown(), to_csv(self.numbers))
+
+
+def _is_numeric(column: Sequence[str]) -> bool:
+    filled = [cell for cell in column if cell]
+    return bool(filled) and all(NUMBER.fullmatch(cell) for cell in filled)
+
+
+def _broken(heading: str, column: Sequence[str]) -> str:
+    """Return a long heading in several lines, which the numbers below it need not be as wide as."""
+    width, lines = max(LONGEST, *map(len, column)), [""]
+    for piece in re.findall(r"[^_.\s]*[_.\s]?", heading):
+        if len((lines[-1] + piece).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.strip() for line in lines)
+
+
+def html_page(title: str, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> str:
+    """Return a page of tables that needs nothing else; all text is escaped."""
+    body = [f"<h1>{escape(title)}</h1>"] if title else []
+    for sheet in sheets:
+        body += ["<table>"]
+        if sheet.title and sheet.title != title:
+            body += [f"<caption>{escape(sheet.title)}</caption>"]
+        heads = "".join(f"<th>{escape(head)}</th>" for head in sheet.columns)
+        body += [f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
+        for row in sheet.rows:
+            body += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"]
+        body += ["</tbody>", "</table>"]
+        body += [f"<p>{escape(note)}</p>" for note in sheet.notes]
+    body += [f"<p>{escape(note)}</p>" for note in notes]
+    head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{escape(title or "zdp-bench")}</title>'
+    return "\n".join([head, *body]) + "\n"
 
 
 def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:

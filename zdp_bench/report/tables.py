@@ -105,6 +105,10 @@ class Table:
         """Return what the terminal shows, part by part."""
         return [replace(self.sheet(), title=f"{self.title}. {self.count.sentence}").as_rich()]
 
+    def as_text(self, form: str) -> str:
+        """Return the lines in one of `sheet.FORMS`."""
+        return self.sheet().as_text(form)
+
     def write(self, results: Path) -> list[Path]:
         """Write `results/tables/PAPER_tableN.md` and `.csv`, and both with `_runs`."""
         folder = results / "tables"

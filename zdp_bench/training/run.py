@@ -25,6 +25,7 @@ from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.record import Stopwatch, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import Setup, load_data
+from zdp_bench.training.spending import reserve
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def _train(
         )
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     limit = setup.affordable(ledger.releases + plan.steps - loop.step)
+    planned = ledger.releases + plan.steps - loop.step if limit is None else limit
     training = Training(
         setup.algorithm, setup.model, setup.optimizer, setup.noise(key), ledger, limit, ranks
     )
@@ -126,6 +128,8 @@ def _train(
             loop.save(ledger.position)
 
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
+        if ranks.is_first:
+            reserve(config, data, mechanism, plan.range_test_steps + planned, home)
         stopped_by = loop.take_steps(take_step, epsilon, save, signal)
         if not ranks.is_first:
             return {}

@@ -52,7 +52,6 @@ def find_or_run(
         record = ranks.broadcast(train(home))
         if ranks.is_first:
             records.write(home / "record.json", record)
-            records.rebuild_csv(config.results)
     return Outcome(record, home / "record.json", found=False)
 
 
@@ -62,7 +61,7 @@ def _start_anew(home: Path) -> None:
     The record goes first, so that a kill on the way never leaves a record without its ledger.
     """
     ledgers = [*home.rglob("*.jsonl")]
-    kept = {*ledgers, *home.rglob("*.jsonl.*")}
+    kept = {*ledgers, *home.rglob("*.jsonl.*"), home / "spending.json"}
     for path in sorted(home.rglob("*"), key=lambda path: path.name != "record.json"):
         if path not in kept and not path.is_dir():
             path.unlink()

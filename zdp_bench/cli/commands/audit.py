@@ -10,7 +10,8 @@ import sys
 
 from zdp_bench.cli.arguments import add_format, add_overrides, add_results, number, whole
 
-HELP = "attack a recipe's mechanism, and mechanisms known to be broken: a lower bound on ε"
+GROUP = "understand"
+HELP = "attack a recipe's mechanism: a lower bound on its ε"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at most N steps of the run (default 1000)",
     )
-    add_format(parser, "md", "csv", "json")
+    add_format(parser)
     add_results(parser)
 
 

@@ -7,6 +7,7 @@ import argparse
 from zdp_bench.cli.arguments import add_results, whole
 from zdp_bench.errors import unknown
 
+GROUP = "understand"
 HELP = "measure what private and complex training cost"
 
 

@@ -7,22 +7,19 @@ from __future__ import annotations
 import argparse
 
 from zdp_bench.cli.arguments import add_format, add_results
+from zdp_bench.cli.streams import print_sheet
 
+GROUP = "reproduce"
 HELP = "how much of the papers is filled"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_format(parser, "md", "csv", "json")
+    add_format(parser)
     add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import coverage
-    from zdp_bench.training.progress import console
 
-    sheet = coverage.sheet(options.results)
-    if options.format == "rich":
-        console().print(sheet.as_rich())
-    else:
-        print(sheet.as_text(options.format))
+    print_sheet(coverage.sheet(options.results), options.format)
     return 0

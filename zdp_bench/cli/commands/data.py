@@ -6,12 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_data_root, data_root
+from zdp_bench.cli.arguments import add_data_root, add_format, data_root
+from zdp_bench.cli.streams import print_sheet
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
     from zdp_bench.data.files import Card
 
+GROUP = "understand"
 HELP = "what is under the data root, and what is missing"
 
 
@@ -26,19 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("dataset", nargs="?", help="one data set only (needed for fetch)")
     add_data_root(parser)
+    add_format(parser)
     parser.add_argument("--mirror", help="fetch from this address instead of the card's")
 
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
     from zdp_bench.report.data_root import sheet, state
-    from zdp_bench.training.progress import console
 
     root = data_root(options)
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
-        console().print(sheet(root, chosen).as_rich())
+        print_sheet(sheet(root, chosen), options.format)
         return 0
+    if options.format != "rich":
+        raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
     if options.action == "fetch" and not options.dataset:
         names = ", ".join(card.name for card in chosen)
         raise UserError(f"zdp-bench data fetch needs a data set: one of {names}.")

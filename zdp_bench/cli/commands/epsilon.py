@@ -7,9 +7,11 @@ from __future__ import annotations
 import argparse
 
 from zdp_bench.cli.arguments import add_format, add_results, number, whole
+from zdp_bench.cli.streams import print_sheet
 from zdp_bench.errors import UserError
 
-HELP = "every ε of the five papers, or the ε of your own numbers"
+GROUP = "understand"
+HELP = "the ε of your own numbers, or every ε of the papers"
 SETTING = (
     "sample_rate",
     "batch_size",
@@ -38,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("records-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),
     ):
         parser.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
-    add_format(parser, "md", "csv", "json")
+    add_format(parser)
     add_results(parser)
 
 
@@ -75,7 +77,6 @@ def _print_papers(options: argparse.Namespace) -> None:
 def _print_own(options: argparse.Namespace) -> None:
     """Print the ε of the given numbers, or the σ for the given target."""
     from zdp_bench.report import own_epsilon
-    from zdp_bench.training.progress import console
 
     if options.sigma is not None and options.target_epsilon is not None:
         raise UserError("say either --sigma or --target-epsilon, not both.")
@@ -84,7 +85,5 @@ def _print_own(options: argparse.Namespace) -> None:
         answers = own_epsilon.for_sigma(setting, options.sigma, options.accountant)
     else:
         answers = own_epsilon.for_target(setting, options.target_epsilon, options.accountant)
-    if options.format == "rich":
-        console().print(own_epsilon.sheet(setting, answers).as_rich())
-    else:
-        print(own_epsilon.numbers(setting, answers).as_text(options.format))
+    of = own_epsilon.sheet if options.format == "rich" else own_epsilon.numbers
+    print_sheet(of(setting, answers), options.format)

@@ -8,7 +8,8 @@ import argparse
 
 from zdp_bench.cli.arguments import add_overrides
 
-HELP = "the server, or one node, of a federation over the network"
+GROUP = "run"
+HELP = "be the server, or one node, of a federation over the network"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import argparse
 
 from zdp_bench.cli.arguments import add_data_root, add_results, data_root, require_records
 
+GROUP = "reproduce"
 HELP = "draw a paper's figure, as PNG and SVG"
 
 

@@ -9,7 +9,8 @@ import argparse
 
 from zdp_bench.cli.arguments import add_format, add_overrides, number, whole
 
-HELP = "a learning-rate range test on the recipe's examples, and what it costs in ε"
+GROUP = "run"
+HELP = "a learning-rate range test, and what it costs in ε"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-HELP = "what there is: algorithms, models, datasets, recipes, tables, ..."
+from zdp_bench.cli.arguments import add_format
+from zdp_bench.cli.streams import print_sheet
+
+GROUP = "understand"
+HELP = "what there is: algorithms, models, datasets, recipes, keys, ..."
 KINDS = (
     "algorithms",
     "models",
@@ -25,16 +29,23 @@ KINDS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=[*KINDS], help="one kind only")
+    add_format(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
+    from zdp_bench.report.sheet import Sheet
     from zdp_bench.training.progress import console
 
-    for kind in [options.kind] if options.kind else KINDS[:-1]:
+    found = {kind: _list(kind) for kind in ([options.kind] if options.kind else KINDS[:-1])}
+    if options.format != "rich":
+        rows = [[kind, name, line] for kind, lines in found.items() for name, line in lines]
+        print_sheet(Sheet.of_words("", ("kind", "name", "what"), rows), options.format)
+        return 0
+    for kind, lines in found.items():
         table = Table(title=kind, show_header=False, title_justify="left", box=None, padding=(0, 2))
-        for name, line in _list(kind):
+        for name, line in lines:
             table.add_row(name, line)
         console().print(table, "")
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zdp_bench.cli.arguments import add_results, require_records
 
+GROUP = "share"
 HELP = "everything on one HTML page"
 
 

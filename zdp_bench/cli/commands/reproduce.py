@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zdp_bench.experiments.planning import Job, Plan
     from zdp_bench.experiments.reproduce import Outcome
 
+GROUP = "reproduce"
 HELP = "run what a table lacks, or all tables, then write them"
 AS_PUBLISHED = "as-published"
 UNASKED = 1.0  # hours that may start without --yes

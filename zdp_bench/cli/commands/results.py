@@ -1,12 +1,17 @@
-"""The records as a table."""
+"""The records as a table. A column is any of records.csv, or any key of the configuration
+(`optimizer.lr`); what differs between the runs of a recipe is shown unasked.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from zdp_bench.cli.arguments import add_format, add_results, require_records
+from zdp_bench.cli.streams import print_sheet
 from zdp_bench.errors import UserError
 
+GROUP = "understand"
 HELP = "the records as a table"
 
 
@@ -14,18 +19,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "filters", nargs="*", metavar="column=value", help="only records with these values"
     )
-    parser.add_argument("--columns", help="comma-separated columns (default: the most telling)")
+    parser.add_argument(
+        "--columns",
+        metavar="A,B,...",
+        help="columns, such as seed,optimizer.lr,value (default: the most telling)",
+    )
     parser.add_argument(
         "--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value"
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column")
-    add_format(parser, "md", "csv", "json")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="also write records.csv, a row for each record, into the results folder",
+    )
+    add_format(parser)
     add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import results
-    from zdp_bench.training.progress import console
 
     folder = options.results
     require_records(folder)
@@ -34,10 +47,10 @@ def run(options: argparse.Namespace) -> int:
             f"{folder}: is a file and no folder, so there are no records. "
             "Name the results folder of your runs."
         )
-    frame = results.select(folder, options.filters, options.columns, options.sort, options.by)
-    sheet = results.sheet(frame)
-    if options.format == "rich":
-        console().print(sheet.as_rich())
-    else:
-        print(sheet.as_text(options.format))
+    found = results.select(folder, options.filters, options.columns, options.sort, options.by)
+    print_sheet(results.sheet(found), options.format)
+    if options.write:
+        from zdp_bench.records import rebuild_csv
+
+        print(f"written: {rebuild_csv(folder)}", file=sys.stderr)
     return 0

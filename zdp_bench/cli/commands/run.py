@@ -8,12 +8,32 @@ import sys
 from zdp_bench.cli.arguments import add_overrides
 from zdp_bench.errors import UserError
 
+GROUP = "run"
 HELP = "train a recipe and write its record"
+SWEEPS = ("hydra.launcher", "hydra/launcher", "hydra.sweeper", "hydra/sweeper")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="sweep over comma-separated values"
+    )
+    parser.add_argument(
+        "--show-config",
+        action="store_true",
+        help="print the configuration as the run would see it, checked, and run nothing",
+    )
+    parser.add_argument(
+        "--cfg",
+        choices=["job", "hydra", "all"],
+        help="print the configuration as Hydra composes it, and run nothing",
+    )
+    parser.add_argument(
+        "--resolve", action="store_true", help="with --cfg: interpolations replaced"
+    )
+    parser.add_argument(
+        "--info",
+        choices=["defaults", "defaults-tree", "searchpath", "plugins", "config", "all"],
+        help="print what Hydra knows of the configuration, and run nothing",
     )
     add_overrides(parser)
 
@@ -24,19 +44,13 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.sweep import Job, sweep
     from zdp_bench.training import distributed
 
+    _check_options(options)
+    if options.show_config or options.cfg or options.info:
+        return _show(options)
     if options.multirun and distributed.is_distributed():
         raise UserError(
             "torchrun carries out one run: leave -m out, "
             "or sweep with launcher=joblib or launcher=slurm."
-        )
-    launchers = [
-        word
-        for word in options.overrides
-        if word.startswith("launcher=") and word != "launcher=local"
-    ]
-    if launchers and not options.multirun:
-        raise UserError(
-            f"{launchers[-1]}: a launcher carries out a sweep; add -m, or leave it out."
         )
     with readable_errors(options.overrides), hydra_session() as driver:
         if not options.multirun:
@@ -54,6 +68,54 @@ def run(options: argparse.Namespace) -> int:
     for overrides, reason in failed:
         print(f"zdp-bench: {' '.join(overrides)}: {reason}", file=sys.stderr)
     return 2 if failed else 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse what would have no effect: keys of Hydra's that nothing reads here.
+
+    Raises:
+        UserError: names the first such word.
+    """
+    if options.resolve and not options.cfg:
+        raise UserError("--resolve belongs to --cfg: add --cfg job, or say --show-config.")
+    if options.multirun and (options.show_config or options.cfg or options.info):
+        raise UserError("--show-config, --cfg and --info show one run: leave -m out.")
+    for word in options.overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if key == "launcher" or key.startswith(SWEEPS):
+            if not options.multirun and word != "launcher=local":
+                raise UserError(f"{word}: only a sweep reads it; add -m, or leave it out.")
+        elif key.startswith(("hydra.", "hydra/")) and not key.startswith("hydra.verbose"):
+            raise UserError(
+                f"{word}: has no effect here. A run's folder is named by its configuration, and "
+                "paths.results=DIR says where it lies; of Hydra's own keys hydra.launcher.*, "
+                "hydra.sweeper.* and hydra.verbose are read."
+            )
+
+
+def _show(options: argparse.Namespace) -> int:
+    """Print the configuration, or Hydra's information on it."""
+    from omegaconf import OmegaConf
+
+    from zdp_bench.config import compose, parse
+    from zdp_bench.config.compose import hydra_session
+    from zdp_bench.config.messages import readable_errors
+
+    if options.show_config:
+        composed = compose(options.overrides)
+        parse(composed, options.overrides)
+        plain = OmegaConf.to_container(composed, resolve=True)
+        assert isinstance(plain, dict)
+        shown = {key: value for key, value in plain.items() if key not in ("hydra", "launcher")}
+        print(OmegaConf.to_yaml(OmegaConf.create(shown)).rstrip())
+        return 0
+    with readable_errors(options.overrides), hydra_session() as driver:
+        given = {"config_name": "config", "overrides": options.overrides}
+        if options.cfg:
+            driver.show_cfg(**given, cfg_type=options.cfg, package=None, resolve=options.resolve)
+        else:
+            driver.show_info(options.info, **given)
+    return 0
 
 
 def _print_faceoff(overrides: list[str], failed: list[tuple[list[str], str]]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zdp_bench.cli.arguments import add_results, require_records
+from zdp_bench.cli.arguments import add_format, add_results, require_records
 
+GROUP = "reproduce"
 HELP = "print a paper's table beside ours, and write it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="PAPER/N", help="`zdp-bench list tables` names them")
+    add_format(parser)
     add_results(parser)
 
 
@@ -20,11 +22,11 @@ def run(options: argparse.Namespace) -> int:
 
     require_records(options.results)
     require_writable(options.results)
-    print_table(options.table, options.results)
+    print_table(options.table, options.results, options.format)
     return 0
 
 
-def print_table(name: str, results: Path) -> None:
+def print_table(name: str, results: Path, form: str = "rich") -> None:
     """Print a table, or the curves of a figure as a table, and write it."""
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.report import curves, papers, tables
@@ -32,5 +34,9 @@ def print_table(name: str, results: Path) -> None:
 
     build = curves.build if papers.is_figure(name) else tables.build
     table = build(name, results, fillings(name, results))
-    console().print(*table.as_rich(), sep="\n")
-    print("\n".join(f"written: {path}" for path in table.write(results)))
+    written = [f"written: {path}" for path in table.write(results)]
+    if form == "rich":
+        console().print(*table.as_rich(), sep="\n")
+        print("\n".join(written))
+    else:
+        print(table.as_text(form))

@@ -9,7 +9,8 @@ import argparse
 
 from zdp_bench.cli.arguments import add_format, add_overrides
 
-HELP = "what a recipe would do, without training: model, clipping, every ε, time, memory, data"
+GROUP = "understand"
+HELP = "what a recipe would do: layers, clipping, every ε, time, data"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,78 @@
+"""`zdp-bench compare`: what differs between two runs, side by side, and the test that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.test_records import record, save
+from zdp_bench import records
+from zdp_bench.errors import UserError
+from zdp_bench.report.compare import find_runs, sheet
+
+
+def run(recipe: str, seed: int, value: float, metric: str = "accuracy", **config: Any) -> Any:
+    made = record(recipe, seed, value, config=config)
+    made["data"] |= {"test": 40}
+    epochs = [{"epoch": n, metric: value - 0.1 / n, "epsilon_tight": n / 10} for n in range(1, 25)]
+    headline = {"headline": {"name": metric, "value": value}, "metrics": {metric: value}}
+    return made | headline | {"epochs": epochs}
+
+
+def rows_of(first: list[Any], second: list[Any], results: Path) -> dict[str, list[str]]:
+    return {row[0]: list(row[1:]) for row in sheet(first, second, results).rows}
+
+
+def test_differences_metrics_epsilon_and_curves_stand_side_by_side(tmp_path: Path) -> None:
+    one = run("a", 1, 0.5, optimizer={"lr": 0.1, "nesterov": False}, claims={"row": "x"})
+    other = run("b", 1, 0.75, optimizer={"lr": 0.2}, claims={"row": "y"})
+    other["privacy"] |= {"epsilon_tight": 2.5}
+    rows = rows_of([one], [other], tmp_path)
+    assert rows["optimizer.lr"] == ["0.1", "0.2"]
+    assert rows["tight ε"] == ["∞", "2.5"]
+    assert rows["test accuracy"] == ["0.5000", "0.7500"]
+    assert rows["accuracy, epoch 24"] == ["0.4958 at ε 2.4", "0.7458 at ε 2.4"]
+    assert 8 <= sum("epoch" in name for name in rows) <= 11
+    assert not {"optimizer.nesterov", "claims.row"} & set(rows)
+    shown = sheet([one], [other], tmp_path)
+    assert "No test: accuracy needs two seeds" in shown.notes[0]
+    assert shown.numbers[0] == {"what": "seed", "first": "1", "second": "1"}
+
+
+def test_seeds_are_compared_by_students_t_and_other_data_by_nothing(tmp_path: Path) -> None:
+    first = [run("a", seed, 0.5 + seed / 100) for seed in (1, 2, 3)]
+    second = [run("b", seed, 0.9 + seed / 100) for seed in (1, 2, 3)]
+    assert rows_of(first, second, tmp_path)["test accuracy"][0] == "0.5200 ± 0.0100 (n = 3)"
+    (note,) = sheet(first, second, tmp_path).notes
+    assert "first against second: different, Student's t p < 0.001" in note
+    second[0]["data"] |= {"digest": "other"}
+    assert "no test compares" in sheet(first, second, tmp_path).notes[0]
+
+
+def test_roc_aucs_of_one_test_set_are_compared_by_delong(tmp_path: Path) -> None:
+    first, second = run("a", 1, 0.9, "roc_auc"), run("b", 1, 0.5, "roc_auc")
+    lacking = "No test: roc_auc needs one seed on both sides"
+    assert lacking in sheet([first], [second], tmp_path).notes[0]
+    truth, draw = np.arange(40) % 2, np.random.default_rng(0)
+    for of, scores in ((first, truth + 0.1 * draw.random(40)), (second, draw.random(40))):
+        home = records.folder(tmp_path, of["recipe"], of["run"])
+        records.write_scores(home / "scores.csv", truth, scores)
+    assert "different, DeLong p < 0.001 (seeds 1" in sheet([first], [second], tmp_path).notes[0]
+
+
+def test_a_run_is_named_by_recipe_digest_or_folder(tmp_path: Path) -> None:
+    every = [run("a", 1, 0.5), run("a", 2, 0.5), run("ab", 7, 0.5)]
+    save(tmp_path, *every)
+    assert find_runs("a", every) == every[:2]
+    assert find_runs("a/a2", every) == [every[1]]
+    assert find_runs("ab70", every) == [every[2]]
+    home = records.folder(tmp_path, "ab", every[2]["run"])
+    assert find_runs(str(home), every) == find_runs(f"{home}/record.json", every) == [every[2]]
+    with pytest.raises(UserError, match="names no run here"):
+        find_runs("c", every)
+    every[1]["experiment"] = "other"
+    with pytest.raises(UserError, match="names 2 runs that differ in more than their seed"):
+        find_runs("a", every)

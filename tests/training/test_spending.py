@@ -1,0 +1,127 @@
+"""privacy.total_budget: no order of runs, finished, stopped or side by side, passes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.ledgers import steps_in
+from tests.training.test_budget import carry_out
+from zdp_bench import records
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.report.budget import sheet
+from zdp_bench.training.setup import load_data
+from zdp_bench.training.spending import FILE, read_spendings, reserve
+
+
+def spent_by(record: records.Record) -> Spent:
+    privacy = record["privacy"]
+    return Spent(privacy["z"], Sampling(**privacy["sampling"]), privacy["steps"])
+
+
+def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(tmp_path: Path) -> None:
+    first, _, _ = carry_out(tmp_path, "privacy.total_budget=3")
+    spent, delta = spent_by(first), first["privacy"]["delta"]
+    twice = together([spent, spent], delta)
+    assert first["privacy"]["epsilon_tight"] < 1.7 < twice < 2 * first["privacy"]["epsilon_tight"]
+    with pytest.raises(UserError, match=rf"spent a tight ε of .* it would be {twice:.4g}"):
+        carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 0.999}")
+    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
+    assert [len(steps_in(path)) for path in tmp_path.glob("runs/*/*/ledger.jsonl")].count(0) == 1
+    second, _, _ = carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 1.001}")
+    assert second["privacy"]["steps"] == first["privacy"]["steps"]
+    # one that is done already spends nothing new, whatever the budget
+    again, _, heard = carry_out(tmp_path, "privacy.total_budget=0.001")
+    assert (again, heard.steps) == (first, [])
+
+
+def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(tmp_path: Path) -> None:
+    one, _, _ = carry_out(tmp_path, "algorithm.noise_multiplier=4")
+    two, _, _ = carry_out(tmp_path, "privacy.secure=true")
+    delta = one["privacy"]["delta"]
+    both = together([spent_by(one), spent_by(two)], delta)
+    with pytest.raises(UserError, match=f"2 runs .* have spent a tight ε of {both:.4g}"):
+        carry_out(tmp_path, "seed=1", f"privacy.total_budget={both}")
+    other = ["dataset.pairing_seed=3", f"privacy.total_budget={both}"]
+    assert carry_out(tmp_path, *other)[0]["stopped_by"] == "epochs"
+    found, _ = read_spendings(tmp_path)
+    lines = {(line["noise"], line["runs"]): line for line in sheet(found, None, []).numbers}
+    assert set(lines) == {("seeded", 1), ("secure", 1), ("all", 2)}
+    assert lines["all", 2]["epsilon"] == both
+    assert lines["secure", 1]["epsilon"] == pytest.approx(two["privacy"]["epsilon_tight"])
+    assert lines["secure", 1]["epsilon_unit"] == pytest.approx(two["privacy"]["epsilon_patient"])
+
+
+def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:
+    words = ["recipe=quickstart", f"paths.results={tmp_path}", "privacy.total_budget=3"]
+    config = parse(compose(words))
+    data, home = load_data(config), records.folder(tmp_path, "quickstart", "a" * 64)
+    mechanism = Mechanism.of_z(1.5, Sampling("poisson", 0.05, 70.0, 1400))
+    reserve(config, data, mechanism, 200, home)
+    (planned,), unknown = read_spendings(tmp_path)
+    assert (planned.spent.steps, planned.finished, unknown) == (200, False, [])
+    assert "have not ended: 1" in " ".join(sheet([planned], None, []).notes)
+    beside = records.folder(tmp_path, "quickstart", "b" * 64)
+    with pytest.raises(UserError, match="1 runs on this phase_digits have spent"):
+        reserve(config, data, mechanism, 400, beside)
+    assert not (beside / FILE).exists()
+    reserve(config, data, mechanism, 250, home)  # itself, further
+    # what is not known is not taken for nothing
+    (home / FILE).write_text("{")
+    with pytest.raises(UserError, match="is damaged, so what its run has spent is not known"):
+        reserve(config, data, mechanism, 1, beside)
+
+
+def test_a_ledger_that_nothing_explains_refuses_a_total_budget(tmp_path: Path) -> None:
+    _, home, _ = carry_out(tmp_path, "seed=4")
+    for name in ("record.json", FILE):
+        (home / name).unlink()
+    assert read_spendings(tmp_path) == ([], [home / "ledger.jsonl"])
+    with pytest.raises(UserError, match="holds steps of a run that did not end"):
+        carry_out(tmp_path, "seed=5", "privacy.total_budget=100")
+
+
+def test_force_keeps_what_was_spent(tmp_path: Path) -> None:
+    first, home, _ = carry_out(tmp_path, "privacy.secure=true")
+    carry_out(tmp_path, "privacy.secure=true", "force=true")
+    (found,), _ = read_spendings(tmp_path)
+    assert found.spent.steps == 2 * first["privacy"]["steps"]
+    assert json.loads((home / FILE).read_text())["privacy"]["steps"] == found.spent.steps
+
+
+def test_runs_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    uniform = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
+    with pytest.raises(UserError, match="protect different neighbours, so the ε of all together"):
+        carry_out(tmp_path, *uniform, "privacy.total_budget=100")
+    carry_out(tmp_path, "algorithm=sgd", "seed=2")
+    with pytest.raises(UserError, match="have spent a tight ε of inf"):
+        carry_out(tmp_path, "seed=3", "privacy.total_budget=100")
+    lines = sheet(read_spendings(tmp_path)[0], None, []).numbers
+    assert [line["epsilon"] for line in lines if line["noise"] in ("none", "all")] == [math.inf] * 2
+
+
+def test_of_a_federation_each_node_is_bounded(tmp_path: Path) -> None:
+    carry_out(tmp_path, "federated.nodes=2")
+    (found,), unknown = read_spendings(tmp_path)
+    (path,) = tmp_path.glob("runs/*/*/record.json")
+    privacy = json.loads(path.read_text())["privacy"]
+    assert together([found.spent], privacy["delta"]) >= privacy["epsilon_tight"] * (1 - 1e-9)
+    assert not unknown
+    with pytest.raises(UserError, match="it refuses central runs only"):
+        parse(compose(["recipe=quickstart", "federated.nodes=2", "privacy.total_budget=1"]))
+
+
+def test_a_budget_is_no_part_of_an_experiment() -> None:
+    plain = parse(compose(["recipe=quickstart"]))
+    limited = parse(compose(["recipe=quickstart", "privacy.total_budget=2"]))
+    assert experiment_digest(plain) == experiment_digest(limited)
+    assert replace(plain.privacy, total_budget=2.0) == limited.privacy

@@ -1,0 +1,44 @@
+"""What all runs on each data set have spent together: the tight ε of their composition, of an
+example and of a patient, by seeded and by secure noise. Runs that were stopped count with every
+step they plan. `privacy.total_budget=E` refuses a run that would pass E.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from zdp_bench.cli.arguments import add_format, add_results, number, require_records
+from zdp_bench.cli.streams import print_sheet
+from zdp_bench.errors import require, unknown
+
+GROUP = "understand"
+HELP = "the ε that all runs on a data set have spent together"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dataset", nargs="?", help="one data set only")
+    parser.add_argument(
+        "--delta",
+        metavar="δ",
+        type=number("above 0 and below 1"),
+        help="at which ε is stated (default: the smallest of the data set's runs)",
+    )
+    add_format(parser)
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.report import budget
+    from zdp_bench.training.spending import read_spendings
+
+    delta = options.delta
+    require_records(options.results)
+    require(delta is None or 0 < delta < 1, "--delta", delta, "must be above 0 and below 1")
+    spendings, unexplained = read_spendings(options.results)
+    if options.dataset:
+        names = {one.dataset for one in spendings}
+        if options.dataset not in names:
+            raise unknown("data set with runs", options.dataset, sorted(names))
+        spendings = [one for one in spendings if one.dataset == options.dataset]
+    print_sheet(budget.sheet(spendings, delta, unexplained), options.format)
+    return 0

@@ -1,0 +1,33 @@
+"""Two runs side by side: data, every ε, metrics, the configuration keys in which they differ, and
+the curve, with the test that fits: DeLong's for ROC-AUCs of one test set, Student's t over seeds.
+A recipe stands for all its seeds, if they are one experiment.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from zdp_bench.cli.arguments import add_format, add_results, require_records
+from zdp_bench.cli.streams import print_sheet
+
+GROUP = "understand"
+HELP = "two runs side by side, with the test that fits"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "RECIPE, RECIPE/RUN, the first digits of a run's digest, or its folder"
+    parser.add_argument("first", metavar="RUN", help=text)
+    parser.add_argument("second", metavar="RUN", help="likewise")
+    add_format(parser)
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench import records
+    from zdp_bench.report import compare
+
+    require_records(options.results)
+    every = records.read_all(options.results)
+    sides = [compare.find_runs(word, every) for word in (options.first, options.second)]
+    print_sheet(compare.sheet(*sides, options.results), options.format)
+    return 0

@@ -1,0 +1,132 @@
+"""The ε that several runs on the same examples have spent together, tight.
+
+Runs draw their batches and noise independently, so they compose as the steps of one run would: the
+laws of their privacy losses are convolved (`loss_distribution.py`), and one δ is left for all. That
+is far below the sum of their ε.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zdp_bench.privacy.accounting import (
+    HOPELESS,
+    patient_epsilon,
+    patients_draws,
+    patients_share,
+)
+from zdp_bench.privacy.loss_distribution import (
+    Mixture,
+    epsilon_together,
+    one_example,
+    poisson_laws,
+    shared_width,
+    uniform_laws,
+)
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+
+ALWAYS = Mixture((-math.inf, 0.0))  # every step draws it
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Steps of one mechanism that were taken on a data set.
+
+    Attributes:
+        z: the effective noise multiplier; 0: without noise.
+        examples: how many examples come or go together: 1, or a patient's.
+    """
+
+    z: float
+    sampling: Sampling
+    steps: int
+    examples: int = 1
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What one run has spent.
+
+    Attributes:
+        home: its folder.
+        data: the digest of its data set.
+        spent: for one example.
+        examples: how many a unit (a patient, a speaker) owns at most.
+        delta: at which the run states its ε.
+        secure: its noise is cryptographic; else whoever knows seed and data can compute it.
+        finished: false for a run that was stopped or is under way; all its steps are counted.
+    """
+
+    home: Path
+    recipe: str
+    dataset: str
+    provenance: str
+    data: str
+    spent: Spent
+    examples: int
+    unit: str
+    delta: float
+    secure: bool
+    finished: bool
+
+    @property
+    def is_private(self) -> bool:
+        """True if its ε can be finite."""
+        return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
+
+
+def together(spent: Iterable[Spent], delta: float) -> float:
+    """Return an upper bound on the ε of everything that was spent on one data set.
+
+    Formal guarantees: the bound holds for any adaptive order of the runs. It is exact up to the
+    grid, for Poisson and full batches; for fixed-size batches as exact as `pld_uniform`.
+
+    Raises:
+        ValueError: some runs compare data sets with one example more or less, others with one
+            replaced; no ε is known that covers both tightly.
+    """
+    steps: dict[tuple[float, Sampling, int], int] = defaultdict(int)
+    for one in spent:
+        if one.steps:
+            count = min(one.examples, one.sampling.records)
+            steps[one.z, one.sampling, count] += one.steps
+    if not steps:
+        return 0.0
+    if any(z < HOPELESS or sampling.scheme == "shuffled" for z, sampling, _ in steps):
+        return math.inf
+    if len({sampling.adjacency for _, sampling, _ in steps}) > 1:
+        raise ValueError(
+            "runs with Poisson and with fixed-size batches protect different neighbours"
+        )
+    if len(steps) == 1:
+        (((z, sampling, count), taken),) = steps.items()
+        return patient_epsilon(Mechanism.of_z(z, sampling), count, taken, delta)
+    # In one order, so that equal spendings have equal ε.
+    ordered = sorted(
+        steps, key=lambda kind: (kind[0], kind[1].sample_rate, kind[1].records, kind[2])
+    )
+    kinds = [(*_law(*kind), steps[kind]) for kind in ordered]
+    replaced = next(iter(steps))[1].adjacency == "replace_one"
+    laws, width = uniform_laws if replaced else poisson_laws, shared_width(kinds, delta)
+    every = sum(taken for _, _, taken in kinds)
+    parts = [(laws(z, drawn, every, delta, width), taken) for z, drawn, taken in kinds]
+    return epsilon_together(parts, delta)
+
+
+def _law(z: float, sampling: Sampling, count: int) -> tuple[float, Mixture]:
+    """Return the noise in units of one shift, and the law of how many of `count` a step draws."""
+    rate = sampling.sample_rate
+    if sampling.scheme == "full" or rate >= 1:
+        return z / count, ALWAYS
+    if sampling.scheme == "poisson":
+        return z, one_example(rate) if count == 1 else patients_draws(rate, count)
+    batch = round(rate * sampling.records)
+    if count == 1:
+        return z, one_example(rate)
+    if count + batch > sampling.records:  # every batch holds some
+        return z / min(count, batch), ALWAYS
+    return z, patients_share(sampling, count)

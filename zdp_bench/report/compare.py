@@ -1,0 +1,173 @@
+"""`zdp-bench compare`: two runs, or the seeds of two experiments, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record
+from zdp_bench.report.comparisons import Family
+from zdp_bench.report.number_format import epsilon
+from zdp_bench.report.results import NO_RESULT, flatten
+from zdp_bench.report.sheet import Sheet
+
+SHOWN_EPOCHS = 10
+LISTED = 6
+
+Side = Sequence[Record]
+
+
+def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
+    """Return the runs that a word names: one run, or all seeds of one experiment.
+
+    Args:
+        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest) or a run's folder.
+
+    Raises:
+        UserError: there is none, or there are several experiments.
+    """
+    path = Path(word)
+    if path.name == "record.json" or (path / "record.json").is_file():
+        home = path.parent if path.name == "record.json" else path
+        word = f"{home.parent.name}/{home.name}"
+    found = [
+        run
+        for run in every
+        if word == run["recipe"]
+        or ("/" in word and f"{run['recipe']}/{run['run']}".startswith(word))
+        or (len(word) >= 4 and run["run"].startswith(word))
+    ]
+    if not found:
+        raise UserError(
+            f"{word}: names no run here. Write a recipe, or the first digits of a run; "
+            "`zdp-bench results` lists them."
+        )
+    if len({run["experiment"] for run in found}) > 1:
+        names = [f"{run['recipe']}/{run['run'][:12]}" for run in found]
+        more = ", ..." if len(names) > LISTED else ""
+        raise UserError(
+            f"{word}: names {len(found)} runs that differ in more than their seed. Name one: "
+            f"{', '.join(names[:LISTED])}{more}."
+        )
+    return found
+
+
+def sheet(first: Side, second: Side, results: Path) -> Sheet:
+    """Return what two sides share and where they differ, with the test that fits their metric."""
+    rows = [
+        *_facts(first, second),
+        *_metrics(first, second),
+        *_configuration(first, second),
+        *_curve(first, second),
+    ]
+    columns = ("", _name(first), _name(second))
+    numbers = [dict(zip(("what", "first", "second"), row, strict=True)) for row in rows]
+    return Sheet("Comparison", columns, rows, _notes(first, second, results), "", numbers)
+
+
+def _name(side: Side) -> str:
+    run = side[0]
+    return run["recipe"] if len(side) > 1 else f"{run['recipe']}/{run['run'][:8]}"
+
+
+def _facts(first: Side, second: Side) -> list[list[str]]:
+    """Return data, seeds and every ε."""
+
+    def row(name: str, of: Callable[[Record], str]) -> list[str]:
+        return [name, *(", ".join(dict.fromkeys(map(of, side))) for side in (first, second))]
+
+    rows = [
+        row("seed", lambda run: str(run["seed"])),
+        row("data", lambda run: f"{run['data']['name']}, {run['data']['provenance']}"),
+        row("tight ε", lambda run: epsilon(run["privacy"]["epsilon_tight"])),
+        row("claimed ε", lambda run: epsilon(run["privacy"]["epsilon_claimed"])),
+        row("ε of a unit", lambda run: epsilon(run["privacy"].get("epsilon_patient"))),
+        row("δ", lambda run: f"{run['privacy']['delta']:g}"),
+        row("z", lambda run: f"{run['privacy']['z']:.4g}"),
+        row("steps", lambda run: f"{run['privacy']['steps']:,}"),
+    ]
+    return [row for row in rows if any(row[1:])]
+
+
+def _metrics(first: Side, second: Side) -> list[list[str]]:
+    names = dict.fromkeys(name for run in (*first, *second) for name in run["metrics"])
+    sides = {
+        name: [_spread([run["metrics"].get(name) for run in side]) for side in (first, second)]
+        for name in names
+    }
+    return [[f"test {name}", *values] for name, values in sides.items()]
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """'0.9127', or mean and deviation: '0.9051 ± 0.0066 (n = 3)'; empty if a run has none."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return ""
+    if len(known) == 1:
+        return f"{known[0]:.4f}"
+    return f"{mean(known):.4f} ± {stdev(known):.4f} (n = {len(known)})"
+
+
+def _configuration(first: Side, second: Side) -> list[list[str]]:
+    """Return the keys in which the two differ; null, false and not there are the same."""
+    one, other = flatten(first[0]["config"]), flatten(second[0]["config"])
+    keys = [
+        key
+        for key in (one | other)
+        if key not in ("seed", "recipe") and not key.startswith(NO_RESULT)
+    ]
+    return [
+        [key, _shown(one.get(key)), _shown(other.get(key))]
+        for key in keys
+        if (one.get(key) or None) != (other.get(key) or None)
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def _curve(first: Side, second: Side) -> list[list[str]]:
+    """Return the headline metric after some epochs, with the ε spent until then."""
+    metric = first[0]["headline"]["name"]
+    curves = [_epochs(side, metric) for side in (first, second)]
+    numbers = sorted({number for curve in curves for number in curve})
+    every = -(-len(numbers) // SHOWN_EPOCHS) or 1
+    shown = [number for number in numbers if number % every == 0 or number == numbers[-1]]
+    return [
+        [f"{metric}, epoch {number}", *(curve.get(number, "") for curve in curves)]
+        for number in shown
+    ]
+
+
+def _epochs(side: Side, metric: str) -> dict[int, str]:
+    """Return {epoch: '0.9127 at ε 1.32'}, of several seeds the mean."""
+    found: dict[int, list[Record]] = {}
+    for run in side:
+        for epoch in run.get("epochs", ()):
+            if metric in epoch:
+                found.setdefault(epoch["epoch"], []).append(epoch)
+    return {
+        number: f"{mean(one[metric] for one in epochs):.4f} at ε "
+        f"{epsilon(max(one['epsilon_tight'] for one in epochs))}"
+        for number, epochs in found.items()
+        if len(epochs) == len(side)
+    }
+
+
+def _notes(first: Side, second: Side, results: Path) -> list[str]:
+    """Return what a test says of the headline metric, or why there is none."""
+    metric = first[0]["headline"]["name"]
+    if len({run["data"]["digest"] for run in (*first, *second)}) > 1:
+        return ["The two have other data, so no test compares their metrics."]
+    if any(metric not in run["metrics"] for run in (*first, *second)):
+        return [f"Only one of the two has {metric}, so no test compares them."]
+    family = Family(metric, {"first": first, "second": second})
+    said = [line for line in family.sentences(results) if " against " in line]
+    lacking = "one seed on both sides, with its scores.csv" if metric == "roc_auc" else "two seeds"
+    return said or [f"No test: {metric} needs {lacking}."]

@@ -1,0 +1,156 @@
+"""What the runs in a results folder have spent on each data set, finished or not.
+
+A finished run's record says it. Before its first step a run writes `spending.json`, with all the
+steps it may take, so that a run that was stopped, or is under way, counts as well.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zdp_bench import records
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Splits
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.composition import Spending, Spent, together
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.training.run_folder import only_one_process
+
+FILE = "spending.json"
+
+
+def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
+    """Write down what a run is about to spend; `privacy.total_budget` may refuse it.
+
+    One process at a time does this in a results folder, so two runs cannot both take what is left.
+
+    Args:
+        steps: all that the run may take, with those it has taken and those of a range test.
+        home: the run's folder.
+
+    Formal guarantees: no run with a total budget starts unless the tight ε of all runs on its data
+    set in the results folder, it among them, stays within; `composition.together` is the bound.
+
+    Raises:
+        UserError: the run would pass its total budget, or what another run spent is not known.
+    """
+    plan = {
+        "recipe": config.recipe,
+        "data": {"name": config.dataset.name, "provenance": data.provenance, "digest": data.digest},
+        "privacy": {
+            "z": mechanism.z,
+            "sampling": vars(mechanism.sampling),
+            "steps": steps,
+            "delta": config.privacy.delta,
+            "records_per_patient": data.examples_per_patient,
+            "unit": data.unit,
+            "randomness": "cryptographic" if config.privacy.secure else "seeded",
+        },
+    }
+    with only_one_process(config.results / "runs" / ".spending"):
+        if config.privacy.total_budget is not None:
+            _require_within(config, _read_spending(plan, home, finished=False))
+        records.write_text(home / FILE, json.dumps(plan, indent=1) + "\n")
+
+
+def _require_within(config: Run, own: Spending) -> None:
+    budget, delta = config.privacy.total_budget, config.privacy.delta
+    assert budget is not None
+    others, unknown = read_spendings(config.results)
+    if unknown:
+        raise UserError(
+            f"privacy.total_budget={budget:g}: {unknown[0]} holds steps of a run that did not end, "
+            "and not on which data. Carry that run to its end, or move its folder away."
+        )
+    others = [one for one in others if one.data == own.data and one.home != own.home]
+    try:
+        before = together((one.spent for one in others), delta)
+        after = together((one.spent for one in (*others, own)), delta)
+    except ValueError as error:
+        raise UserError(
+            f"privacy.total_budget={budget:g}: {error}, so the ε of all together is not known; "
+            "sample as the earlier runs do, or leave the total budget out."
+        ) from None
+    if after > budget:
+        raise UserError(
+            f"privacy.total_budget={budget:g}: {len(others)} runs on this {config.dataset.name} "
+            f"have spent a tight ε of {before:.4g}, and with this run it would be {after:.4g} "
+            f"(δ {delta:g}). Add noise, take fewer steps, or stop here; `zdp-bench budget` lists "
+            "what was spent."
+        )
+
+
+def read_spendings(results: Path) -> tuple[list[Spending], list[Path]]:
+    """Return what every run under `results/runs` has spent or may still spend.
+
+    Returns:
+        Also the folders with a ledger that nothing explains: steps of an older version's run, or
+        of a federation, that did not end.
+
+    Raises:
+        UserError: a record or a plan is damaged.
+    """
+    found, unknown = [], []
+    homes = {path.parent for name in ("record.json", FILE) for path in _runs(results, name)}
+    for home in sorted(homes):
+        record = records.read(home / "record.json")
+        found.append(_read_spending(record or _read_plan(home / FILE), home, bool(record)))
+    for path in sorted((results / "runs").rglob("*.jsonl")):
+        if not any(parent in homes for parent in path.parents) and _has_steps(path):
+            unknown.append(path)
+    return found, unknown
+
+
+def _runs(results: Path, name: str) -> list[Path]:
+    return list((results / "runs").glob(f"*/*/{name}"))
+
+
+def _has_steps(ledger: Path) -> bool:
+    """True if a ledger holds a release; its other lines are its head and the states of starts."""
+    lines = ledger.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any('"ledger"' not in line and '"state"' not in line for line in lines)
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan["privacy"]["sampling"], plan["data"]["digest"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path}: is damaged, so what its run has spent is not known. The same run writes it "
+            "again."
+        ) from None
+    return plan
+
+
+def _read_spending(plan: dict[str, Any], home: Path, finished: bool) -> Spending:
+    """Return what a record, or a plan of its form, says of a run's spending."""
+    privacy, data = plan["privacy"], plan["data"]
+    return Spending(
+        home=home,
+        recipe=plan["recipe"],
+        dataset=data["name"],
+        provenance=data["provenance"],
+        data=data["digest"],
+        spent=_worst(privacy),
+        examples=privacy.get("records_per_patient") or 1,
+        unit=privacy.get("unit") or "patient",
+        delta=privacy["delta"],
+        secure=privacy.get("randomness") == "cryptographic",
+        finished=finished,
+    )
+
+
+def _worst(privacy: dict[str, Any]) -> Spent:
+    """Return a run's steps; of a federation, at least what each node has spent.
+
+    A patient is at one node, and not the same in every run, so the least noise, the highest rate
+    and the most steps of any node stand for all: each alone only raises ε.
+    """
+    nodes = privacy.get("nodes") or [privacy]
+    samplings = [Sampling(**node["sampling"]) for node in nodes]
+    sampling = max(samplings, key=lambda one: (one.sample_rate, -one.records))
+    least, most = min(node["z"] for node in nodes), max(node["steps"] for node in nodes)
+    return Spent(least, sampling, max(most, privacy["steps"]))
