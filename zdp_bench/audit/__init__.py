@@ -16,6 +16,9 @@ caught'.
                   every other example and reads every release; input canaries are examples with
                   another example's target, judged by their loss.
 
+    many runs     `step` runs a function of somebody else's on two neighbours, many times each, and
+                  tests which is which as for one release.
+
 Every registered algorithm can be audited: the attacks need its mechanism, and run its private
 steps.
 """
@@ -27,10 +30,13 @@ from collections.abc import Iterator
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.audit.cases import CASES
 from zdp_bench.audit.finding import Finding
+from zdp_bench.audit.foreign import step
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.audit.subject import Subject
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import require, unknown
+
+__all__ = ["Finding", "audit", "step"]
 
 
 def audit(

@@ -104,7 +104,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             allowed = [option for action in own._actions for option in action.option_strings]
             name = word.partition("=")[0]
             parser.error(str(unknown(f"`{verb}`: option", name, [*allowed, "--help"])))
-        if pairs is None or ("=" not in word and options.verb != "run"):
+        # `run` refuses other words itself, and `audit` takes my_script:function.
+        free = options.verb == "run" or (options.verb == "audit" and ":" in word)
+        if pairs is None or ("=" not in word and not free):
             parser.error(f"'{word}' is not known to `{verb}`; see `{verb} --help`")
         pairs.append(word)
     return options

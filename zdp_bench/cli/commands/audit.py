@@ -1,21 +1,33 @@
 """Attack a recipe's own mechanism and run, and built-in mechanisms known to be sound or broken.
 Exits with 1 when a verdict is not the expected one: when the recipe's own mechanism is caught, or
 a broken one is not.
+
+With `my_script:function` instead of a recipe: attack a private training of your own, written with
+whatever library; docs/audit_own.md says what the function takes and returns. Exits with 1 when it
+is flagged.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_format, add_overrides, add_results, number, whole
+from zdp_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from zdp_bench.audit.finding import Finding
 
 GROUP = "understand"
 HELP = "attack a recipe's mechanism: a lower bound on its ε"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser)
+    add_overrides(
+        parser, "recipe=NAME, and any key of the configuration; or my_script:function alone"
+    )
     parser.add_argument(
         "--cases",
         default="all",
@@ -42,13 +54,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="at most N steps of the run (default 1000)",
     )
+    parser.add_argument(
+        "--runs",
+        type=whole(40),
+        default=400,
+        metavar="R",
+        help="of my_script:function, with the canary and without (default 400)",
+    )
     add_format(parser)
     add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    import dataclasses
+    if any(is_script(word) for word in options.overrides):
+        return _audit_script(options)
+    return _audit_recipe(options)
 
+
+def is_script(word: str) -> bool:
+    """True for `module:function`, and not for `key=value`."""
+    return ":" in word and "=" not in word
+
+
+def _audit_script(options: argparse.Namespace) -> int:
+    from zdp_bench.audit.script import audit_script
+    from zdp_bench.training.progress import console
+
+    word, *others = options.overrides
+    if others:
+        raise UserError(
+            f"{' '.join(options.overrides)}: a script's function is audited alone; "
+            "leave the other words out."
+        )
+    with console().status("attacking ..."):
+        finding = audit_script(word, options.runs, options.confidence)
+    return _show([finding], f"Audit of {word}", options)
+
+
+def _audit_recipe(options: argparse.Namespace) -> int:
     from zdp_bench.audit import audit
     from zdp_bench.config import configured
     from zdp_bench.report import audit as report
@@ -62,12 +105,23 @@ def run(options: argparse.Namespace) -> int:
     title = f"Audit of recipe {config.recipe}, seed {config.seed}"
     settings = (options.cases, options.confidence, options.canaries, options.steps)
     with console().status("attacking ..."):
-        findings = [dataclasses.asdict(finding) for finding in audit(config, *settings)]
-    if options.format == "rich":
-        console().print(report.as_rich(findings, title))
-    else:
-        print(report.sheet(findings, title).as_text(options.format))
+        findings = [*audit(config, *settings)]
+    code = _show(findings, title, options)
     if all_cases:
-        for path in report.write(findings, options.results, config.recipe, title):
+        plain = [dataclasses.asdict(finding) for finding in findings]
+        for path in report.write(plain, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)
-    return int(not all(report.as_expected(finding) for finding in findings))
+    return code
+
+
+def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> int:
+    """Print the findings; return the exit code."""
+    from zdp_bench.report import audit as report
+    from zdp_bench.training.progress import console
+
+    plain = [dataclasses.asdict(finding) for finding in findings]
+    if options.format == "rich":
+        console().print(report.as_rich(plain, title))
+    else:
+        print(report.sheet(plain, title).as_text(options.format))
+    return int(not all(finding.as_expected for finding in findings))
