@@ -13,7 +13,8 @@ import math
 import os
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ def write(path: Path, record: Record) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically; of two writers, one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    partial = _partial(path)
     try:
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -105,9 +106,15 @@ def write_text(path: Path, text: str) -> None:
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write named arrays to `path` atomically, compressed."""
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
+    partial = _partial(path)
+    with partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    """Return the file that this thread writes before it becomes `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
 
 
 def read(path: Path) -> Record | None:
@@ -180,10 +187,33 @@ def frame(records: list[Record]) -> pd.DataFrame:
 
 
 def rebuild_csv(results: Path) -> Path:
-    """Write `records.csv` from all records."""
+    """Write `records.csv` from all records, one process at a time, so that no row is lost."""
     path = results / "records.csv"
-    write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
+    with _lock(results / ".records.lock"):
+        for left_behind in results.glob(f".{path.name}.*.partial"):
+            left_behind.unlink()
+        write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
     return path
+
+
+def mend_csv(results: Path, home: Path, record: Record) -> None:
+    """Rebuild `records.csv` if a kill came between a run's record and the row of it."""
+    path = results / "records.csv"
+    with suppress(FileNotFoundError):
+        is_newer = path.stat().st_mtime_ns >= (home / "record.json").stat().st_mtime_ns
+        if is_newer and record["run"] in path.read_text(encoding="utf-8", errors="replace"):
+            return
+    rebuild_csv(results)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _at(record: Record, path: str) -> Any:
