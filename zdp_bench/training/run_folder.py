@@ -85,7 +85,7 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
     import fcntl
 
     home.mkdir(parents=True, exist_ok=True)
-    with open(home.with_suffix(".lock"), "w") as lock:
+    with open(home.with_suffix(".lock"), "a") as lock:  # what may be there is not cut off
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
