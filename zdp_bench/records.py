@@ -71,9 +71,18 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
-# The keys, and their types, that every record must have.
-REQUIRED: dict[str, type] = dict.fromkeys(("recipe", "run", "experiment"), str) | {"seed": int}
-REQUIRED |= dict.fromkeys(("config", "data", "metrics", "headline", "privacy"), dict)
+# The fields, and their types, that every record must have: what tables and pages read.
+REQUIRED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("recipe", "run", "experiment", "headline.name", "privacy.claimed_by"), str),
+    **dict.fromkeys(("data.name", "data.provenance", "data.digest", "data.notes"), str),
+    **dict.fromkeys(("seed", "privacy.steps"), int),
+    **dict.fromkeys(("headline.value", "privacy.delta", "privacy.z"), (int, float)),
+    **dict.fromkeys(("privacy.epsilon_claimed", "privacy.epsilon_tight"), (int, float)),
+    **dict.fromkeys(("config", "metrics"), dict),
+}
+# Numbers that some records have.
+OPTIONAL = ("privacy.epsilon_patient", "privacy.epsilon_patient_at_least")
+OPTIONAL += ("privacy.epsilon_rdp", "privacy.epsilon_tight_at_least")
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:
@@ -131,14 +140,23 @@ def read(path: Path) -> Record | None:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), kind) for key, kind in REQUIRED.items()
-    ):
+    if not isinstance(found, dict) or not _is_whole(found):
         raise UserError(
             f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it "
             "again, from the checkpoint there."
         )
     return found
+
+
+def _is_whole(found: Record) -> bool:
+    """True if all that tables and pages read is there, and of its type."""
+    numbers = [_at(found, path) for path in OPTIONAL]
+    return (
+        all(isinstance(_at(found, path), kind) for path, kind in REQUIRED.items())
+        and all(isinstance(value, int | float | None) for value in numbers)
+        and all(isinstance(value, int | float) for value in found["metrics"].values())
+        and found["headline"]["name"] in found["metrics"]
+    )
 
 
 @cache
