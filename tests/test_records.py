@@ -91,6 +91,30 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
         records.read(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("data.name", None),
+        ("data.digest", []),
+        ("data.provenance", math.nan),
+        ("headline.name", "another"),
+        ("headline.value", "x"),
+        ("metrics.accuracy", {}),
+        ("privacy.delta", None),
+        ("privacy.epsilon_tight", "x"),
+        ("privacy.epsilon_patient", []),
+        ("privacy.claimed_by", 1),
+    ],
+)
+def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, value: Any) -> None:
+    """Tables and pages would trip over it."""
+    damaged = record("a")
+    group, _, key = path.partition(".")
+    damaged[group] = damaged[group] | {key: value}
+    save(tmp_path, damaged, record("b"))
+    assert [one["recipe"] for one in records.read_all(tmp_path)] == ["b"]
+
+
 def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> None:
     save(tmp_path, record("b", 2), record("b", 1), record("a", 3))
     frame = pd.read_csv(records.rebuild_csv(tmp_path))

@@ -13,7 +13,8 @@ import math
 import os
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,18 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
-# The keys, and their types, that every record must have.
-REQUIRED: dict[str, type] = dict.fromkeys(("recipe", "run", "experiment"), str) | {"seed": int}
-REQUIRED |= dict.fromkeys(("config", "data", "metrics", "headline", "privacy"), dict)
+# The fields, and their types, that every record must have: what tables and pages read.
+REQUIRED: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("recipe", "run", "experiment", "headline.name", "privacy.claimed_by"), str),
+    **dict.fromkeys(("data.name", "data.provenance", "data.digest", "data.notes"), str),
+    **dict.fromkeys(("seed", "privacy.steps"), int),
+    **dict.fromkeys(("headline.value", "privacy.delta", "privacy.z"), (int, float)),
+    **dict.fromkeys(("privacy.epsilon_claimed", "privacy.epsilon_tight"), (int, float)),
+    **dict.fromkeys(("config", "metrics"), dict),
+}
+# Numbers that some records have.
+OPTIONAL = ("privacy.epsilon_patient", "privacy.epsilon_patient_at_least")
+OPTIONAL += ("privacy.epsilon_rdp", "privacy.epsilon_tight_at_least")
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:
@@ -88,7 +98,7 @@ def write(path: Path, record: Record) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically; of two writers, one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    partial = _partial(path)
     try:
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -105,9 +115,15 @@ def write_text(path: Path, text: str) -> None:
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write named arrays to `path` atomically, compressed."""
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]
+    partial = _partial(path)
+    with partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    """Return the file that this thread writes before it becomes `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
 
 
 def read(path: Path) -> Record | None:
@@ -124,14 +140,23 @@ def read(path: Path) -> Record | None:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), kind) for key, kind in REQUIRED.items()
-    ):
+    if not isinstance(found, dict) or not _is_whole(found):
         raise UserError(
             f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it "
             "again, from the checkpoint there."
         )
     return found
+
+
+def _is_whole(found: Record) -> bool:
+    """True if all that tables and pages read is there, and of its type."""
+    numbers = [_at(found, path) for path in OPTIONAL]
+    return (
+        all(isinstance(_at(found, path), kind) for path, kind in REQUIRED.items())
+        and all(isinstance(value, int | float | None) for value in numbers)
+        and all(isinstance(value, int | float) for value in found["metrics"].values())
+        and found["headline"]["name"] in found["metrics"]
+    )
 
 
 @cache
@@ -180,10 +205,33 @@ def frame(records: list[Record]) -> pd.DataFrame:
 
 
 def rebuild_csv(results: Path) -> Path:
-    """Write `records.csv` from all records."""
+    """Write `records.csv` from all records, one process at a time, so that no row is lost."""
     path = results / "records.csv"
-    write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
+    with _lock(results / ".records.lock"):
+        for left_behind in results.glob(f".{path.name}.*.partial"):
+            left_behind.unlink()
+        write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
     return path
+
+
+def mend_csv(results: Path, home: Path, record: Record) -> None:
+    """Rebuild `records.csv` if a kill came between a run's record and the row of it."""
+    path = results / "records.csv"
+    with suppress(FileNotFoundError):
+        is_newer = path.stat().st_mtime_ns >= (home / "record.json").stat().st_mtime_ns
+        if is_newer and record["run"] in path.read_text(encoding="utf-8", errors="replace"):
+            return
+    rebuild_csv(results)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _at(record: Record, path: str) -> Any:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.data.helpers import copy_folder
 from zdp_bench.config.plugins import check_options
+from zdp_bench.data import files
 from zdp_bench.data.chest_xray import (
     AUGMENT,
     FOLDER,
@@ -168,6 +169,15 @@ def huge(path: Path) -> None:
     Image.new("L", (9000, 8)).save(path)
 
 
+def bomb(path: Path) -> None:
+    """A file of a few hundred bytes whose header announces 20,000 by 20,000 pixels."""
+    Image.new("L", (16, 16)).save(path)
+    whole = bytearray(path.read_bytes())
+    sides = whole.find(b"\xff\xc0") + 5
+    whole[sides : sides + 4] = 2 * (20_000).to_bytes(2, "big")
+    path.write_bytes(bytes(whole))
+
+
 def outside(path: Path) -> None:
     shutil.copy(path, path.parents[3] / "elsewhere.jpeg")
     path.unlink()
@@ -182,6 +192,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a PNG by another name": (png, "no readable JPEG"),
     "four pixels": (tiny, "4×4 pixels"),
     "a poster": (huge, "9000×8 pixels"),
+    "a bomb": (bomb, "has more pixels than any film"),
     "a link out of the folder": (outside, "leads out of"),
     "a text file beside it": (
         lambda path: path.with_name("readme.txt").write_text("hello"),
@@ -205,6 +216,8 @@ def test_a_broken_film_is_refused_by_name(root: Path, how: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         ChestXray(size=16).load(root)
     assert "chest_xray" in str(error.value)
+    problems = [said for _, said in files.check_files(root, files.card("chest_xray")) if said]
+    assert problems == [str(error.value)]
 
 
 def test_wrong_options_are_refused(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -317,6 +318,51 @@ def test_a_reference_file_in_latin_1_is_refused(tmp_path: Path) -> None:
     (folder / "REFERENCE.csv").write_text("Recording,Étiquette\n" + LABELS, encoding="latin-1")
     with pytest.raises(UserError, match=r"REFERENCE\.csv: is not UTF-8 text"):
         Cpsc2018(test_share=0.5).load(tmp_path)
+
+
+def test_a_reference_file_with_a_huge_field_is_refused(tmp_path: Path) -> None:
+    matlab(tmp_path, "A" * 200_000 + ",1,,\n")
+    with pytest.raises(UserError, match=r"REFERENCE\.csv: is no table .*field larger"):
+        Cpsc2018(test_share=0.5).load(tmp_path)
+
+
+def many_zeros(path: Path) -> None:
+    """20 kB that unpack to 20 MB."""
+    savemat(path, {"ECG": {"data": np.zeros((12, 210_000))}}, do_compression=True)
+
+
+def many_cells(path: Path) -> None:
+    """An array of a billion cells, of which the file holds none."""
+    savemat(path, {"ECG": {"data": np.full((2, 3), "", dtype=object)}})
+    body = path.read_bytes()
+    sides = struct.pack("<2I", 2, 3)
+    assert body.count(sides) == 1
+    path.write_bytes(body.replace(sides, struct.pack("<2I", 2**20, 2**10)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (many_zeros, "unpacks to 19,200,000 bytes or more"),
+        (many_cells, "announces a larger array than it holds"),
+        (
+            lambda path: path.write_bytes(struct.pack("<5i", 0, 2**30, 9, 0, 4)),
+            r"is not a struct .*no MATLAB 5 file",
+        ),
+        (lambda path: os.truncate(path, 2**30), "has 1,073,741,824 bytes"),
+    ],
+)
+def test_a_matlab_bomb_is_refused_by_size_or_skipped(
+    tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    folder = matlab(tmp_path, LABELS + "A0004,1,,\n", count=5)
+    spoil(folder / "A0004.mat")
+    with pytest.raises(UserError, match=rf"A0004\.mat: {message}"):
+        Cpsc2018(test_share=0.5).load(tmp_path)
+    problems = [problem for _, problem in files.check_files(tmp_path, files.card("cpsc2018"))]
+    assert [bool(problem) for problem in problems] == [False] * 4 + [True]
+    splits = Cpsc2018(test_share=0.5, bad_records="skip").load(tmp_path)
+    assert splits.notes.endswith("1 unusable skipped")
 
 
 def test_a_reference_without_its_head_is_refused(tmp_path: Path) -> None:

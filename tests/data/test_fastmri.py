@@ -219,6 +219,31 @@ def linked(path: Path) -> None:
     path.symlink_to(outside)
 
 
+def external_link(path: Path) -> None:
+    outside = write(path.parents[3] / "outside.h5", 0)
+    write(path, 0, kspace=h5py.ExternalLink(outside, "kspace"))
+
+
+def external_storage(path: Path) -> None:
+    kspace = arrays(0)["kspace"]
+    outside = path.parents[3] / "outside.raw"
+    outside.write_bytes(kspace.tobytes())
+    write(path, 0, kspace=None)
+    with h5py.File(path, "a") as file:
+        place = [(str(outside), 0, h5py.h5f.UNLIMITED)]
+        file.create_dataset("kspace", kspace.shape, kspace.dtype, external=place)
+
+
+def virtual(path: Path) -> None:
+    outside = write(path.parents[3] / "outside.h5", 0)
+    kspace = arrays(0)["kspace"]
+    layout = h5py.VirtualLayout(kspace.shape, kspace.dtype)
+    layout[:] = h5py.VirtualSource(outside, "kspace", kspace.shape)
+    write(path, 0, kspace=None)
+    with h5py.File(path, "a") as file:
+        file.create_virtual_dataset("kspace", layout)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (cut, "cut off, damaged"),
     "wrong dtype": (
@@ -241,6 +266,13 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "stands in both",
     ),
     "symlink out of the root": (linked, "link that leads out of"),
+    "external link": (external_link, "its 'kspace' is a link"),
+    "soft link": (
+        lambda path: write(path, 0, kspace=h5py.SoftLink("/reconstruction_esc")),
+        "its 'kspace' is a link",
+    ),
+    "external storage": (external_storage, "its 'kspace' is stored externally"),
+    "virtual data set": (virtual, "its 'kspace' is a virtual data set"),
     "huge declared size": (huge, "no side may exceed 4,096"),
     "not the format at all": (lambda path: path.write_text("kspace"), "no whole HDF5 file"),
     "no reference": (

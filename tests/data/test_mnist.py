@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import idx_bytes, write_mini_mnist
-from zdp_bench.data import files
+from zdp_bench.data import files, mnist
 from zdp_bench.data.files import Card, RemoteFile, fetch, md5
 from zdp_bench.data.mnist import Mnist
 from zdp_bench.errors import UserError
@@ -89,6 +89,14 @@ def test_wrong_files_are_refused_by_name(
     with pytest.raises(UserError, match=message) as caught:
         Mnist(check=check).load(mini_mnist)
     assert name in str(caught.value)
+
+
+def test_a_file_with_another_checksum_is_refused_before_a_byte_is_unpacked(
+    mini_mnist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "read_idx", lambda *_, **__: pytest.fail("unpacked"))
+    with pytest.raises(UserError, match="bytes where"):
+        Mnist().load(mini_mnist)
 
 
 @pytest.mark.real_data

@@ -231,6 +231,18 @@ def announce(path: Path, samples: int) -> None:
     path.write_bytes(bytes(whole))
 
 
+def stretch_format(path: Path) -> None:
+    """Let the header's `fmt ` chunk announce 4 GB."""
+    whole = bytearray(path.read_bytes())
+    whole[16:20] = b"\xff" * 4
+    path.write_bytes(bytes(whole))
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (
         lambda path: path.write_bytes(b""),
@@ -269,6 +281,8 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: announce(path, 2**31 - 1),
         "announces 2,147,483,647 samples",
     ),
+    "a wild size of its format": (stretch_format, "not a readable wav file"),
+    "a link to itself": (loop, "a link that leads to itself"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
     "another ending": (lambda path: path.rename(path.with_suffix(".mp3")), "is no .wav file"),
     "a clip twice": (

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save
+from zdp_bench.errors import UserError
 from zdp_bench.report import epsilon_curves, page, tables, verdicts
 
 
@@ -76,7 +78,7 @@ class Reader(HTMLParser):
 def test_the_page_needs_nothing_beside_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     links = Reader(text).links
-    outside = [link for link in links if not link.startswith("#")]
+    outside = [link for link in links if not link.startswith(("#", "data:image/svg+xml;base64,"))]
     assert len(outside) == 4
     assert all((path.parent / link).is_file() for link in outside)
     within_svg = ("#m", "#C", "#g", "#D")
@@ -97,9 +99,33 @@ def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -
     assert '<li class="different"><b>1</b>' in text
     assert "4 cells: 2 as published (1 reproduced, 1 different), 0 on other or reduced data" in text
     assert "&lt;script&gt;" in text
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == text.count("<img") == 1
     assert 'aria-label="Ziller et al. 2021 (ζ-DP), Table 1: test metric against tight ε"' in text
-    assert "made by" not in text
+
+
+def test_a_drawing_that_somebody_made_runs_no_script(path: Path) -> None:
+    """It is shown as an image, in which browsers run nothing, and the page allows no script."""
+    drawing = path.parent / "figures" / "p_fig1.svg"
+    drawing.write_text('<svg xmlns="http://www.w3.org/2000/svg"><script>steal()</script></svg>')
+    text = write_page(path.parent).read_text(encoding="utf-8")
+    assert "steal" not in text
+    assert b64encode(drawing.read_bytes()).decode() in text
+    assert "Content-Security-Policy\" content=\"default-src 'none'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("figures/p_fig1.svg", b"<html>not found</html>", "is no SVG drawing"),
+        ("tables/measured.md", "# Größe".encode("latin-1"), "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_one_sentence(
+    path: Path, name: str, content: bytes, says: str
+) -> None:
+    (path.parent / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{Path(name).name}: {says}"):
+        write_page(path.parent)
 
 
 def test_two_pages_of_the_same_records_differ_only_in_the_time(path: Path) -> None:

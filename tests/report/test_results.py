@@ -38,7 +38,10 @@ def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> 
 
 def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1, 0.5), record("a", 2, 0.7), record("b", 1, 0.9))
-    save(tmp_path, record("a", 3, 30.0, headline={"name": "psnr", "value": 30.0}))
+    save(
+        tmp_path,
+        record("a", 3, 30.0, headline={"name": "psnr", "value": 30.0}, metrics={"psnr": 30.0}),
+    )
     shown = sheet(select(tmp_path, [], None, None, by="recipe"))
     assert shown.title == "3 groups of 4 records"
     assert shown.rows == [

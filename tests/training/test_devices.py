@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,6 +177,54 @@ def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(
             "gpu-1.lock",
             "gpu-3.lock",
         }
+
+
+def link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir()
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def open_to_all(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+@pytest.mark.parametrize("plant", [link, open_to_all, "another user's"])
+def test_a_folder_of_locks_that_somebody_planted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    folder = tmp_path / "locks"
+    if plant == "another user's":
+        folder.mkdir(mode=0o700)
+        mine = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    else:
+        plant(folder)
+    with (
+        pytest.raises(UserError, match="locks: is not a folder that only you can write to"),
+        reserve_gpu("auto", folder),
+    ):
+        pass
+
+
+def test_a_lock_neither_follows_a_link_nor_cuts_a_file_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "gpu-0.lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"), reserve_gpu("auto", tmp_path):
+        pass
+    (tmp_path / "gpu-0.lock").unlink()
+    (tmp_path / "gpu-0.lock").write_text("kept")
+    with reserve_gpu("auto", tmp_path) as name:
+        assert name == "cuda:0"
+    assert victim.read_text() == (tmp_path / "gpu-0.lock").read_text() == "kept"
 
 
 def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,22 @@
 """Arrays that are slow to make from files: made once, kept in the user's cache folder, then mapped.
 
 A mapped array needs no memory of its own size: what is read of it is paged in, and dropped again
-    when
-memory is short. So a set of any size streams through training, and a second run starts at once.
+when memory is short. So a set of any size streams through training, and a second run starts at
+once. If the cache's disk is full, the array is made in memory.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+
+A_DAY = 86_400  # seconds; a file that nobody wrote to for so long was left by a killed process
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +44,17 @@ def load_or_make(
     partial = path.with_name(f".{path.stem}.{os.getpid()}.npy")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mapped = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
+        _delete_left_behind(path.parent)
+        mapped = _reserve(partial, shape, dtype)
     except OSError as error:  # a full or read-only disk costs memory and time, not the run
-        log.warning("%s could not be written (%s)", path, error.strerror)
+        partial.unlink(missing_ok=True)
+        log.warning(
+            "%s: %s, so this run keeps %s in memory and the next one makes them again; "
+            "XDG_CACHE_HOME names another cache folder",
+            path.parent,
+            error.strerror,
+            kind,
+        )
         whole: np.ndarray = np.empty(shape, dtype=dtype)
         return _fill(whole, blocks)
     try:
@@ -53,6 +64,26 @@ def load_or_make(
     finally:
         partial.unlink(missing_ok=True)
     return np.load(path, mmap_mode="c")  # copy on write: changes stay in memory
+
+
+def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Map a new array whose every byte has its place on the disk.
+
+    In a sparse file the process would be killed (SIGBUS) at the first page that the disk lacks.
+
+    Raises:
+        OSError: the disk is full, over its quota or read-only.
+    """
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    with path.open("rb+") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return mapped
+
+
+def _delete_left_behind(folder: Path) -> None:
+    for path in folder.glob(".*.npy"):
+        if time.time() - path.stat().st_mtime > A_DAY:
+            path.unlink(missing_ok=True)
 
 
 def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:

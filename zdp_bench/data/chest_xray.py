@@ -15,6 +15,7 @@ covers them.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -327,7 +328,10 @@ def read_film(path: Path, size: int) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(path, formats=["JPEG"]) as image:
+        with (
+            warnings.catch_warnings(action="ignore"),  # of many pixels, which are refused below
+            Image.open(path, formats=["JPEG"]) as image,
+        ):
             if max(image.size) > LARGEST or min(image.size) < 8:
                 raise UserError(
                     f"{path}: has {image.size[0]}×{image.size[1]} pixels; no film of this set has."
@@ -336,6 +340,8 @@ def read_film(path: Path, size: int) -> np.ndarray:
             if grey.size != (size, size):
                 grey = grey.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(grey)
+    except Image.DecompressionBombError:
+        raise UserError(f"{path}: has more pixels than any film of this set has.") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(
             f"{path}: is no readable JPEG ({type(error).__name__}); it is damaged or something "

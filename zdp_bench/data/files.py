@@ -172,13 +172,20 @@ def holds_any(folder: Path) -> bool:
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """Refuse a link that leads out of the folder.
+    """Refuse a link, or a name with `..`, that leads out of the folder, or a link to itself.
 
     Raises:
         UserError: it does.
     """
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{path}: is a link that leads out of {folder}; put the file itself there.")
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # which of them depends on Python's version
+        raise UserError(
+            f"{path}: is a link that leads to itself; put the file itself there."
+        ) from None
+    if not inside:
+        what = "is a link that leads" if path.is_symlink() else "leads"
+        raise UserError(f"{path}: {what} out of {folder}; put the file itself there.")
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -187,13 +194,15 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[tuple[Path, str]]:
-    """Yield each path and the sentence that `read` refuses it with; '' for none."""
+    """Yield each path and the sentence that `read`, or the system, refuses it with; '' for none."""
     for path in paths:
         try:
             read(path)
             yield path, ""
         except UserError as error:
             yield path, str(error)
+        except OSError as error:
+            yield path, f"{path}: cannot be read ({error.strerror or type(error).__name__})."
 
 
 def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:

@@ -74,10 +74,10 @@ class Mnist(Dataset):
         of = card(self.card_name)
         fetch(root, of, self.mirror)
         paths = [root / file.path for file in of.files]  # images, labels; train first, then test
-        arrays = [read_idx(path, dims=3 if "images" in path.name else 1) for path in paths]
-        if self.check:
+        if self.check:  # before a byte is unpacked
             for path, file in zip(paths, of.files, strict=True):
                 verify(path, file, of.name)
+        arrays = [read_idx(path, dims=3 if "images" in path.name else 1) for path in paths]
         for first in (0, 2):
             _check_pair(arrays[first], arrays[first + 1], paths[first], paths[first + 1])
         return (

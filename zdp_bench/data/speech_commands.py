@@ -278,7 +278,7 @@ def read_clip(path: Path) -> np.ndarray:
                     f"{path}: announces {announced:,} samples where about {CLIP:,} were expected."
                 )
             samples = np.frombuffer(file.readframes(announced), dtype="<i2")
-    except (wave.Error, EOFError, ValueError) as error:  # of the file's header, or half a sample
+    except (wave.Error, EOFError, ValueError, RuntimeError) as error:  # wave's, over any header
         raise UserError(
             f"{path}: is not a readable wav file of 16-bit samples "
             f"({str(error) or 'it ends in its header'})."

@@ -64,18 +64,14 @@ def _label(run: Record) -> str:
 
 
 def inline_svg(figure: Figure, label: str) -> str:
-    """Return a figure as an `<svg>` element for a page; see `as_element`."""
-    out = io.StringIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return as_element(out.getvalue(), label)
-
-
-def as_element(svg: str, label: str) -> str:
-    """Return an SVG document as an element that scales with the page and needs nothing else.
+    """Return a figure as an `<svg>` element that scales with its page and needs nothing else.
 
     `label` is for readers who do not see it.
     """
+    out = io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    svg = out.getvalue()
     head, rest = svg[svg.index("<svg") :].split(">", 1)
     rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)

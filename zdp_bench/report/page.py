@@ -7,6 +7,7 @@ The papers' tables come from the records. What other commands have written to `r
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from zdp_bench import __version__, records
+from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import epsilon_curves, lines
 from zdp_bench.report.coverage import Count, total
@@ -52,7 +54,7 @@ def write(tables: list[Table], results: Path, path: Path) -> Path:
     page = environment.get_template("page.html").render(
         sections=[_section(table, every, results, path) for table in tables],
         others=[(file.stem, _markdown(file)) for file in pages],
-        figures=[(file.stem, _svg(file)) for file in sorted((results / "figures").glob("*.svg"))],
+        figures=[(file.stem, _image(file)) for file in sorted((results / "figures").glob("*.svg"))],
         total=total(table.count for table in tables),
         columns=lines.COLUMNS,
         rule=lines.RULE,
@@ -96,12 +98,28 @@ def _link(run: Record, results: Path, page: Path) -> str:
 def _markdown(file: Path) -> Markup:
     """Return a generated table as HTML, two levels of headings down; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    made = parser.render(file.read_text(encoding="utf-8"))
+    try:
+        made = parser.render(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{file}: is not UTF-8 text, so it is no table of zdp-bench. Save it as UTF-8, or move "
+            "it away."
+        ) from None
     for ours, pages in (("h2>", "h4>"), ("h1>", "h3>")):
         made = made.replace(ours, pages)
     wide = made.replace("<table>", '<div class="wide"><table>')
     return Markup(wide.replace("</table>", "</table></div>"))
 
 
-def _svg(file: Path) -> Markup:
-    return Markup(epsilon_curves.as_element(file.read_text(encoding="utf-8"), file.stem))
+def _image(file: Path) -> str:
+    """Return a drawing as the address of an image. Scripts and links in an image do nothing.
+
+    Raises:
+        UserError: it is no SVG.
+    """
+    body = file.read_bytes()
+    if b"<svg" not in body:
+        raise UserError(
+            f"{file}: is no SVG drawing. Let `zdp-bench figure` draw it again, or move it away."
+        )
+    return f"data:image/svg+xml;base64,{b64encode(body).decode()}"

@@ -13,11 +13,12 @@ defaults are not relied on: they allow TF32 in cuDNN's convolutions.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -56,6 +57,9 @@ def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
 
     Yields the device's name, or `name` itself if every GPU is held or there is at most one: then
     the jobs share them.
+
+    Raises:
+        UserError: the locks' folder is not this user's own.
     """
     several = (
         name == "auto"
@@ -69,15 +73,15 @@ def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
     import fcntl
 
     folder = folder or Path(tempfile.gettempdir()) / f"zdp-bench-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    _make_own(folder)
     # Slurm numbers the GPUs of each job anew: locks go by the GPU behind a number.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     with ExitStack() as held:
         for number in range(torch.cuda.device_count()):
             behind = visible[number] if len(visible) == torch.cuda.device_count() else str(number)
-            lock: TextIO = held.enter_context(
-                open(folder / f"gpu-{behind.replace('/', '-')}.lock", "w")
-            )
+            path = folder / f"gpu-{behind.replace('/', '-')}.lock"
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            held.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -85,6 +89,22 @@ def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
             yield f"cuda:{number}"
             return
         yield name
+
+
+def _make_own(folder: Path) -> None:
+    """Make a folder in which nobody else can write; what another user left in /tmp is refused.
+
+    Raises:
+        UserError: it is a link, another user's, or open to others.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UserError(
+            f"{folder}: is not a folder that only you can write to, so no GPU is reserved by a "
+            "file in it. Delete it, let TMPDIR name another place, or name the GPU: device=cuda:0."
+        )
 
 
 @contextmanager

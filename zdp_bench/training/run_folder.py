@@ -47,7 +47,12 @@ def find_or_run(
     ):
         if config.force and ranks.is_first:
             _start_anew(home)
+        if ranks.is_first:
+            for left_behind in home.glob("*.partial"):  # by a kill; this process holds the lock
+                left_behind.unlink()
         if done := ranks.broadcast(records.read(home / "record.json") if ranks.is_first else None):
+            if ranks.is_first:
+                records.mend_csv(config.results, home, done)
             return Outcome(done, home / "record.json", found=True)
         record = ranks.broadcast(train(home))
         if ranks.is_first:
@@ -90,7 +95,7 @@ def hold_lock(path: Path, otherwise: str, wait: bool = True) -> Iterator[None]:
     """
     import fcntl
 
-    with open(path, "w") as lock:
+    with open(path, "a") as lock:  # what may be there is not cut off
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -31,8 +31,18 @@ BROKEN = {
     "float type code": (b"\0\0\x0d\x03" + idx_bytes(IMAGES)[4:], "a", "magic number"),
     "cut in the header": (idx_bytes(IMAGES)[:10], "a", "ends inside its header"),
     "cut in the data": (idx_bytes(IMAGES)[:-5], "a", r"announces 24 bytes .* but 19 are there"),
-    "too long": (idx_bytes(IMAGES) + b"x", "a", r"announces 24 bytes .* but 25 are there"),
+    "too long": (idx_bytes(IMAGES) + b"x", "a", r"announces 24 bytes .* but more are there"),
     "huge declared size": (b"\0\0\x08\x03" + b"\xff" * 12, "a", "announces"),
+    "bomb": (
+        gzip.compress(b"\0\0\x08\x03\0\0\0\1\0\0\0\1\0\0\0\1" + bytes(10**6)),
+        "a.gz",
+        "announces 1 bytes .* but more are there",
+    ),
+    "bomb that says so": (
+        gzip.compress(b"\0\0\x08\x03\0\1\0\0\0\0\x40\0\0\0\0\2" + bytes(10**6)),
+        "a.gz",
+        "at most 1,073,741,824 are read",
+    ),
     "random bytes in gzip": (gzip.compress(bytes(range(200))), "a.gz", "magic number"),
 }
 

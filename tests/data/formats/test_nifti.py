@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,6 +77,18 @@ def huge(path: Path) -> None:
     path.write_bytes(header.binaryblock + b"\0" * 4)
 
 
+def announce(*shape: int) -> Callable[[Path], object]:
+    """A NIfTI-2 file whose header has these 64-bit sizes, whatever voxels there are."""
+
+    def write(path: Path) -> None:
+        nibabel.Nifti2Image(DATA, np.eye(4)).to_filename(path)
+        body = bytearray(path.read_bytes())
+        body[16 : 16 + 8 * (len(shape) + 1)] = struct.pack(f"<{len(shape) + 1}q", 3, *shape)
+        path.write_bytes(bytes(body))
+
+    return write
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "is missing"),
     "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI"),
@@ -94,6 +107,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flat affine": (flat, "affine"),
     "complex": (lambda path: save(path, DATA.astype(np.complex64)), "not real numbers"),
     "more than fits": (huge, "more than any volume"),
+    "sizes whose product wraps to 0": (announce(2**32, 2**32, 1), "more than any volume"),
+    "sizes whose product wraps to 64": (announce(2**62 + 4, 4, 4), "more than any volume"),
+    "sizes below 0": (announce(-4, -4, 4), "three dimensions"),
+    "two billion voxels": (announce(1290, 1290, 1290), "announces 4,293,378,000 bytes, and"),
     "cut off": (lambda path: (save(path), path.write_bytes(path.read_bytes()[:370])), "cut off"),
 }
 
@@ -140,6 +157,16 @@ def test_a_flipped_byte_that_still_unpacks_is_refused(tmp_path: Path) -> None:
             read(path)
     path.write_bytes(whole[:-8])  # the checksum itself is gone
     with pytest.raises(UserError, match="EOFError"):
+        nifti.read(path)
+
+
+def test_a_stream_that_unpacks_to_much_more_than_its_voxels_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nifti, "LONGEST_REST", 2**20)
+    path = save(tmp_path / "v.nii.gz")
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(2**23)))
+    with pytest.raises(UserError, match="its voxels cannot be read"):
         nifti.read(path)
 
 

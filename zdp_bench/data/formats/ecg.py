@@ -12,7 +12,10 @@ REFERENCE.csv is its label in either.
 from __future__ import annotations
 
 import csv
+import math
 import re
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +29,8 @@ from zdp_bench.errors import UserError
 RATE = 500  # Hz
 LEADS = 12
 LONGEST = 200 * RATE  # the longest released recording has 144 s
+LARGEST_MAT = 16 * LEADS * LONGEST  # bytes of a MATLAB file, unpacked: twice what LONGEST needs
+COMPRESSED = 15  # MATLAB's type code
 # REFERENCE.csv's codes, in their order from 1, with the SNOMED CT codes of PhysioNet's later
 # releases.
 DIAGNOSES: dict[str, tuple[str, ...]] = {
@@ -148,8 +153,9 @@ def read_matlab(path: Path, channel: int, diagnosis: str) -> Recording:
     Raises:
         BadRecording: it is no such struct, or lacks a lead.
     """
+    _require_modest(path)
     try:
-        signals = np.asarray(loadmat(path)["ECG"]["data"][0, 0])
+        signals = np.asarray(loadmat(path, variable_names=["ECG"])["ECG"]["data"][0, 0])
     except Exception as error:  # scipy raises many kinds over what is no MATLAB file
         raise BadRecording(
             f"is not a struct 'ECG' with a field 'data' ({type(error).__name__})"
@@ -165,19 +171,58 @@ def read_matlab(path: Path, channel: int, diagnosis: str) -> Recording:
     return Recording(path.stem, signals[channel - 1].astype(np.float64), diagnosis)
 
 
+def _require_modest(path: Path) -> None:
+    """Refuse a MATLAB file that unpacks to more than a recording needs, before scipy unpacks it.
+
+    The format (MATLAB 5): 128 bytes; then elements of type, length and bytes, which may be
+    compressed. Each array in one has a header with its dimensions.
+
+    Raises:
+        BadRecording: it does, or is of another format.
+    """
+    if (size := path.stat().st_size) > LARGEST_MAT:
+        raise BadRecording(f"has {size:,} bytes, more than any recording of this set")
+    raw = path.read_bytes()
+    if raw[126:128] not in (b"IM", b"MI"):
+        raise BadRecording("is not a struct 'ECG' with a field 'data' (no MATLAB 5 file)")
+    order = "<" if raw[126:128] == b"IM" else ">"
+    flags, dimensions = struct.pack(order + "II", 6, 8), struct.pack(order + "I", 5)
+    start = 128
+    while start + 8 <= len(raw):
+        kind, length = struct.unpack_from(order + "II", raw, start)
+        body = raw[start + 8 : start + 8 + length]
+        if kind == COMPRESSED:
+            try:
+                body = zlib.decompressobj().decompress(body, LARGEST_MAT)
+            except zlib.error:
+                raise BadRecording("its compressed data is damaged") from None
+        shapes = re.finditer(re.escape(flags) + b".{8}" + re.escape(dimensions), body, re.DOTALL)
+        for found in shapes:
+            (count,) = struct.unpack_from(order + "I", body.ljust(found.end() + 4), found.end())
+            sides = body[found.end() + 4 : found.end() + 4 + min(count, 32)]
+            whole = sides[: len(sides) // 4 * 4]
+            if math.prod(side for (side,) in struct.iter_unpack(order + "I", whole)) > len(body):
+                raise BadRecording("announces a larger array than it holds")
+        if len(body) >= LARGEST_MAT:
+            raise BadRecording(f"unpacks to {LARGEST_MAT:,} bytes or more")
+        start += 8 + length
+
+
 def read_reference(path: Path) -> dict[str, str]:
     """Read REFERENCE.csv: recording -> the first of its one to three diagnoses.
 
     Raises:
-        UserError: the file is no UTF-8 text, has other columns, an unknown label, or a recording
-            twice.
+        UserError: the file is no UTF-8 text or table, has other columns, an unknown label, or a
+            recording twice.
     """
     labels: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
+        rows = iter(list(csv.reader(lines)))
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8.") from None
-    rows = csv.reader(lines)
+    except csv.Error as error:
+        raise UserError(f"{path}: is no table of comma-separated values ({error}).") from None
     head = next(rows, [])
     if not head or head[0].strip().lower() != "recording":
         raise UserError(
@@ -252,6 +297,8 @@ def read_all(
             yield path, _read(path, folder, channel, labels, signals)
         except BadRecording as error:
             yield path, error
+        except OSError as error:
+            yield path, BadRecording(f"cannot be read ({error.strerror or type(error).__name__})")
 
 
 def _read(

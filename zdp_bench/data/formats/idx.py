@@ -12,13 +12,14 @@ import numpy as np
 from zdp_bench.errors import UserError
 
 UNSIGNED_BYTE = 0x08
+LARGEST = 2**30  # bytes of entries; MNIST has 47 million, and EMNIST's largest part 638 million
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
     """Read an idx file of unsigned bytes with `dims` dimensions (1 for labels, 3 for images).
 
     The format: two zero bytes, the type code, the number of dimensions; each dimension as a
-        big-endian uint32; the entries.
+    big-endian uint32; the entries. No more is unpacked than the header announces.
 
     Raises:
         UserError: not an idx file, another type or number of dimensions, truncated, too long, or a
@@ -27,7 +28,14 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     if path.is_dir():
         raise UserError(f"{path}: is a folder where an idx file was expected.")
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            shape = _parse_shape(file.read(4 + 4 * dims), path, dims)
+            if prod(shape) > LARGEST:
+                raise UserError(
+                    f"{path}: its header announces {prod(shape):,} bytes of data for shape "
+                    f"{shape}; at most {LARGEST:,} are read."
+                )
+            raw = file.read(prod(shape) + 1)  # to the end, where gzip compares its checksum
     except (EOFError, zlib.error) as error:
         raise UserError(
             f"{path}: the gzip stream is damaged or cut short ({error}). Delete the file and fetch "
@@ -35,14 +43,13 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         ) from None
     except gzip.BadGzipFile:
         raise UserError(f"{path}: is not a gzip file. Delete it and fetch it again.") from None
-    shape = _parse_shape(raw, path, dims)
-    header = 4 + 4 * dims
-    if len(raw) - header != prod(shape):
+    if len(raw) != prod(shape):
+        there = f"{len(raw):,}" if len(raw) < prod(shape) else "more"
         raise UserError(
             f"{path}: its header announces {prod(shape):,} bytes of data for shape {shape}, but "
-            f"{len(raw) - header:,} are there."
+            f"{there} are there."
         )
-    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def read_shape(path: Path, dims: int) -> tuple[int, ...]:

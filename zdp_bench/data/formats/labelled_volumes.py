@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zdp_bench.data.files import require_inside
 from zdp_bench.data.formats import nifti
 from zdp_bench.errors import UserError
 
@@ -57,8 +58,7 @@ def find_cases(folder: Path, channel: int = 0) -> list[Case]:
     found = []
     for image, label in sorted(pairs):
         for path in (image, label):
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise UserError(f"{path}: leads out of {folder}; put the file itself there.")
+            require_inside(path, folder)
         header, mask = nifti.read_header(image), nifti.read_header(label)
         if header.shape[:3] != mask.shape[:3]:
             raise UserError(

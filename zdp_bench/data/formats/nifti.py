@@ -9,6 +9,7 @@ is interpolated.
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ HIPPOCAMPI, N_HIPPOCAMPI = "Task04_Hippocampus/imagesTr", 260
 # Counts up when a file that was accepted is refused, or is read as other voxels: caches and derived
 # files go by it. Since 2, a .gz is held to its checksum.
 READING = 2
+BEST_RATIO = 1032  # of deflate: no .gz unpacks to more than so many times its size
+LONGEST_REST = 2**26  # bytes behind the voxels that are still read, for the checksum after them
 WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's scaling
 
 
@@ -174,12 +177,12 @@ def _open(path: Path) -> Any:
         ) from None
     if not isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image):
         raise UserError(f"{path}: is a {type(image).__name__}, and a NIfTI file was expected.")
-    if len(image.shape) not in (3, 4) or 0 in image.shape:
+    if len(image.shape) not in (3, 4) or min(image.shape) < 1:
         raise UserError(
             f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, "
             "were expected."
         )
-    if int(np.prod(image.shape, dtype=np.int64)) > MOST_VOXELS:
+    if math.prod(map(int, image.shape)) > MOST_VOXELS:
         raise UserError(
             f"{path}: announces {list(image.shape)} voxels, more than any volume of these sets has."
         )
@@ -211,9 +214,18 @@ def _voxels(image: Any, path: Path) -> np.ndarray:
     """Read all voxels, float32 on RAS+ axes."""
     from nibabel.orientations import apply_orientation
 
+    gzipped = path.name.endswith(".gz")
+    announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
+    most = path.stat().st_size * (BEST_RATIO if gzipped else 1)
+    if announced > most:
+        raise UserError(
+            f"{path}: its voxels cannot be read: the header announces {announced:,} bytes, and the "
+            f"file has {'at most ' if gzipped else ''}{most:,}; it is cut off or damaged. Unpack "
+            "it anew."
+        )
     try:
-        data = _unpack(image, path) if path.name.endswith(".gz") else np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
+    except (OSError, EOFError, ValueError, OverflowError, zlib.error) as error:
         raise UserError(
             f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or "
             "damaged. Unpack it anew."
@@ -237,6 +249,9 @@ def _unpack(image: Any, path: Path) -> np.ndarray:
     with gzip.open(path) as stream:
         holder = FileHolder(fileobj=stream)
         data = np.asanyarray(type(image).from_file_map({"image": holder}).dataobj)
-        while stream.read(2**20):
-            pass
+        rest = 0
+        while part := stream.read(2**20):
+            rest += len(part)
+            if rest > LONGEST_REST:
+                raise ValueError("it goes on behind the voxels")
     return data

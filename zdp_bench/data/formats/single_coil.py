@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -97,11 +98,7 @@ def inspect(path: Path, root: Path) -> Volume:
     try:
         with h5py.File(path, "r") as file:
             for name in ("kspace", "reconstruction_esc", "ismrmrd_header"):
-                if not isinstance(file.get(name), h5py.Dataset):
-                    raise UserError(
-                        f"{path}: has no data set '{name}'; fastMRI's single-coil files of train "
-                        "and val have it."
-                    )
+                _require_own_bytes(file, name, path)
             kspace, image = file["kspace"], file["reconstruction_esc"]
             header = file["ismrmrd_header"]
             if kspace.dtype.kind != "c":
@@ -147,6 +144,36 @@ def inspect(path: Path, root: Path) -> Volume:
             f"{path}: is no whole HDF5 file; it is cut off, damaged or something else "
             f"({_why(error)})."
         ) from None
+
+
+def _require_own_bytes(file: Any, name: str, path: Path) -> None:
+    """Refuse a data set of an open HDF5 file that is missing, or whose bytes are elsewhere.
+
+    HDF5 can point to any file of the machine, which the digest would not follow.
+
+    Raises:
+        UserError: it is missing, a link, virtual, or stored externally.
+    """
+    import h5py
+
+    link = file.get(name, getlink=True)
+    if link is None:
+        raise UserError(
+            f"{path}: has no data set '{name}'; fastMRI's single-coil files of train and val have "
+            "it."
+        )
+    found = file[name] if isinstance(link, h5py.HardLink) else None
+    if not isinstance(found, h5py.Dataset):
+        raise UserError(
+            f"{path}: its '{name}' is a link or a group, where a data set was expected; write the "
+            "data into the file itself."
+        )
+    if found.is_virtual or found.external:
+        kind = "a virtual data set" if found.is_virtual else "stored externally"
+        raise UserError(
+            f"{path}: its '{name}' is {kind}, so its bytes are in other files; write them into the "
+            "file itself."
+        )
 
 
 def _why(error: Exception) -> str:

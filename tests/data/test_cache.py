@@ -1,0 +1,52 @@
+"""A cache that cannot be written to costs memory and time, and never the run."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zdp_bench.data.cache import A_DAY, load_or_make
+
+ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
+
+
+def make() -> np.ndarray:
+    return load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([ROWS[:6], ROWS[6:]]))
+
+
+def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "zdp-bench" / "rows"
+    folder.mkdir(parents=True)
+    old, young = folder / ".a.1.npy", folder / ".b.2.npy"
+    old.touch()
+    young.touch()
+    os.utime(old, (0, young.stat().st_mtime - A_DAY - 1))
+    np.testing.assert_array_equal(make(), ROWS)
+    found = load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([]))
+    np.testing.assert_array_equal(found, ROWS)
+    assert {path.name for path in folder.iterdir()} == {young.name, f"{'d' * 32}.npy"}
+
+
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_is_one_sentence_before_any_page_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    why: int,
+) -> None:
+    def refuse(descriptor: int, start: int, count: int) -> None:
+        assert count >= ROWS.nbytes
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with caplog.at_level(logging.WARNING):
+        np.testing.assert_array_equal(make(), ROWS)
+    (told,) = caplog.messages
+    assert os.strerror(why) in told
+    assert "XDG_CACHE_HOME" in told
+    assert not list((tmp_path / "cache" / "zdp-bench" / "rows").iterdir())
