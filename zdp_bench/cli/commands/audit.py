@@ -20,7 +20,9 @@ from zdp_bench.errors import UserError
 if TYPE_CHECKING:
     from zdp_bench.audit.finding import Finding
 
-HELP = "attack a recipe's mechanism, and mechanisms known to be broken: a lower bound on ε"
+RECIPES = {"cases": "all", "canaries": 1000, "steps": 1000}  # what no script reads
+
+HELP = "attack a recipe's mechanism, known ones, or a training of your own: a lower bound on ε"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cases",
-        default="all",
+        default=RECIPES["cases"],
         metavar="all|recipe|NAME,...",
         help="built-in cases to attack (default all)",
     )
@@ -42,21 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--canaries",
         type=whole(10),
-        default=1000,
+        default=RECIPES["canaries"],
         metavar="M",
         help="in the attacks on a whole run (default 1000)",
     )
     parser.add_argument(
         "--steps",
         type=whole(1),
-        default=1000,
+        default=RECIPES["steps"],
         metavar="N",
         help="at most N steps of the run (default 1000)",
     )
     parser.add_argument(
         "--runs",
         type=whole(40),
-        default=400,
         metavar="R",
         help="of my_script:function, with the canary and without (default 400)",
     )
@@ -76,17 +77,21 @@ def is_script(word: str) -> bool:
 
 
 def _audit_script(options: argparse.Namespace) -> int:
+    from zdp_bench.audit.foreign import RUNS
     from zdp_bench.audit.script import audit_script
     from zdp_bench.training.progress import console
 
-    word, *others = options.overrides
+    word = next(word for word in options.overrides if is_script(word))
+    others = [other for other in options.overrides if other != word]
+    others += [f"--{key}" for key, default in RECIPES.items() if getattr(options, key) != default]
     if others:
         raise UserError(
-            f"{' '.join(options.overrides)}: a script's function is audited alone; "
-            "leave the other words out."
+            f"{word}: a script's function is audited by itself; leave out {' '.join(others)}."
         )
     with console().status("attacking ..."):
-        finding = audit_script(word, options.runs, options.confidence)
+        finding = audit_script(
+            word, RUNS if options.runs is None else options.runs, options.confidence
+        )
     return _show([finding], f"Audit of {word}", options)
 
 
@@ -97,6 +102,8 @@ def _audit_recipe(options: argparse.Namespace) -> int:
     from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
+    if options.runs is not None:
+        raise UserError("--runs: is for my_script:function; a recipe's attacks do not read it.")
     all_cases = options.cases == "all"
     if all_cases:
         require_writable(options.results)
