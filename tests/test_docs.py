@@ -33,7 +33,7 @@ from zdp_bench.experiments.claims import jobs_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU")
+ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU", "# needs my_script")
 
 
 def read_commands(page: Path) -> list[tuple[str, str]]:

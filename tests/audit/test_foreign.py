@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.audit import step
-from zdp_bench.audit.foreign import Eye, released
+from zdp_bench.audit.foreign import Features, released
 from zdp_bench.errors import UserError
 
 Example = tuple[Any, Any]
@@ -157,10 +157,10 @@ def test_the_loudest_candidate_is_the_canary() -> None:
     assert x.norm() > 50
 
 
-def test_the_eye_has_a_feature_for_each_of_the_largest_moves_and_one_for_the_rest() -> None:
+def test_there_is_a_feature_for_each_of_the_largest_moves_and_one_for_the_rest() -> None:
     moved = {f"{i}": np.array([0.0, float(i)]) for i in range(20)}
-    eye = Eye.towards(moved, {name: np.zeros(2) for name in moved})
-    seen = eye.look({name: np.array([3.0, 1.0]) for name in moved})
+    features = Features.towards(moved, {name: np.zeros(2) for name in moved})
+    seen = features.of({name: np.array([3.0, 1.0]) for name in moved})
     assert len(seen) == 18
     assert seen[:16] == pytest.approx(np.ones(16))
     assert seen[16] == pytest.approx((1 + 2 + 3) / np.sqrt(14))

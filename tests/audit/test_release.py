@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zdp_bench.audit.release import attack_release
+from zdp_bench.audit.release import Scores, attack_release, bound_at, sharpest_test
 from zdp_bench.privacy.accounting import gdp_epsilon
 
 
@@ -57,3 +57,21 @@ def test_a_direction_without_noise_is_found_unaided() -> None:
     assert bound == pytest.approx(
         math.log((0.005 ** (1 / 1500) - 0.01) / (1 - 0.005 ** (1 / 1500)))
     )
+
+
+def test_the_sharpest_test_of_a_claimed_curve_is_in_its_middle() -> None:
+    rng = np.random.default_rng(0)
+    scores = Scores(rng.standard_normal(400), rng.standard_normal(400) + 1.5)
+    curve = {delta: gdp_epsilon(1.0, delta) for delta in (1e-5, 0.1, 0.2, 0.3, 0.9)}
+    delta, threshold, sign = sharpest_test(scores, curve)
+    assert delta in (0.1, 0.2, 0.3)
+    assert abs(sign) == 1
+    assert 0 < threshold < 2.5
+
+
+def test_two_sides_that_never_meet_are_parted_in_the_middle_of_the_gap() -> None:
+    scores = Scores(np.linspace(-1, 0, 50), np.linspace(10, 11, 50))
+    delta, threshold, sign = sharpest_test(scores, {0.5: 0.0})
+    assert (delta, abs(sign)) == (0.5, 1)
+    assert 2 < threshold < 8
+    assert bound_at(threshold, sign, scores, 0.5, 0.99)[1] == "the attack wins 100 of 100"

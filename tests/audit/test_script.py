@@ -70,7 +70,10 @@ def test_a_table_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None
         (["own_training:NUMBER"], "Allowed: right, wrong."),
         (["lacks_claim:right"], "lacks_claim: has no CLAIMED; define it"),
         (["lacks_package:right"], "lacks_package: needs the package 'no_such_package'"),
-        (["own_training:right", "seed=1"], "leave the other words out"),
+        (["own_training:right", "seed=1"], "own_training:right: a script's function is audited by"),
+        (["seed=1", "own_training:right"], "leave out seed=1."),
+        (["own_training:right", "--steps", "5"], "leave out --steps."),
+        (["recipe=quickstart", "--runs", "50"], "--runs: is for my_script:function"),
         (["own_training:right", "--runs", "3"], "runs=3: must be at least 40"),
     ],
 )

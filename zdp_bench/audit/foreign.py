@@ -117,9 +117,9 @@ def _watch(
         base = released(make_step, neighbour, number)
         first.add(base)
         moved.add(_difference(released(make_step, with_canary, number), base))
-    eye = Eye.towards(moved.value, centre=first.value)
+    features = Features.towards(moved.value, centre=first.value)
     rows = [
-        np.stack([eye.look(released(make_step, examples, number)) for number in seeds])
+        np.stack([features.of(released(make_step, examples, number)) for number in seeds])
         for examples, seeds in (
             (neighbour, _seeds(runs - runs // 4, rng)),
             (with_canary, _seeds(runs - runs // 4, rng)),
@@ -227,15 +227,15 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Eye:
-    """What the attack looks at in a release."""
+class Features:
+    """What the attack looks at in a release: projections, and a distance."""
 
     directions: Release  # of length 1 in each tensor, or 0
     centre: Release
     feature_of: dict[str, int]
 
     @staticmethod
-    def towards(moved: Release, centre: Release) -> Eye:
+    def towards(moved: Release, centre: Release) -> Features:
         """Look along the mean move in each tensor; those that move least share a feature."""
         lengths = {name: float(np.linalg.norm(v)) for name, v in moved.items()}
         order = sorted(moved, key=lambda name: -lengths[name])
@@ -243,13 +243,13 @@ class Eye:
         scale = {name: lengths[name] or 1.0 for name in own}
         together = float(np.linalg.norm([lengths[name] for name in shared])) or 1.0
         directions = {name: value / scale.get(name, together) for name, value in moved.items()}
-        return Eye(directions, centre, {name: min(i, PARTS) for i, name in enumerate(order)})
+        return Features(directions, centre, {name: min(i, PARTS) for i, name in enumerate(order)})
 
-    def look(self, release: Release) -> np.ndarray:
+    def of(self, release: Release) -> np.ndarray:
         """Return the projections and, last, the distance from the mean release: [features]."""
-        features = np.zeros(min(len(self.directions), PARTS + 1) + 1)
+        seen = np.zeros(min(len(self.directions), PARTS + 1) + 1)
         for name, away in _difference(release, self.centre).items():
-            features[self.feature_of[name]] += float(away @ self.directions[name])
-            features[-1] += float(away @ away)
-        features[-1] **= 0.5
-        return features
+            seen[self.feature_of[name]] += float(away @ self.directions[name])
+            seen[-1] += float(away @ away)
+        seen[-1] **= 0.5
+        return seen

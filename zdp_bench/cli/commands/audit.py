@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from zdp_bench.audit.finding import Finding
 
 GROUP = "understand"
-HELP = "attack a recipe's mechanism: a lower bound on its ε"
+HELP = "attack a recipe's mechanism, or your own: a lower bound on its ε"
+RECIPES = {"cases": "all", "canaries": 1000, "steps": 1000}  # what no script reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cases",
-        default="all",
+        default=RECIPES["cases"],
         metavar="all|recipe|NAME,...",
         help="built-in cases to attack (default all)",
     )
@@ -43,21 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--canaries",
         type=whole(10),
-        default=1000,
+        default=RECIPES["canaries"],
         metavar="M",
         help="in the attacks on a whole run (default 1000)",
     )
     parser.add_argument(
         "--steps",
         type=whole(1),
-        default=1000,
+        default=RECIPES["steps"],
         metavar="N",
         help="at most N steps of the run (default 1000)",
     )
     parser.add_argument(
         "--runs",
         type=whole(40),
-        default=400,
         metavar="R",
         help="of my_script:function, with the canary and without (default 400)",
     )
@@ -77,17 +77,21 @@ def is_script(word: str) -> bool:
 
 
 def _audit_script(options: argparse.Namespace) -> int:
+    from zdp_bench.audit.foreign import RUNS
     from zdp_bench.audit.script import audit_script
     from zdp_bench.training.progress import console
 
-    word, *others = options.overrides
+    word = next(word for word in options.overrides if is_script(word))
+    others = [other for other in options.overrides if other != word]
+    others += [f"--{key}" for key, default in RECIPES.items() if getattr(options, key) != default]
     if others:
         raise UserError(
-            f"{' '.join(options.overrides)}: a script's function is audited alone; "
-            "leave the other words out."
+            f"{word}: a script's function is audited by itself; leave out {' '.join(others)}."
         )
     with console().status("attacking ..."):
-        finding = audit_script(word, options.runs, options.confidence)
+        finding = audit_script(
+            word, RUNS if options.runs is None else options.runs, options.confidence
+        )
     return _show([finding], f"Audit of {word}", options)
 
 
@@ -98,6 +102,8 @@ def _audit_recipe(options: argparse.Namespace) -> int:
     from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
+    if options.runs is not None:
+        raise UserError("--runs: is for my_script:function; a recipe's attacks do not read it.")
     all_cases = options.cases == "all"
     if all_cases:
         require_writable(options.results)
