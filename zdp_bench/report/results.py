@@ -97,8 +97,8 @@ def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
     """Return one row a record, and which columns are configuration keys."""
     frame = records.frame(list(found))
     flat = [flatten(record["config"]) for record in found]
-    keys = {key for one in flat for key in one if not key.startswith(NO_RESULT)}
-    keys = sorted(keys - set(frame.columns))
+    named = {key for one in flat for key in one if not key.startswith(NO_RESULT)}
+    keys = sorted(named - set(frame.columns))
     settings = pd.DataFrame(
         [[one.get(key) for key in keys] for one in flat], columns=keys, dtype=object
     )

@@ -28,6 +28,6 @@ def run(options: argparse.Namespace) -> int:
 
     require_records(options.results)
     every = records.read_all(options.results)
-    sides = [compare.find_runs(word, every) for word in (options.first, options.second)]
-    print_sheet(compare.sheet(*sides, options.results), options.format)
+    first, second = (compare.find_runs(word, every) for word in (options.first, options.second))
+    print_sheet(compare.sheet(first, second, options.results), options.format)
     return 0

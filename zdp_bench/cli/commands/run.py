@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 
 from zdp_bench.cli.arguments import add_overrides
@@ -114,7 +115,11 @@ def _show(options: argparse.Namespace) -> int:
         if options.cfg:
             driver.show_cfg(**given, cfg_type=options.cfg, package=None, resolve=options.resolve)
         else:
+            root = logging.getLogger()
+            before = root.level, list(root.handlers)
             driver.show_info(options.info, **given)
+            root.setLevel(before[0])  # it makes everything log to standard output
+            root.handlers = before[1]
     return 0
 
 
