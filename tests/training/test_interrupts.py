@@ -112,13 +112,14 @@ class Remains:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_sigterm_in_a_clean_up_between_runs_stops_before_the_next(tmp_path: Path) -> None:
-    with pytest.raises(Stopped), stop_on_sigterm():
+    config = compose([*TINY, f"paths.results={tmp_path}"])
+    with stop_on_sigterm():
         Remains()
-        Job(sweep=True)(compose([*TINY, f"paths.results={tmp_path}"]))
+        with pytest.raises(Stopped):
+            Job(sweep=True)(config)
+        with pytest.raises(Stopped):  # as in a run that was loading its data
+            carry_out(tmp_path)
     raise_if_asked()  # nothing is left of it
-    with pytest.raises(Stopped), stop_on_sigterm():
-        Remains()
-        carry_out(tmp_path)  # in a run that had begun to load its data
     assert not list(tmp_path.rglob("record.json"))
 
 

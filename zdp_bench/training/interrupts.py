@@ -152,6 +152,16 @@ def explain_os_error(error: OSError) -> UserError | None:
     )
 
 
+def explain_memory_error(error: Exception) -> UserError | None:
+    """Return a sentence if the system, or a limit such as `ulimit -v`, refuses memory."""
+    if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+        return None
+    return UserError(
+        "the memory is not enough. Let the run need less (trainer.micro_batch=8), or raise the "
+        "limit; nothing that was saved is lost."
+    )
+
+
 def require_writable(folder: Path) -> None:
     """Check before the work that `folder` can be written to or made; leave nothing behind.
 

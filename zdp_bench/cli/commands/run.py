@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from zdp_bench.cli.arguments import add_overrides
+from zdp_bench.cli.arguments import add_overrides, hide_environment
 from zdp_bench.errors import UserError
 
 HELP = "train a recipe and write its record"
@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(f"sweep: {count} jobs, {len(failed)} failed")
     for overrides, reason in failed:
-        print(f"zdp-bench: {' '.join(overrides)}: {reason}", file=sys.stderr)
+        said = hide_environment(f"{' '.join(overrides)}: {reason}", options.overrides)
+        print(f"zdp-bench: {said}", file=sys.stderr)
     return 2 if failed else 0
 
 
