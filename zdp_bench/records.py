@@ -81,8 +81,12 @@ REQUIRED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("config", "metrics"), dict),
 }
 # Numbers that some records have.
-OPTIONAL = ("privacy.epsilon_patient", "privacy.epsilon_patient_at_least")
-OPTIONAL += ("privacy.epsilon_rdp", "privacy.epsilon_tight_at_least")
+OPTIONAL = (
+    "privacy.epsilon_patient",
+    "privacy.epsilon_patient_at_least",
+    "privacy.epsilon_rdp",
+    "privacy.epsilon_tight_at_least",
+)
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:

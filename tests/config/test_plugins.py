@@ -88,5 +88,5 @@ def test_a_key_of_every_model_hides_no_option_of_one() -> None:
 def test_a_recipes_schedule_can_be_left_out() -> None:
     assert configured(["recipe=mri_sequence_cl"]).scheduler is not None
     assert configured(["recipe=mri_sequence_cl", "scheduler=none"]).scheduler is None
-    with pytest.raises(UserError, match=r"scheduler\.name is missing"):
+    with pytest.raises(UserError, match=r"scheduler\.gamma: scheduler=none reads no key"):
         configured(["recipe=mri_sequence_cl", "scheduler=none", "scheduler.gamma=0.5"])

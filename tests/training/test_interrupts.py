@@ -22,10 +22,17 @@ from torch import nn
 from tests.training.test_run import TINY, Silent, carry_out, configured, repeatable
 from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
+from zdp_bench.config import compose
 from zdp_bench.errors import UserError
+from zdp_bench.experiments.sweep import Job
 from zdp_bench.training import batches, checkpoint, setup
 from zdp_bench.training import run as experiment
-from zdp_bench.training.interrupts import Stopped, explain_write_errors
+from zdp_bench.training.interrupts import (
+    Stopped,
+    explain_write_errors,
+    raise_if_asked,
+    stop_on_sigterm,
+)
 from zdp_bench.training.run import run
 
 
@@ -92,6 +99,28 @@ def test_sigterm_between_runs_leaves_with_the_same_code(monkeypatch: pytest.Monk
     assert not isinstance(
         Stopped(signal.SIGTERM), Exception
     )  # so that no sweep takes it for a failed job and goes on
+
+
+class Remains:
+    """Python swallows what is raised while one of them is cleaned up."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(100):  # a handler runs between two instructions
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_sigterm_in_a_clean_up_between_runs_stops_before_the_next(tmp_path: Path) -> None:
+    config = compose([*TINY, f"paths.results={tmp_path}"])
+    with stop_on_sigterm():
+        Remains()
+        with pytest.raises(Stopped):
+            Job(sweep=True)(config)
+        with pytest.raises(Stopped):  # as in a run that was loading its data
+            carry_out(tmp_path)
+    raise_if_asked()  # nothing is left of it
+    assert not list(tmp_path.rglob("record.json"))
 
 
 def test_sigterm_that_a_librarys_error_covers_leaves_with_the_same_code(

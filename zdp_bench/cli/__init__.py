@@ -13,13 +13,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from zdp_bench.cli.arguments import refuse_launcher
+from zdp_bench.cli.arguments import hide_environment, refuse_launcher
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.completion import complete
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.cli.streams import lasting_output
 from zdp_bench.errors import UserError
-from zdp_bench.training.interrupts import Stopped, explain_os_error, stop_on_sigterm
+from zdp_bench.training.interrupts import (
+    Stopped,
+    explain_memory_error,
+    explain_os_error,
+    stop_on_sigterm,
+)
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
@@ -45,12 +50,18 @@ def _carry_out(words: list[str]) -> int:
         print("\n".join(complete(words[1:])))
         return 0
     options = parse_arguments(words)
+    overrides = getattr(options, "overrides", [])
     try:
         refuse_launcher(options)
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
-        _say(str(error))
+        _say(hide_environment(str(error), overrides))
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if (lacking := explain_memory_error(error)) is None:
+            raise
+        _say(str(lacking))
         return 2
     except Stopped as stop:
         _say(f"{stop}.")
@@ -61,7 +72,7 @@ def _carry_out(words: list[str]) -> int:
     except OSError as error:
         if (explained := explain_os_error(error)) is None:
             raise
-        _say(str(explained))
+        _say(hide_environment(str(explained), overrides))
         return 2
 
 

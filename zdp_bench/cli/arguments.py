@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -104,11 +105,17 @@ def require_records(folder: Path) -> None:
 
 
 def refuse_launcher(options: argparse.Namespace) -> None:
-    """Refuse Hydra's launchers in every command but `run`, where nothing would read them.
+    """Refuse Hydra's launchers in every command but `run`, and programs in the place of one.
 
     Raises:
         UserError: a word names one.
     """
+    for word in getattr(options, "overrides", []):
+        if "_target_" in word.partition("=")[0]:
+            raise UserError(
+                f"{word}: a launcher is chosen by name, and no other program is run in its place; "
+                "write launcher=NAME."
+            )
     if options.verb == "run":
         return
     # `reproduce` may have an override in the place of its table.
@@ -120,3 +127,15 @@ def refuse_launcher(options: argparse.Namespace) -> None:
                 f"{word}: only `zdp-bench run` reads it; "
                 f"leave it out of `zdp-bench {options.verb}`."
             )
+
+
+def hide_environment(text: str, overrides: Sequence[str]) -> str:
+    """Return a sentence without the values of environment variables that overrides name.
+
+    `${oc.env:SECRET}` may be a password, and sentences end in logs.
+    """
+    named = set(re.findall(r"\$\{\s*oc\.env:\s*['\"]?(\w+)", " ".join(overrides)))
+    for name in sorted(named, key=lambda name: -len(os.environ.get(name, ""))):
+        if value := os.environ.get(name):
+            text = text.replace(value, f"${{oc.env:{name}}}")
+    return text

@@ -84,7 +84,12 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
             )
     for kind in PLUGINS:
         node = plain[kind] = drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed)
-        off = kind == "scheduler" and all(value is None for value in node.values())
+        off = kind == "scheduler" and node.get("name") is None
+        if off and (unread := [key for key, value in node.items() if value is not None]):
+            raise UserError(
+                f"scheduler.{unread[0]}: scheduler=none reads no key; leave it out, or name a "
+                "scheduler."
+            )
         checked[kind] = None if off else check_plugin(kind, node)
     of_models = {key: (get_type_hints(Run)[key], None) for key in MODEL_KEYS}
     given = {key: plain["model"].get(key) for key in MODEL_KEYS}

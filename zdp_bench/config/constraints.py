@@ -56,8 +56,10 @@ def check_values(run: Run) -> None:
     _check_gradients(run)
     _check_calibration(run)
     _check_federated(run)
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", run.device):
-        raise unknown("device", run.device, ("auto", "cpu", "cuda", "cuda:0"))
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", run.device):
+        raise unknown("device", run.device[:40], ("auto", "cpu", "cuda", "cuda:0"))
+    for key in ("paths.results", "paths.data"):
+        require(bool(attrgetter(key)(run)), key, "", "must name a folder")
 
 
 def _check_sampling(run: Run) -> None:

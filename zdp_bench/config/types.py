@@ -62,6 +62,8 @@ def check_types(
         except OmegaConfBaseException as error:
             rule = _rule_of(_without_literals(types[key][0])) or first_line(error).rstrip(".")
             raise UserError(f"{dot}{key}={value}: {rule}.") from None
+        except OverflowError:
+            raise UserError(f"{dot}{key}: its value is too large for a number.") from None
     if lacking := OmegaConf.missing_keys(merged):
         raise UserError(
             f"{dot}{min(lacking)} has no value: set it in the recipe or on the command line."

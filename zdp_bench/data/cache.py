@@ -66,7 +66,7 @@ def load_or_make(
     return np.load(path, mmap_mode="c")  # copy on write: changes stay in memory
 
 
-def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
     """Map a new array whose every byte has its place on the disk.
 
     In a sparse file the process would be killed (SIGBUS) at the first page that the disk lacks.

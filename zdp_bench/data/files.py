@@ -249,7 +249,10 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
             f"{tell_source(of)}"
         )
     for address in mirrors:
-        at = urlsplit(address)
+        try:
+            at = urlsplit(address)
+        except ValueError:
+            raise UserError(f"mirror '{address}' is no address.") from None
         if at.scheme != "https" and at.hostname not in ("127.0.0.1", "localhost", "::1"):
             raise UserError(f"mirror '{address}' is not HTTPS; data is fetched over HTTPS only.")
     done = []

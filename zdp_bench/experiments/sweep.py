@@ -14,7 +14,12 @@ from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
-from zdp_bench.training.interrupts import explain_os_error, find_stop
+from zdp_bench.training.interrupts import (
+    explain_memory_error,
+    explain_os_error,
+    find_stop,
+    raise_if_asked,
+)
 
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
@@ -46,6 +51,7 @@ class Job:
     def __call__(self, config: DictConfig) -> UserError | None:
         from hydra.core.hydra_config import HydraConfig
 
+        raise_if_asked()
         try:
             overrides = list(HydraConfig.get().overrides.task)
             _carry_out(config, overrides, hydra_files=True, wait=self.wait)
@@ -55,6 +61,8 @@ class Job:
             if isinstance(error, UserError):
                 return error
             if isinstance(error, OSError) and (sentence := explain_os_error(error)):
+                return sentence
+            if sentence := explain_memory_error(error):
                 return sentence
             if not self.sweep:
                 raise

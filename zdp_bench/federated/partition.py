@@ -47,6 +47,23 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     Raises:
         UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
     """
+    patients, patient_of = find_patients(data, nodes)
+    node_of = np.empty(len(patients), dtype=np.int64)
+    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = (
+        np.arange(len(patients)) % nodes
+    )
+    return [
+        Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node)))
+        for node in range(nodes)
+    ]
+
+
+def find_patients(data: Splits, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training set's patients [m], and which of them owns each record [n].
+
+    Raises:
+        UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
+    """
     if data.train.groups is None and data.examples_per_patient > 1:
         raise UserError(
             f"federated.patients=split: a patient owns up to {data.examples_per_patient} records "
@@ -60,14 +77,7 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
         nodes,
         f"the training set has only {len(patients):,} patients",
     )
-    node_of = np.empty(len(patients), dtype=np.int64)
-    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = (
-        np.arange(len(patients)) % nodes
-    )
-    return [
-        Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node)))
-        for node in range(nodes)
-    ]
+    return patients, patient_of
 
 
 def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:

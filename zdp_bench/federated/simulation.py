@@ -22,6 +22,7 @@ from zdp_bench.federated.flower import (
 )
 from zdp_bench.federated.network.fleet_api import FlowerRun, identify
 from zdp_bench.federated.node import Site
+from zdp_bench.federated.partition import find_patients
 from zdp_bench.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
@@ -49,6 +50,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
             "so it is for `zdp-bench federate`."
         )
     data = load_data(config)
+    find_patients(data, config.federated.nodes or 1)  # before any node is made
     digest = run_digest(config, data.digest)
 
     def train(home: Any) -> Record:

@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from zdp_bench.cli.arguments import add_overrides
+from zdp_bench.cli.arguments import add_overrides, hide_environment
 from zdp_bench.errors import UserError
 
 GROUP = "run"
@@ -67,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print(f"sweep: {count} jobs, {len(failed)} failed")
     for overrides, reason in failed:
-        print(f"zdp-bench: {' '.join(overrides)}: {reason}", file=sys.stderr)
+        said = hide_environment(f"{' '.join(overrides)}: {reason}", options.overrides)
+        print(f"zdp-bench: {said}", file=sys.stderr)
     return 2 if failed else 0
 
 

@@ -17,6 +17,7 @@ from scipy.ndimage import gaussian_filter
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, Films, patient_of
 from zdp_bench.data.files import write_whole
+from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -97,6 +98,7 @@ class ChestXraySynthetic(Films):
         super().__post_init__()
         rule = "must be at least 50, so that both parts hold both classes"
         require(self.count >= 50, "dataset.count", self.count, rule)
+        require_modest("dataset.count", 2**16 * self.count)
 
     def load(self, root: Path) -> Splits:
         folder = root / "synthetic" / f"films-{self.count}-{self.test_share:g}-{self.seed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.files import digest
+from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -39,6 +41,8 @@ class SyntheticImages(Dataset):
         rule = f"must be at least {classes}, so that each class has a record"
         for key, count in (("train", self.train), ("test", self.test)):
             require(count >= classes, f"dataset.{key}", count, rule)
+        numbers = math.prod(shape) * max(self.train + self.test, classes)
+        require_modest("dataset.train, test and shape", 16 * numbers)  # drawn in double precision
 
     def load(self, root: Path) -> Splits:
         rng = np.random.default_rng(self.seed)

@@ -19,6 +19,7 @@ from zdp_bench.data.files import count_held_out, write_whole
 from zdp_bench.data.formats.kspace import centre_crop, to_image, to_kspace
 from zdp_bench.data.formats.single_coil import FOLDERS, find_volumes, write_volume
 from zdp_bench.data.kspace_from_volumes import draw_phase
+from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -105,6 +106,9 @@ class KSpacePhantom(KSpaceSlices):
         require(self.patients > 1, "dataset.patients", self.patients, "must be at least 2")
         require(self.slices > 0, "dataset.slices", self.slices, "must be at least 1")
         super().__post_init__()
+        voxels = self.patients * self.slices * self.height * self.width
+        keys = "dataset.patients, slices, height and width"
+        require_modest(keys, 12 * voxels)  # k-space and magnitude
         self.count_test()
 
     def count_test(self) -> int:

@@ -15,6 +15,7 @@ from scipy.signal import chirp
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import digest, write_whole
 from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
+from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -74,6 +75,7 @@ class SpeechCommandsSynthetic(Spectrograms):
         super().__post_init__()
         words, count = self.words, self.clips_per_word
         require(count > 0, "dataset.clips_per_word", count, "must be at least 1")
+        require_modest("dataset.clips_per_word", 2 * CLIP * count * len(words))
         rule = "needs at least two different words"
         require(len(set(words)) == len(words) > 1, "dataset.words", words, rule)
 
