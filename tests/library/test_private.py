@@ -196,6 +196,7 @@ def test_a_ledger_that_was_cut_short_is_refused(make: Make, tmp_path: Path) -> N
         {"micro_batch": 5},
         {"noise_multiplier": 1.3},
         {"batch_size": 13},
+        {"gradients": "reference"},
         {"seed": None},
     ],
     ids=lambda changed: next(iter(changed)),

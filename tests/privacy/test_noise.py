@@ -15,6 +15,7 @@ from zdp_bench import kernels
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import (
+    HedgedNoise,
     NoiseSource,
     SecureNoise,
     SeededNoise,
@@ -26,7 +27,7 @@ from zdp_bench.privacy.noise import (
 from zdp_bench.privacy.normal_stream import hash_key
 
 CPU = torch.device("cpu")
-SOURCES = [SeededNoise(7), SecureNoise()]
+SOURCES = [SeededNoise(7), SecureNoise(), HedgedNoise("7")]
 # Standard errors allowed, and the p-value below which a test of fit fails. The secure source draws
 # anew in every run of these
 # tests, about a thousand numbers are compared, and a false alarm should come once in ten million
@@ -36,7 +37,7 @@ P = 1e-10
 SAMPLES = 200_000
 
 
-@pytest.fixture(params=SOURCES, ids=["seeded", "secure"])
+@pytest.fixture(params=SOURCES, ids=["seeded", "secure", "hedged"])
 def source(request: pytest.FixtureRequest) -> NoiseSource:
     return request.param
 
@@ -460,3 +461,20 @@ def test_noise_on_a_gpu_has_the_same_law(source: NoiseSource, kind: NoiseKind) -
     again = draw(one, source, 0, torch.device("cuda"))
     assert torch.equal(again, draw(one, source, 0, torch.device("cuda"))) == source.repeatable
     assert_independent([again.real, draw(one, source, 1, torch.device("cuda")).real])
+
+
+def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
+    block = Block("a", (5000,), "float32", 1.0, 2.0, "real")
+    mechanism = Mechanism((block,), Sampling("poisson", 0.5, 2.0, 4))
+    sums = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+
+    def noise_on(value: Tensor, key: str = "key") -> Tensor:
+        noisy = add_noise({"a": value.clone()}, mechanism, HedgedNoise(key), 0)["a"]
+        return (noisy - value) / 2.0
+
+    own = noise_on(sums)
+    assert torch.equal(noise_on(sums), own)
+    other = sums.clone()
+    other[7] = other[7].nextafter(torch.tensor(torch.inf))
+    for different in (noise_on(other), noise_on(sums, "another")):
+        assert abs(float((own * different).mean())) < Z / math.sqrt(5000)

@@ -102,7 +102,7 @@ def make_private(
     at_once = min(plan.most_drawn, micro_batch or MICRO_BATCH)
     fixed_state = check(model, private, of_one, like, at_once)
     device, size = next(model.parameters()).device, micro_batch or MICRO_BATCH
-    made = f"{execution_digest((), device, size, 1, True)}:{precision}"
+    made = f"{execution_digest((), device, size, 1, True)}:{precision}:{sorted(asked.items())}"
     keys = make_keys(seed, secure, plan, private, model, optimizer, examples, like, made)
     run = hashlib.sha256(f"{private.mechanism().digest()}:{plan}".encode()).hexdigest()
     setting = Setting(

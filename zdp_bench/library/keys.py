@@ -12,10 +12,11 @@ difference of their steps would be that of their sums without noise. So
       which ε is about, agree in all but one.
 
 Each step has a key of its own, which also covers the ledger's end and, with a seed, the weights the
-step starts from. So two loops share nothing from the first step on in which anything has moved
-their weights apart (a schedule, clipped weights), and no step of a resumed training repeats the
-noise of one that was lost: it is a new release, and counts again. A seed repeats a training bit for
-bit on one machine (a CPU's), and nowhere else.
+step starts from: from the first step on in which anything has moved the weights of two loops apart
+(a schedule, clipped weights), they share nothing. With a seed the noise covers the sum it is added
+to as well, whatever made it (`HedgedNoise`). No step of a resumed training repeats the noise of one
+that was lost: it is a new release, and counts again. So a seed repeats a whole training, bit for
+bit, on one machine's CPU, and nowhere else.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.model_check import synthetic
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, run_key
+from zdp_bench.privacy.noise import (
+    HedgedNoise,
+    NoiseSource,
+    SecureNoise,
+    SeededNoise,
+    run_key,
+)
 from zdp_bench.training.batches import seed_layers
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.environment import foreign_code
@@ -61,7 +68,9 @@ class Keys:
 
     def noise(self, key: str) -> NoiseSource:
         """Return the noise of the step with this key."""
-        return SecureNoise() if self.secure else SeededNoise(key)
+        if self.secure:
+            return SecureNoise()
+        return SeededNoise(key) if self.seed is None else HedgedNoise(key)
 
     def source(self) -> str:
         """Return where the randomness comes from, for the report."""

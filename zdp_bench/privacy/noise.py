@@ -138,6 +138,25 @@ class SeededNoise:
                 out.mul_(white.times)
 
 
+@dataclass(frozen=True)
+class HedgedNoise:
+    """Seeded noise whose key also covers the sum that it is added to.
+
+    For steps of foreign code, of which no key tells everything: two sums that differ in one bit
+    have independent noise, and the same sum has the same, so it is the same release. That holds
+    where noise is added in place (blocks "real" and "circular"); others have that of the key.
+    """
+
+    key: str
+    repeatable = True
+
+    def add_white(self, *requests: White) -> None:
+        chain = hashlib.sha256(self.key.encode())
+        for white in requests:
+            chain.update(white.reals().cpu().numpy().data)
+        SeededNoise(chain.hexdigest()).add_white(*requests)
+
+
 _PIECE = 2**16  # numbers of secure noise drawn at once
 
 
