@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -97,6 +98,14 @@ def test_every_command_is_one_that_exists(page: Path) -> None:
             assert program in (".", "pip", "zdp-bench"), text
 
 
+def write_inputs(folder: Path) -> None:
+    """What docs/sharing.md predicts from: three of the quickstart's examples."""
+    np.save(folder / "inputs.npy", np.ones((3, 8, 8), dtype=np.complex64))
+
+
+FILES_OF = {"sharing": write_inputs}  # page -> what makes the files that it speaks of
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if quick_commands(page)], ids=lambda page: page.stem
@@ -106,6 +115,7 @@ def test_quick_commands_run_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
+    FILES_OF.get(page.stem, lambda _: None)(tmp_path)
     for words in quick_commands(page):
         assert exit_code_of(*words) == 0, words
 

@@ -1,7 +1,8 @@
 """The command line, `zdp-bench`.
 
 Exit codes: 0; 2 after a user's mistake (one sentence) or a failed job of a sweep; 1 after an audit
-with an unexpected verdict; 75 or 130 after a run that SIGTERM or ctrl-C stopped, its state saved.
+with an unexpected verdict or a failed check of `verify`; 75 or 130 after a run that SIGTERM or
+ctrl-C stopped, its state saved.
 Nothing heavy is imported before a command needs it.
 """
 

@@ -13,16 +13,19 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
+    export,
     federate,
     figure,
     find_lr,
     list,
+    predict,
     report,
     reproduce,
     results,
     run,
     table,
     validate,
+    verify,
 )
 
 COMMANDS: dict[str, ModuleType] = {
@@ -41,4 +44,7 @@ COMMANDS: dict[str, ModuleType] = {
     "report": report,
     "results": results,
     "epsilon": epsilon,
+    "export": export,
+    "predict": predict,
+    "verify": verify,
 }
