@@ -44,6 +44,10 @@ def _carry_out(words: list[str]) -> int:
     options = parse_arguments(words)
     try:
         refuse_launcher(options)
+        if any(word.startswith("recipe=") for word in getattr(options, "overrides", [])):
+            from zdp_bench.config.compose import adopt_recipes
+
+            options.overrides = adopt_recipes(options.overrides)
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from zdp_bench import records
 from zdp_bench.config import configured
+from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
@@ -57,6 +58,9 @@ def command_of(record: Record) -> str:
     """Return the command that carries a record's run out again."""
     own = _leaves(record["config"])
     words = [f"recipe={record['recipe']}"]
+    if recipe_body(record["recipe"]) is None:  # a file of the user's, wherever it is
+        words = [f"{words[0]}.yaml", f"seed={record['seed']}"]
+        return shlex.join(["zdp-bench", "run", *words, "force=true"])
     recipe = _leaves(configured(words).resolved)
     for group in GROUPS:
         name = own.get(f"{group}.name")
