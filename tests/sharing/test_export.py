@@ -101,7 +101,9 @@ def test_the_command_names_other_plug_ins(tmp_path: Path) -> None:
     assert "seed=3" in words
 
 
-def test_what_cannot_be_exported_is_refused(finished: Outcome, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_refused(
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = finished.path.parents[3]
     with pytest.raises(UserError, match="no finished run with its weights is under"):
         export(results, "mnist", tmp_path / "a")
@@ -110,6 +112,11 @@ def test_what_cannot_be_exported_is_refused(finished: Outcome, tmp_path: Path) -
     with pytest.raises(UserError, match="not empty; name a new folder"):
         export(results, "quickstart", tmp_path / "full")
     export(results, str(finished.path), tmp_path / "by_path")
+    export(results, str(finished.path.parent), tmp_path / "by_folder")
+    with monkeypatch.context() as patch:  # an export of the recipe's name is not in the way
+        patch.chdir(tmp_path)
+        export(results, "quickstart", Path("quickstart"))
+        export(results, "quickstart", Path("again"))
     old = Path(shutil.copytree(finished.path.parent, tmp_path / "old"))
     record = json.loads((old / "record.json").read_text())
     del record["measured"]["weights"]

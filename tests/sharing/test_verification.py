@@ -137,6 +137,17 @@ def test_runs_of_every_kind_verify(tmp_path: Path, overrides: list[str]) -> None
     assert wrong(tmp_path / "model") == {}
 
 
+def test_the_releases_of_a_secure_run_that_was_set_aside_count(tmp_path: Path) -> None:
+    once = carry_out_real(tmp_path, "privacy.secure=true").record
+    twice = carry_out_real(tmp_path, "privacy.secure=true", "force=true").record
+    assert twice["privacy"]["steps"] == 2 * once["privacy"]["steps"]
+    export(tmp_path, "quickstart", tmp_path / "model")
+    assert wrong(tmp_path / "model") == {}
+    (tmp_path / "model/ledger.jsonl.1").unlink()
+    assert "privacy.epsilon_tight" not in wrong(tmp_path / "model")  # by the record, if not ...
+    assert "ledger.jsonl" in wrong(tmp_path / "model")  # ... by the ledger, which is named
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_epsilon_of_a_federation_s_nodes_is_computed_again(tmp_path: Path) -> None:
     pytest.importorskip("flwr")

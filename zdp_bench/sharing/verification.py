@@ -68,8 +68,8 @@ def verify(folder: Path) -> list[Check]:
         _check_weights(folder, record),
         _check_names(config, record),
         *_check_privacy(folder, record, setup),
-        _check_text(folder / files.RECIPE, recipe_of(record)),
-        *_check_card(folder, record),
+        _check_head(folder, record),
+        *_check_texts(folder, record),
         *(Check(what, "not checked") for what in UNPROVABLE),
     ]
 
@@ -180,8 +180,8 @@ def _check_text(path: Path, expected: str) -> Check:
     return Check(what, "right")
 
 
-def _check_card(folder: Path, record: Record) -> Iterator[Check]:
-    """Compare the head value by value; the text only if this version would write the same."""
+def _check_head(folder: Path, record: Record) -> Check:
+    """Compare the head of the card with the record, value by value."""
     path = folder / files.CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     try:
@@ -189,11 +189,16 @@ def _check_card(folder: Path, record: Record) -> Iterator[Check]:
     except (yaml.YAMLError, IndexError):
         head = None
     wrong = list(_differences(head_of(record), head, "")) if isinstance(head, dict) else ["no head"]
-    yield _check(f"head of {path.name} says what the record says", "; ".join(wrong[:5]))
-    if _other_version(record):
-        yield Check(f"text of {path.name}", "not checked", "another version wrote it")
-    else:
-        yield _check_text(path, card(record))
+    return _check(f"head of {path.name} says what the record says", "; ".join(wrong[:5]))
+
+
+def _check_texts(folder: Path, record: Record) -> Iterator[Check]:
+    """Compare card and recipe with what this version would write, if it made the record."""
+    for name, write in ((files.RECIPE, recipe_of), (files.CARD, card)):
+        if _other_version(record):
+            yield Check(f"text of {name}", "not checked", "another version wrote it")
+        else:
+            yield _check_text(folder / name, write(record))
 
 
 def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:

@@ -27,16 +27,13 @@ def find_weights(results: Path, asked: str, key: str = "") -> Path:
     Raises:
         UserError: no such run, several, or one whose record alone is there; says how to get it.
     """
-    if Path(asked).is_dir() or asked.endswith("record.json"):
-        place = Path(asked)
-        folders = [place.parent if place.name == "record.json" else place]
-        folders = [folder for folder in folders if (folder / "record.json").is_file()]
-        recipe, here = "NAME", place
-    else:
-        recipe, _, run = asked.partition("/")
-        here = results / "runs" / recipe
-        finished = [path.parent for path in sorted(here.glob("*/record.json"))]
-        folders = [folder for folder in finished if folder.name.startswith(run)]
+    recipe, _, run = asked.partition("/")
+    here = results / "runs" / recipe
+    finished = [path.parent for path in sorted(here.glob("*/record.json"))]
+    folders = [folder for folder in finished if folder.name.startswith(run)]
+    place = Path(asked).parent if asked.endswith("record.json") else Path(asked)
+    if not finished and (place / "record.json").is_file():
+        folders, here = [place], place
     found = [folder for folder in folders if (folder / "checkpoint.pt").is_file()]
     if len(found) == 1:
         return found[0]
