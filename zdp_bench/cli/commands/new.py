@@ -11,7 +11,7 @@ HELP = "a commented start of a recipe, a dataset or an algorithm of your own"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=["recipe", "dataset", "algorithm"])
+    parser.add_argument("kind", choices=["recipe", "dataset", "algorithm"], help="what to start")
     parser.add_argument("name", metavar="NAME", help="a-z, 0-9 and _")
 
 
