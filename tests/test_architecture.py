@@ -48,8 +48,12 @@ ALLOWED: dict[str, set[str]] = {
     "federated": BASE | CORE | {"training", "report"},
     "audit": BASE | CORE | {"training", "report"},
     "bench": BASE | CORE | {"training", "report"},
+    "starts": BASE,
+    "sharing": BASE | CORE | {"training", "federated", "report"},
     "experiments": BASE | CORE | {"training", "federated", "bench", "report"},
-    "cli": BASE | CORE | {"training", "federated", "audit", "bench", "report", "experiments"},
+    "cli": BASE
+    | CORE
+    | {"training", "federated", "audit", "bench", "report", "experiments", "sharing", "starts"},
     "__main__": {"cli"},
 }
 

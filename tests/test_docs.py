@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -71,9 +72,37 @@ def exit_code_of(*words: str) -> int:
     return int(left.value.code or 0)
 
 
+def write_inputs(folder: Path) -> None:
+    """What docs/sharing.md predicts from: three of the quickstart's examples."""
+    np.save(folder / "inputs.npy", np.ones((3, 8, 8), dtype=np.complex64))
+
+
+def write_films(folder: Path) -> None:
+    """What docs/own_data.md speaks of: forty films of twenty patients, and its recipe."""
+    from PIL import Image
+
+    for number in range(40):
+        path = folder / "films" / ("NORMAL", "PNEUMONIA")[number % 2] / f"p{number // 2}"
+        path.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 40), 6 * number, np.uint8)).save(path / "film.png")
+    page = (DOCS / "own_data.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (folder / "films_private.yaml").write_text(recipe)
+
+
+FILES_OF = {
+    "sharing": write_inputs,
+    "own_data": write_films,
+}  # page -> what makes the files that it speaks of
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_is_one_that_exists(page: Path) -> None:
+def test_every_command_is_one_that_exists(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Composed and checked key by key, without being run."""
+    monkeypatch.chdir(tmp_path)
+    FILES_OF.get(page.stem, lambda _: None)(tmp_path)
     for text, _ in read_commands(page):
         program, *words = shlex.split(text)
         if program == "torchrun":
@@ -111,6 +140,8 @@ def test_quick_commands_run_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    FILES_OF.get(page.stem, lambda _: None)(tmp_path)
     for words, code in quick_commands(page):
         assert exit_code_of(*words) == code, words
 

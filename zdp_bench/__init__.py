@@ -20,6 +20,7 @@ _HOMES = {
     "Mechanism": "privacy.mechanism",
     "Block": "privacy.mechanism",
     "Sampling": "privacy.mechanism",
+    "load": "sharing.loading",
     "UserError": "errors",
 }
 _OWN_NAMES = {"calibrate": "calibrate_mechanism"}

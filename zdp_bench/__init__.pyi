@@ -9,5 +9,6 @@ from zdp_bench.privacy.calibration import calibrate_mechanism as calibrate  # no
 from zdp_bench.privacy.mechanism import Block as Block
 from zdp_bench.privacy.mechanism import Mechanism as Mechanism
 from zdp_bench.privacy.mechanism import Sampling as Sampling
+from zdp_bench.sharing.loading import load as load
 
 __version__: str

@@ -96,7 +96,7 @@ def folder(results: Path, recipe: str, run: str) -> Path:
 
 def write(path: Path, record: Record) -> None:
     """Write a record atomically."""
-    write_text(path, json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n")
+    write_text(path, json.dumps(to_json(record), indent=1, sort_keys=True) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,7 +137,7 @@ def read(path: Path) -> Record | None:
         UserError: the file is damaged, or no record.
     """
     try:
-        found = _from_json(json.loads(path.read_text(encoding="utf-8")))
+        found = from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -245,22 +245,23 @@ def _at(record: Record, path: str) -> Any:
     return value
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Replace ∞ and NaN, which JSON lacks, by the strings "inf" and "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _to_json(entry) for key, entry in value.items()}
+        return {key: to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(entry) for entry in value]
+        return [to_json(entry) for entry in value]
     return value
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """Undo `to_json`."""
     if value in ("inf", "-inf", "nan"):
         return float(value)
     if isinstance(value, dict):
-        return {key: _from_json(entry) for key, entry in value.items()}
+        return {key: from_json(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_from_json(entry) for entry in value]
+        return [from_json(entry) for entry in value]
     return value

@@ -52,7 +52,8 @@ def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> 
         assert checks == (name in BY_HAND), name
     for of in OWN:
         assert bool(of.access) == bool(of.holds)
-        assert of.holds or of.files or of.provenance == "synthetic" or of.name == "phase_digits"
+        made = of.provenance in ("synthetic", "own") or of.name == "phase_digits"
+        assert of.holds or of.files or made
 
 
 @pytest.mark.parametrize("name", [of.name for of in OWN if not of.holds and not of.files])
@@ -62,8 +63,9 @@ def test_a_set_that_needs_no_files_says_so(
     with pytest.raises(SystemExit) as left:
         main(["data", "check", name, "--root", str(tmp_path)])
     assert not left.value.code
-    what = "bundled" if name == "phase_digits" else "made when needed"
-    assert capsys.readouterr().out == f"{name}: {what}; it needs no files\n"
+    others = {"phase_digits": "bundled", "folder": "yours, where dataset.path says"}
+    what = others.get(name, "made when needed")
+    assert capsys.readouterr().out == f"{name}: {what}; it needs no files here\n"
 
 
 def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from tests.data.helpers import copy_folder
 from zdp_bench.data import files
 from zdp_bench.data import speech_commands as adapter
+from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.speech_commands import (
     CLIP,
     FOLDER,
@@ -25,7 +26,6 @@ from zdp_bench.data.speech_commands import (
     centre,
     read_clip,
     speaker_of,
-    split_by_speaker,
     standardise,
     stft,
 )
@@ -130,7 +130,7 @@ def test_speakers_are_read_from_names_and_never_cross() -> None:
     assert speaker_of(Path("yes/022cd682_nohash_0.wav")) == "022cd682"
     assert speaker_of(Path("_unknown_/backward_0c540988_nohash_0.wav.wav")) == "0c540988"
     people = [f"p{n % 37}" for n in range(400)]
-    testing = split_by_speaker(people, 0.25, seed=3)
+    testing = hold_out_owners(people, 0.25, seed=3)
     assert 0.2 < testing.mean() < 0.35
     assert not {p for p, held in zip(people, testing, strict=True) if held} & {
         p for p, held in zip(people, testing, strict=True) if not held

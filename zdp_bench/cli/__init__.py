@@ -1,7 +1,8 @@
 """The command line, `zdp-bench`.
 
 Exit codes: 0; 2 after a user's mistake (one sentence) or a failed job of a sweep; 1 after an audit
-with an unexpected verdict; 75 or 130 after a run that SIGTERM or ctrl-C stopped, its state saved.
+with an unexpected verdict or a failed check of `verify`; 75 or 130 after a run that SIGTERM or
+ctrl-C stopped, its state saved.
 Nothing heavy is imported before a command needs it.
 """
 
@@ -53,6 +54,10 @@ def _carry_out(words: list[str]) -> int:
     overrides = getattr(options, "overrides", [])
     try:
         refuse_launcher(options)
+        if any(word.startswith("recipe=") for word in getattr(options, "overrides", [])):
+            from zdp_bench.config.compose import adopt_recipes
+
+            options.overrides = adopt_recipes(options.overrides)
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:

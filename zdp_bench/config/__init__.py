@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench.config.compose import hydra_session
+from zdp_bench.config.compose import adopt_recipes, hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
 from zdp_bench.config.messages import readable_errors, typed_keys
 from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
@@ -38,6 +38,7 @@ def compose(overrides: list[str]) -> DictConfig:
     """
     from hydra import compose as hydra_compose
 
+    overrides = adopt_recipes(overrides)
     with hydra_session(), readable_errors(overrides):
         return hydra_compose("config", overrides=overrides)
 

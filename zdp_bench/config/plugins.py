@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, get_type_hints
 
 from zdp_bench import assets
-from zdp_bench.config.compose import defaults, files, group_options
+from zdp_bench.config.compose import defaults, files, group_options, recipe_body
 from zdp_bench.config.ranges import check_privacy_options, check_ranges
 from zdp_bench.config.schema import GROUPS, PLUGINS, Plugin
 from zdp_bench.config.types import check_types
@@ -137,9 +137,9 @@ def drop_strangers(
         typed: the keys that the user typed; they stay, to be refused by name.
     """
     name = node.get("name") or "none"  # scheduler=none, the one plug-in without a name
-    if name not in group_options(kind) or recipe not in group_options("recipe"):
+    body = recipe_body(recipe)
+    if name not in group_options(kind) or body is None:
         return node
-    body = assets.read_yaml(files("recipe")[recipe])
     base = assets.read_yaml(assets.CONF / "config.yaml")
     chosen: dict[str, str] = {}
     for entry in (*base["defaults"], *body.get("defaults", [])):

@@ -7,14 +7,14 @@ What a person should know of a data set (licence, source, checksums, layout) is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-Provenance = Literal["official", "derived", "synthetic"]
+Provenance = Literal["official", "derived", "synthetic", "own"]
 # (inputs [B, ...], uniforms [B, N_UNIFORMS] in [0, 1)) -> inputs [B, ...]. Each example is changed
 # by its own row of uniforms, so that neither micro-batches nor ranks make a difference.
 Augment = Callable[[Tensor, Tensor], Tensor]
@@ -76,7 +76,7 @@ class Splits:
     Attributes:
         outputs: how many numbers a model must return for an example.
         provenance: official (the released files, checksums matched), derived (made from real
-            examples) or synthetic.
+            examples), synthetic, or own (a person's files, which nobody else can check).
         digest: SHA-256 over what was read and how it was turned into examples.
         notes: what differs from the official release, shown wherever a number from it is.
         augment: changes training inputs at random each time they are drawn. It must not let one
@@ -117,6 +117,8 @@ class DatasetInfo:
         target_shape, target_dtype: of one example's target.
         examples_per_patient, unit: see `Splits`.
         found: False if the files are missing; the numbers are then the release's.
+        classes: training examples of each class, by name, where names tell them. Shown to the
+            data's owner by `validate`, and never written to a record.
     """
 
     train: int
@@ -130,6 +132,7 @@ class DatasetInfo:
     examples_per_patient: int = 1
     unit: str = "patient"
     found: bool = True
+    classes: dict[str, int] = field(default_factory=dict)
 
 
 class Dataset:

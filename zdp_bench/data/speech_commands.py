@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import wave
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from zdp_bench.data.files import (
     try_each,
     visible_files,
 )
+from zdp_bench.data.owners import hold_out_owners, most_of_one
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.registry import register
 
@@ -93,7 +93,7 @@ class Spectrograms(Dataset):
         """
         count = len(speakers)
         if split == "speaker":
-            testing = split_by_speaker(speakers, self.test_share, seed)
+            testing = hold_out_owners(speakers, self.test_share, seed)
         else:
             held = round(self.test_share * count)
             testing = np.zeros(count, dtype=bool)
@@ -312,26 +312,6 @@ def find_clips(folder: Path, word: str) -> list[Path]:
     if not found:
         raise UserError(f"{folder / word}: holds no wav file.")
     return list(found.values())
-
-
-def split_by_speaker(speakers: list[str], test_share: float, seed: int) -> np.ndarray:
-    """Return True for the test clips: whole speakers, drawn until `test_share` of the clips."""
-    people = sorted(set(speakers))
-    counts = Counter(speakers)
-    test: set[str] = set()
-    taken = 0
-    for index in np.random.default_rng(seed).permutation(len(people)):
-        if taken >= test_share * len(speakers):
-            break
-        test.add(people[index])
-        taken += counts[people[index]]
-    return np.array([person in test for person in speakers])
-
-
-def most_of_one(speakers: list[str], testing: np.ndarray) -> int:
-    """The most training clips of any one speaker."""
-    training = (name for name, held in zip(speakers, testing, strict=True) if not held)
-    return max(Counter(training).values())
 
 
 def rescale(z: Tensor, scale: Scale) -> Tensor:

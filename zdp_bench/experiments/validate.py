@@ -85,6 +85,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
             "test": data.test,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
             "records_per_patient": data.examples_per_patient,
+            "classes": data.classes,
         },
         model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
         layers=list_layers(setup),

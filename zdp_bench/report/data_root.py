@@ -22,6 +22,8 @@ def state(root: Path, of: Card) -> str:
     if needs.holds:
         lacks = f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
         return "there" if has_files(root, needs) else lacks
+    if needs.provenance == "own":
+        return "yours, where dataset.path says"
     if not needs.files:
         return "made when needed" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]

@@ -34,6 +34,7 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
         "records": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
+        **({"classes": _classes(data["classes"])} if data["classes"] else {}),
         "model": f"{model['name']}: {model['parameters_real']:,} real parameters that train",
         "sampling": _sampling(report["sampling"]),
         "noise": f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} "
@@ -50,6 +51,12 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
             f"({cost['measured_on']}), evaluation apart"
         )
     return [list(fact) for fact in facts.items()]
+
+
+def _classes(counts: dict[str, int]) -> str:
+    """Return '0 NORMAL: 40, 1 PNEUMONIA: 35 to train ...': the number of a class, and its size."""
+    listed = [f"{n} {name}: {count:,}" for n, (name, count) in enumerate(counts.items())]
+    return f"{', '.join(listed)} to train; not in the record"
 
 
 def _sampling(of: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.data import Source
@@ -75,6 +75,18 @@ def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> 
 
 
 @torch.no_grad()
+def forward(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs [n, ...] for inputs [n, ...] on the model's device, a batch at a time."""
+    return torch.cat([model(part) for part in inputs.split(_at_once(inputs[:1]))])
+
+
+def _at_once(one: Tensor, size: int | None = None) -> int:
+    """Return how many examples of the size of `one` are evaluated at once, at most `size`."""
+    most = min(size or EVALUATION_BATCH, EVALUATION_BATCH)
+    return max(1, min(most, EVALUATION_NUMBERS // max(1, one.numel())))
+
+
+@torch.no_grad()
 def predict(
     model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
 ) -> Batch:
@@ -84,8 +96,7 @@ def predict(
     whole maps do not pile up in memory.
     """
     model.eval()
-    one = max(1, test.batch(torch.arange(min(1, len(test))))[0].numel())
-    at_once = max(1, min(size or EVALUATION_BATCH, EVALUATION_BATCH, EVALUATION_NUMBERS // one))
+    at_once = _at_once(test.batch(torch.arange(min(1, len(test))))[0], size)
     outputs, kept = [], []
     for part in torch.arange(len(test)).split(at_once):
         inputs, targets = test.batch(part)

@@ -7,7 +7,6 @@ No ε counts what such weights know, so the data they were trained on must be pu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,6 +18,7 @@ from zdp_bench.data.files import card
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
+from zdp_bench.training.finished_runs import find_weights
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def find_start(config: Run) -> PublicStart | None:
             f"model.init_from={config.init_from} with model.start={config.start}: the run's "
             "weights would take the place of the scaled ones. Give one of them."
         )
-    home = _find_folder(config, config.init_from)
+    home = find_weights(config.results, config.init_from, "model.init_from=")
     record = records.read(home / "record.json")
     assert record is not None
     _require_public(config, record)
@@ -105,28 +105,6 @@ def digest_of(config: Run, data_digest: str) -> str:
     """
     start = find_start(config)
     return run_digest(config, f"{data_digest}:{start.digest}" if start else data_digest)
-
-
-def _find_folder(config: Run, asked: str) -> Path:
-    """Return the folder of the one finished run that still has its weights."""
-    recipe, _, run = asked.partition("/")
-    here = config.results / "runs" / recipe
-    found = [
-        path.parent
-        for path in sorted(here.glob("*/checkpoint.pt"))
-        if (path.parent / "record.json").is_file() and path.parent.name.startswith(run)
-    ]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise UserError(
-            f"model.init_from={asked}: no finished run with its weights is under {here}. Carry it "
-            f"out first: zdp-bench run recipe={recipe} (force=true if only its record is there)."
-        )
-    names = ", ".join(f"{recipe}/{path.name}" for path in found[:4])
-    raise UserError(
-        f"model.init_from={asked}: {len(found)} runs are meant. Name one of them: {names}."
-    )
 
 
 def _require_public(config: Run, record: Record) -> None:

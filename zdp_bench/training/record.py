@@ -18,7 +18,7 @@ from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.environment import environment, peak_memory
 from zdp_bench.training.loop import Loop
-from zdp_bench.training.setup import Setup
+from zdp_bench.training.setup import ModelSetup, Setup
 
 # Keys that may differ between a run and its resumption.
 NOT_RECORDED = set(OPERATIONAL) - {"claims"}
@@ -68,6 +68,7 @@ def run_record(
             "train": len(data.train),
             "test": len(data.test),
             "validation": len(data.validation) if data.validation else 0,
+            "example": _example(setup),
         },
         "model": {
             "parameters_real": count_real(trainable(setup.model).values()),
@@ -95,6 +96,21 @@ def run_record(
                 "digest": state_digest(loop.trained.state_dict()),
             },
         },
+    }
+
+
+def _example(setup: ModelSetup) -> dict[str, Any]:
+    """Return shapes and dtypes of an example: what the model takes, and what the loss holds it to.
+
+    `zdp-bench export` builds the model from them where no data is.
+    """
+    inputs, targets = setup.empty_batch()
+    return {
+        "input_shape": list(inputs.shape[1:]),
+        "input_dtype": str(inputs.dtype).removeprefix("torch."),
+        "outputs": setup.data.outputs,
+        "target_shape": list(targets.shape[1:]),
+        "target_dtype": str(targets.dtype).removeprefix("torch."),
     }
 
 

@@ -16,16 +16,20 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
+    export,
     federate,
     figure,
     find_lr,
     list,
+    new,
+    predict,
     report,
     reproduce,
     results,
     run,
     table,
     validate,
+    verify,
 )
 
 # The parts of `zdp-bench --help`, in order.
@@ -41,6 +45,7 @@ COMMANDS: dict[str, ModuleType] = {
     "federate": federate,
     "find-lr": find_lr,
     "list": list,
+    "new": new,
     "data": data,
     "validate": validate,
     "epsilon": epsilon,
@@ -54,4 +59,7 @@ COMMANDS: dict[str, ModuleType] = {
     "coverage": coverage,
     "figure": figure,
     "report": report,
+    "export": export,
+    "predict": predict,
+    "verify": verify,
 }

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     wrong = 0
     for card in chosen:
         if not (card.files or card.holds):
-            print(f"{card.name}: {state(root, card)}; it needs no files")
+            print(f"{card.name}: {state(root, card)}; it needs no files here")
         for path, problem in files.check_files(root, card):
             if problem:
                 wrong += 1

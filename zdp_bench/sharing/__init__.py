@@ -1,0 +1,11 @@
+"""A trained model that can be handed on: a folder with weights, model card, record and ledger.
+
+    model.safetensors  the weights
+    README.md          the model card, with the YAML head that model hubs read
+    record.json        the run's record, from which the model is built and every ε recomputed
+    recipe.yaml        the run's configuration as a recipe
+    ledger.jsonl       the run's releases; a federation's nodes keep theirs
+    SHA256SUMS         digests of the other files, as `sha256sum -c` reads them
+
+`export.py` writes it, `loading.py` and `prediction.py` use it, `verification.py` checks it.
+"""

@@ -1,0 +1,190 @@
+"""The model card: Markdown with the YAML head that model hubs read, all of it from the record."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import yaml
+
+from zdp_bench.data.files import card as data_card
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record, to_json
+from zdp_bench.report.number_format import epsilon, interval, name_one
+from zdp_bench.sharing import folder as files
+
+HUB_TASKS = {
+    ("classification", 3): "image-classification",
+    ("binary_classification", 3): "image-classification",
+    ("segmentation", 3): "image-segmentation",
+    ("reconstruction", 3): "image-to-image",
+}  # (task, dimensions of an input) -> the hub's name for it
+SEEDED = (
+    "**Not for release to an adversary.** Noise and batches follow from the seed, so whoever knows "
+    "seed, configuration and all of the data but one example can test guesses of that one. For a "
+    "model that you give away, train with `privacy.secure=true`."
+)
+SECURE = "Noise and batches come from the operating system's cryptographic randomness."
+NOT_PRIVATE = "**Not private.** Some direction of a release got no noise: ε is ∞."
+UNKNOWN_LICENCE = "its owner's"
+
+
+def card(record: Record) -> str:
+    """Return the model card of a record."""
+    head = yaml.safe_dump(head_of(record), sort_keys=False, allow_unicode=True)
+    return f"---\n{head}---\n\n" + "\n".join(_body(record))
+
+
+def head_of(record: Record) -> dict[str, Any]:
+    """Return the card's YAML head; its `differential_privacy` holds what `verify` recomputes."""
+    task, data = record["config"]["task"]["name"], record["data"]
+    kind = HUB_TASKS.get((task, len(data["example"]["input_shape"])))
+    measured = [
+        {"type": name, "name": f"test {name}", "value": value}
+        for name, value in record["metrics"].items()
+    ]
+    return to_json(
+        {
+            "library_name": "zdp-bench",
+            **({"pipeline_tag": kind} if kind else {}),
+            "tags": ["differential-privacy", record["config"]["algorithm"]["name"]],
+            "datasets": [data["name"]],
+            "metrics": list(record["metrics"]),
+            "model-index": [
+                {
+                    "name": f"{record['recipe']}-{record['run'][:12]}",
+                    "results": [
+                        {
+                            "task": {"type": kind or task, "name": task.replace("_", " ")},
+                            "dataset": {"type": data["name"], "name": data["name"]},
+                            "metrics": measured,
+                        }
+                    ],
+                }
+            ],
+            "data": {key: data[key] for key in ("name", "provenance", "digest", "train", "test")},
+            "differential_privacy": privacy_of(record),
+            "run": {
+                **{key: record[key] for key in ("recipe", "run", "seed")},
+                "weights_sha256": record["measured"]["weights"]["digest"],
+                "commit": record["environment"]["commit"],
+                "versions": record["environment"]["versions"],
+            },
+        }
+    )
+
+
+def privacy_of(record: Record) -> dict[str, Any]:
+    """Return the numbers on privacy that the card's head states."""
+    privacy = record["privacy"]
+    start = record.get("start")
+    return {key: privacy[key] for key in files.STATED} | {
+        "public_start": start["recipe"] if start else None
+    }
+
+
+def _body(record: Record) -> list[str]:
+    """Return the lines of the card's text."""
+    data, privacy, example = record["data"], record["privacy"], record["data"]["example"]
+    model, algorithm = record["config"]["model"], record["config"]["algorithm"]["name"]
+    secure = privacy["randomness"] == "cryptographic"
+    licence = _licence(data["name"])
+    notes = f": {data['notes']}" if data["notes"] else ""
+    takes = f"`{example['input_dtype']} {['n', *example['input_shape']]}`".replace("'", "")
+    metrics = [f"| {name} | {value:.4f} |" for name, value in record["metrics"].items()]
+    return [
+        f"# {model['name']} on {data['name']}",
+        "",
+        NOT_PRIVATE if math.isinf(privacy["epsilon_tight"]) else SECURE if secure else SEEDED,
+        "",
+        "## Privacy",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in _privacy_rows(record)),
+        "",
+        "These ε do not cover:",
+        "",
+        *(f"- {what}" for what in _not_covered(record)),
+        "",
+        "## Model",
+        "",
+        f"Trained with {algorithm} (recipe {record['recipe']}, seed {record['seed']}), "
+        f"{record['model']['parameters_real']:,} real parameters. It takes {takes}, prepared as "
+        f"its training data was (`dataset` in `{files.RECIPE}`), and returns {example['outputs']} "
+        "numbers.",
+        "",
+        "```python",
+        "import zdp_bench",
+        "",
+        "model = zdp_bench.load(FOLDER)  # in eval mode",
+        "```",
+        "",
+        "Without Python: `zdp-bench predict FOLDER inputs.npy --out outputs.npy`. "
+        "`zdp-bench verify FOLDER` recomputes every ε from mechanism and ledger.",
+        "",
+        "## Results on the test set",
+        "",
+        "| metric | value |",
+        "| --- | --- |",
+        *metrics,
+        "",
+        "## Data",
+        "",
+        f"{data['name']}, {data['provenance']}{notes}. {data['train']:,} examples to train, "
+        f"{data['validation']:,} to validate, {data['test']:,} to test. Licence of the data: "
+        f"{licence}.",
+        "",
+    ]
+
+
+def _privacy_rows(record: Record) -> list[tuple[str, str]]:
+    privacy, start = record["privacy"], record.get("start")
+    sampling, many = privacy["sampling"], privacy["records_per_patient"]
+    tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
+    owner = interval(privacy["epsilon_patient_at_least"], privacy["epsilon_patient"])
+    began = f"weights of recipe {start['recipe']} on {start['data']['name']}" if start else "none"
+    return [
+        ("ε of one example, tight", tight),
+        (f"ε of {name_one(privacy['unit'])} with {many} example{'' if many == 1 else 's'}", owner),
+        (
+            "ε claimed",
+            f"{epsilon(privacy['epsilon_claimed'])} (accountant {privacy['claimed_by']})",
+        ),
+        ("δ", f"{privacy['delta']:g}"),
+        ("neighbours", privacy["adjacency"].replace("_", " ")),
+        (
+            "sampling",
+            f"{sampling['scheme']}, rate {sampling['sample_rate']:.4g} of "
+            f"{sampling['records']:,}, {privacy['steps']:,} steps",
+        ),
+        ("noise", f"σ {privacy['noise_multiplier']:.4g}, z {privacy['z']:.4g} where it is least"),
+        ("randomness", privacy["randomness"]),
+        ("public start", began),
+        ("ledger", f"{privacy['ledger']['entries']:,} entries, {privacy['ledger']['digest']}"),
+        ("zdp-bench", f"{record['environment']['versions']['zdp-bench']}"),
+    ]
+
+
+def _not_covered(record: Record) -> list[str]:
+    """Return what the ε of a record leaves out."""
+    privacy, many = record["privacy"], record["privacy"]["records_per_patient"]
+    found = ["tuning: other runs on the same examples, of which this may be the best;"]
+    found += ["the test set, and validation examples if there are any: they count as public;"]
+    if many > 1:
+        found.append(
+            f"{name_one(privacy['unit'])} by the ε of one example: the larger one above is for "
+            f"up to {many} together;"
+        )
+    if privacy["randomness"] != "cryptographic":
+        found.append("an adversary who knows the seed and nearly all of the data;")
+    if record.get("start"):
+        found.append("the data of the public start;")
+    return [*found[:-1], f"{found[-1][:-1]}."]
+
+
+def _licence(name: str) -> str:
+    try:
+        return data_card(name).licence
+    except UserError:  # of another package, without a card
+        return UNKNOWN_LICENCE

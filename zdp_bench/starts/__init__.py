@@ -1,0 +1,41 @@
+"""Commented starts of a recipe, a dataset and an algorithm, which `zdp-bench new` writes.
+
+The texts beside this file have NAME where the user's name goes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from zdp_bench import assets
+from zdp_bench.errors import UserError
+from zdp_bench.registry import names
+
+KINDS = ("recipe", "dataset", "algorithm")
+_TEXTS = Path(__file__).parent
+
+
+def write_start(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write a start into a folder and return its files: NAME.yaml, or a package `zdp_NAME`.
+
+    Raises:
+        UserError: the name cannot be one, or is taken.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"'{name}' cannot be a name: use a-z, 0-9 and _, and begin with a letter.")
+    taken = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
+    if name in taken:
+        raise UserError(f"there is a {kind} '{name}' already; choose another name.")
+    if kind == "recipe":
+        texts = {folder / f"{name}.yaml": "recipe.yaml"}
+    else:
+        package, module = folder / f"zdp_{name}", f"zdp_{name}.py"
+        texts = {package / "pyproject.toml": "pyproject.txt", package / module: f"{kind}.txt"}
+    for path in texts:
+        if path.exists():
+            raise UserError(f"{path}: is there already; move it away, or choose another name.")
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((_TEXTS / text).read_text(encoding="utf-8").replace("NAME", name))
+    return list(texts)
