@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.cifar10 import SHAPE, Cifar10, read
@@ -94,7 +95,8 @@ class PublicKSpace(KSpaceSlices):
         of = f"k-space of grey CIFAR-10 pictures{f' ({notes})' if notes else ''}, public"
         splits = self.make_splits(find_volumes(made), "derived", of)
         whole = digest(name + splits.digest)  # the files' sizes alone do not tell phases apart
-        return replace(splits, digest=whole, examples_per_patient=1)
+        train = replace(splits.train, groups=torch.arange(len(splits.train)))
+        return replace(splits, train=train, digest=whole, examples_per_patient=1)
 
     def info(self, root: Path) -> DatasetInfo:
         """Return shapes and counts, which follow from the options."""
@@ -106,7 +108,9 @@ class PublicKSpace(KSpaceSlices):
             for side, count in (("train", self.train), ("test", self.test))
         ]
         found = Cifar10().info(root).found
-        return replace(self.describe((sides[0], sides[1]), found), examples_per_patient=1)
+        return replace(
+            self.describe((sides[0], sides[1]), found), examples_per_patient=1, owners=self.train
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

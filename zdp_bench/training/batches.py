@@ -19,6 +19,7 @@ from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size
+from zdp_bench.training.patients import Patients
 
 MICRO_BATCH = 2048
 
@@ -36,20 +37,22 @@ def micro_batches(
     augment_targets: Augment | None = None,
     size: Size | None = None,
     ranks: Ranks = ALONE,
+    patients: Patients | None = None,
 ) -> MicroBatches:
     """Return this rank's share of the drawn examples, in pieces, on the device.
 
     Args:
         key, step: seed what makes or augments examples, so that a resumed step sees the same.
         size: how large the pieces are; by default `trainer.micro_batch`.
+        patients: if given, `indices` are patients; each brings its examples as one share.
     """
+    indices, shares = ranks.take_share(indices), None
+    if patients is not None:
+        indices, shares = patients.take(indices, key, step)
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        uniforms = ranks.take_share(
-            torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
-        )
-    indices = ranks.take_share(indices)
+        uniforms = torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
     on_gpu, prefetch = device.type == "cuda", config.execution.prefetch
 
     def piece(cut: slice) -> Batch:
@@ -69,7 +72,7 @@ def micro_batches(
 
     fixed = config.trainer.micro_batch
     size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
-    return MicroBatches(len(indices), piece, size, placed)
+    return MicroBatches(len(indices), piece, size, placed, shares)
 
 
 def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:

@@ -104,7 +104,9 @@ def privacy_report(
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
     at_least, tight = tight_interval(mechanism, releases, delta)
-    patient_at_least, patient = patient_interval(mechanism, examples_per_patient, releases, delta)
+    by_patient, most = config.privacy.by_patient, config.privacy.max_records
+    together = 1 if by_patient else examples_per_patient  # shares of one patient
+    patient_at_least, patient = patient_interval(mechanism, together, releases, delta)
     return {
         "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
         "claimed_by": config.accountant,
@@ -113,8 +115,9 @@ def privacy_report(
         "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
-        "records_per_patient": examples_per_patient,
+        "records_per_patient": min(examples_per_patient, most or examples_per_patient),
         "unit": unit,
+        "epsilon_of": unit if by_patient else "record",
         "delta": delta,
         "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
