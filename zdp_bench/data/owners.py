@@ -17,14 +17,14 @@ def owners_of(data: Splits, asked: str) -> np.ndarray:
     Raises:
         UserError: the data set does not say whose examples are whose.
     """
-    if data.train.groups is not None:
-        return data.train.groups.numpy()
-    if data.examples_per_patient > 1:
+    if data.examples_per_patient == 1:  # groups may be files, each with examples of many
+        return np.arange(len(data.train))
+    if data.train.groups is None:
         raise UserError(
             f"{asked}: a patient owns up to {data.examples_per_patient} records "
             "of this data set, and it does not say which, so that they cannot be kept together."
         )
-    return np.arange(len(data.train))
+    return data.train.groups.numpy()
 
 
 def count_owners(data: Splits | DatasetInfo, asked: str) -> int:

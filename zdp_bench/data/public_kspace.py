@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.cifar10 import SHAPE, Cifar10, read
@@ -95,8 +94,7 @@ class PublicKSpace(KSpaceSlices):
         of = f"k-space of grey CIFAR-10 pictures{f' ({notes})' if notes else ''}, public"
         splits = self.make_splits(find_volumes(made), "derived", of)
         whole = digest(name + splits.digest)  # the files' sizes alone do not tell phases apart
-        train = replace(splits.train, groups=torch.arange(len(splits.train)))
-        return replace(splits, train=train, digest=whole, examples_per_patient=1)
+        return replace(splits, digest=whole, examples_per_patient=1)
 
     def info(self, root: Path) -> DatasetInfo:
         """Return shapes and counts, which follow from the options."""

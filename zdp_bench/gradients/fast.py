@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -187,15 +186,7 @@ def _apply_rule(
         if shares is None:
             return rule(layer.module, x, g)
         g = flushed(g)  # as `average_shares` needs it
-        parts = cache(lambda start, stop: rule(layer.module, x[start:stop], g[start:stop]))
-        return {
-            name: average_shares(
-                whole,
-                lambda of, name=name: parts(of.start, of.stop)[name],
-                shares,
-            )
-            for name, whole in rule(layer.module, x, g).items()
-        }
+        return average_shares(lambda of: rule(layer.module, x[of], g[of]), shares)
     except NoRule as error:
         raise NoRule(f"layer '{layer.name}': {error}") from None
 

@@ -8,6 +8,7 @@ gradients, as long as one example's, so that a bound means the same with and wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import accumulate
 
 import torch
@@ -34,34 +35,42 @@ def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
 
 
 def average_shares(
-    whole: LayerGradient, rule: Callable[[slice], LayerGradient], shares: Shares
-) -> LayerGradient:
-    """Return the gradients of shares, [S, *shape], in place of the examples', [B, *shape].
+    rule: Callable[[slice], dict[str, LayerGradient]], shares: Shares
+) -> dict[str, LayerGradient]:
+    """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
 
     A share's gradient is one contraction over its examples and their positions, so that no
     example's is ever formed.
 
     Args:
-        whole: the gradients of all examples.
         rule: the gradients of the examples in a slice of the batch. No output gradient may be too
             small to be held in full (`clipping.flushed`): the contraction drops such numbers, and
             norms would miss them.
     """
     cuts = cut(shares)
+    parts = cache(lambda number: rule(cuts[number]))  # one for all parameters of the layer
+    whole = rule(slice(0, sum(shares)))
 
-    def average(of: slice) -> Tensor:
-        many = of.stop - of.start
-        return rule(of).weighted_sum(torch.ones(many, dtype=torch.float64)) / many
+    def of_one(number: int, name: str) -> Tensor:
+        many = shares[number]
+        part: LayerGradient = parts(number)[name]
+        return part.weighted_sum(torch.ones(many, dtype=torch.float64)) / many
+
+    return {name: _average(own, partial(of_one, name=name), shares) for name, own in whole.items()}
+
+
+def _average(
+    whole: LayerGradient, of_one: Callable[[int], Tensor], shares: Shares
+) -> LayerGradient:
+    """Return one parameter's, from those of all examples and a function that averages a share's."""
 
     def per_share(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        found: Tensor | None = None
-        squares = []
-        for row, of in enumerate(cuts[start:stop]):
-            mean = average(of)
-            found = mean.new_empty(stop - start, *mean.shape) if found is None else found
-            found[row] = mean
+        first = of_one(start)
+        found, squares = first.new_empty(stop - start, *first.shape), []
+        for number in range(start, stop):
+            mean = first if number == start else of_one(number)
+            found[number - start] = mean
             squares.append(squared_norms(mean.unsqueeze(0)))  # while it is in the core's cache
-        assert found is not None
         return found, torch.cat(squares)
 
     def weighted_sum(factors: Tensor) -> Tensor:
@@ -70,7 +79,7 @@ def average_shares(
 
     def summands() -> Summands:
         each = summands_of(whole)
-        mass = torch.stack([each.mass[of].mean() for of in cuts])
+        mass = torch.stack([each.mass[of].mean() for of in cut(shares)])
         return Summands(mass, each.number * max(shares))
 
     return LayerGradient(
