@@ -185,7 +185,7 @@ def _apply_rule(
     try:
         if shares is None:
             return rule(layer.module, x, g)
-        g = flushed(g)  # as `average_shares` needs it
+        g = flushed(g.resolve_conj())  # as `average_shares` needs it
         return average_shares(lambda of: rule(layer.module, x[of], g[of]), shares)
     except NoRule as error:
         raise NoRule(f"layer '{layer.name}': {error}") from None
