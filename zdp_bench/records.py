@@ -45,6 +45,7 @@ COLUMNS: dict[str, str] = {
     "epsilon_patient": "privacy.epsilon_patient",
     "records_per_patient": "privacy.records_per_patient",
     "privacy_unit": "privacy.unit",
+    "epsilon_of": "privacy.epsilon_of",
     "delta": "privacy.delta",
     "z": "privacy.z",
     "steps": "privacy.steps",
@@ -205,7 +206,8 @@ def frame(records: list[Record]) -> pd.DataFrame:
         [{column: _at(record, path) for column, path in COLUMNS.items()} for record in records],
         columns=list(COLUMNS),
     )
-    return made.fillna({"privacy_unit": "patient"})  # records of older versions do not name it
+    # records of older versions do not name them
+    return made.fillna({"privacy_unit": "patient", "epsilon_of": "record"})
 
 
 def rebuild_csv(results: Path) -> Path:

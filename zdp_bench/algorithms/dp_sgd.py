@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
+from zdp_bench.gradients import Batch, Engine, Shares, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import register
@@ -30,6 +30,7 @@ class DPSGD:
 
     private = True
     plain_gradients = True
+    by_patient = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(
@@ -66,7 +67,9 @@ class DPSGD:
             self.problem.sampling,
         )
 
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+    def accumulate(
+        self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
+    ) -> None:
         clipped_sum(
             self.problem.model,
             self.problem.loss,
@@ -75,11 +78,12 @@ class DPSGD:
             per_layer=self.per_layer,
             gamma=self.gamma,
             engine=self.gradients,
+            shares=shares,
             into=total,
         )
 
-    def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
+    def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
+        gradients = reference.share_gradients(self.problem.model, self.problem.loss, batch, shares)
         together = groups(self.problem.model, self.max_grad_norm, self.per_layer)
         return reference.clip(gradients, together, self.gamma)[0]
 

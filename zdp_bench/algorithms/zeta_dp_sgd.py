@@ -22,7 +22,7 @@ from typing import Literal
 from torch import Tensor
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
-from zdp_bench.gradients import Batch, Engine, clipped_sum, reference
+from zdp_bench.gradients import Batch, Engine, Shares, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
@@ -41,6 +41,7 @@ class ZetaDPSGD:
 
     private = True
     plain_gradients = True
+    by_patient = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(
@@ -77,7 +78,9 @@ class ZetaDPSGD:
         parameters = trainable(self.problem.model)
         return Mechanism(tuple(block(name) for name in parameters), self.problem.sampling)
 
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+    def accumulate(
+        self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
+    ) -> None:
         clipped_sum(
             self.problem.model,
             self.problem.loss,
@@ -87,12 +90,13 @@ class ZetaDPSGD:
             gamma=self.gamma,
             complex_scale=self.complex_scale,
             engine=self.gradients,
+            shares=shares,
             into=total,
         )
 
-    def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        gradients = reference.per_sample_gradients(
-            self.problem.model, self.problem.loss, batch, complex_scale=self.complex_scale
+    def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
+        gradients = reference.share_gradients(
+            self.problem.model, self.problem.loss, batch, shares, complex_scale=self.complex_scale
         )
         together = groups(self.problem.model, self.max_grad_norm, self.per_layer)
         return reference.clip(gradients, together, self.gamma)[0]

@@ -36,6 +36,11 @@ class Subject(Setup):
                 recipe has no finite ε.
         """
         require_central(config, "audit")
+        if config.privacy.by_patient:
+            raise UserError(
+                "zdp-bench audit puts single records in and out, and privacy.unit=patient draws "
+                "whole patients: add privacy.unit=record privacy.max_records=null."
+            )
         if config.threads:
             torch.set_num_threads(config.threads)
         setup = Setup.of(config)

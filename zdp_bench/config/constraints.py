@@ -20,6 +20,7 @@ COUNTS = {
     "trainer.checkpoint_epochs": 1,
     "trainer.lr_batch": 1,
     "privacy.range_test_steps": 0,
+    "privacy.max_records": 1,
     "execution.checkpoint_steps": 1,
 }
 MOST_PREFETCHED = 1024
@@ -56,6 +57,7 @@ def check_values(run: Run) -> None:
     _check_gradients(run)
     _check_calibration(run)
     _check_federated(run)
+    _check_unit(run)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", run.device):
         raise unknown("device", run.device[:40], ("auto", "cpu", "cuda", "cuda:0"))
     for key in ("paths.results", "paths.data"):
@@ -163,6 +165,31 @@ def _check_federated(run: Run) -> None:
     sampling = run.trainer.sampling
     rule = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
     require(sampling != "shuffled", "trainer.sampling", sampling, rule)
+
+
+def _check_unit(run: Run) -> None:
+    """Refuse the patient as the unit where an example's share is all that is bounded."""
+    most, name = run.privacy.max_records, run.algorithm.name
+    rule = "is read with privacy.unit=patient only; add that, or leave it out"
+    require(most is None or run.privacy.by_patient, "privacy.max_records", most, rule)
+    if not run.privacy.by_patient:
+        return
+    algorithm = lookup("algorithm", name)
+    if not getattr(algorithm, "private", True):
+        raise UserError(
+            f"privacy.unit=patient with algorithm={name}: it bounds nobody's share, so there is no "
+            "unit of privacy. Leave privacy.unit out."
+        )
+    if not getattr(algorithm, "by_patient", False):
+        raise UserError(
+            f"privacy.unit=patient with algorithm={name}: it clips single records only. Use dp_sgd "
+            "or zeta_dp_sgd."
+        )
+    if run.federated.nodes is not None:
+        raise UserError(
+            "privacy.unit=patient with federated.nodes: the nodes of a federation draw and clip "
+            "records. Leave one of them out."
+        )
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:

@@ -12,8 +12,8 @@ from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 def experiment_digest(run: Run) -> str:
     """Return the SHA-256 of what is computed but the seed: equal for repetitions of one another.
 
-    Null and false values are left out, so that a new option that is off by default keeps old
-    records valid.
+    Null and false values, and the record as the unit of privacy, are left out, so that a new option
+    that is off by default keeps old records valid.
     """
     content = {
         key: value
@@ -21,6 +21,8 @@ def experiment_digest(run: Run) -> str:
         if key not in (*OPERATIONAL, "seed", "recipe")
     }
     trainer = content["trainer"].items()
+    if not run.privacy.by_patient:
+        content["privacy"] = {k: v for k, v in content["privacy"].items() if k != "unit"}
     content["trainer"] = {key: value for key, value in trainer if key != "micro_batch"}
     privacy = content["privacy"].items()
     content["privacy"] = {key: value for key, value in privacy if key != "total_budget"}

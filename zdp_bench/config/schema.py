@@ -54,6 +54,11 @@ class Privacy:
             counts. null: none.
         secure: sample and draw noise from the operating system's cryptographic randomness instead
             of the seed.
+        unit: whose ε is stated. record: an example's. patient: that of who owns examples, or of
+            what the data set calls its unit. Patients are then drawn, at `trainer.sample_rate`, and
+            the mean gradient of a patient's examples is clipped.
+        max_records: with unit=patient, at most so many examples of a drawn patient, drawn anew at
+            each step. null: all.
     """
 
     delta: float
@@ -63,6 +68,13 @@ class Privacy:
     total_budget: float | None
     range_test_steps: int | None
     secure: bool
+    unit: Literal["record", "patient"]
+    max_records: int | None
+
+    @property
+    def by_patient(self) -> bool:
+        """True if a patient is the unit."""
+        return self.unit == "patient"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def groups(self) -> Tensor | None:
-        """The volume or patient of each example [n], for metrics and for splits."""
+        """The volume or patient of each example [n]: for metrics and, in training, its owner."""
 
     @property
     def is_stochastic(self) -> bool:
@@ -116,6 +116,7 @@ class DatasetInfo:
         outputs: how many numbers a model must return for an example.
         target_shape, target_dtype: of one example's target.
         examples_per_patient, unit: see `Splits`.
+        owners: how many patients own the training examples. None: as many as examples, or unknown.
         found: False if the files are missing; the numbers are then the release's.
         classes: training examples of each class, by name, where names tell them. Shown to the
             data's owner by `validate`, and never written to a record.
@@ -131,6 +132,7 @@ class DatasetInfo:
     target_dtype: torch.dtype = torch.int64
     examples_per_patient: int = 1
     unit: str = "patient"
+    owners: int | None = None
     found: bool = True
     classes: dict[str, int] = field(default_factory=dict)
 
@@ -161,6 +163,7 @@ class Dataset:
         """Describe the examples; override it to do so without reading them."""
         splits = self.load(root)
         inputs, targets = splits.train.batch(torch.arange(1))
+        groups = splits.train.groups
         return DatasetInfo(
             train=len(splits.train),
             test=len(splits.test),
@@ -172,6 +175,7 @@ class Dataset:
             target_dtype=targets.dtype,
             examples_per_patient=splits.examples_per_patient,
             unit=splits.unit,
+            owners=None if groups is None else len(groups.unique()),
         )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:

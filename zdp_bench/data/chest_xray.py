@@ -159,6 +159,7 @@ class Films(Dataset):
             input_shape=(1, self.size, self.size),
             outputs=1,
             examples_per_patient=split.most_of_one,
+            owners=len({film.patient for film in split.train}),
         )
 
     def load_folder(self, folder: Path, provenance: Provenance, seed: int) -> Splits:

@@ -40,6 +40,7 @@ from zdp_bench.data.formats.single_coil import (
     list_files,
     read_slices,
 )
+from zdp_bench.data.owners import count_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -190,6 +191,7 @@ class KSpaceSlices(Dataset):
             target_dtype=torch.float32,
             examples_per_patient=splits.examples_per_patient,
             unit=self.owner,
+            owners=count_owners(splits, "dataset"),
             found=found,
         )
 

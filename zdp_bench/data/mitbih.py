@@ -139,6 +139,7 @@ class MitBih(Dataset):
             outputs=1,
             dtype=torch.complex64,
             examples_per_patient=self.most_of_one(counts, testing),
+            owners=len(counts) - len(testing),
             found=found,
         )
 

@@ -94,6 +94,7 @@ class SequenceSlices(Dataset):
             dtype=torch.complex64,
             examples_per_patient=max(patient.examples for patient in parts["train"]),
             unit=self.unit,
+            owners=len(parts["train"]),
             found=found,
         )
 

@@ -170,6 +170,7 @@ class LabelledSlices(Dataset):
             target_dtype=torch.uint8,
             examples_per_patient=max(len(indices) for _, indices in chosen["train"]),
             unit="volume",
+            owners=len(chosen["train"]),
             found=found,
         )
 

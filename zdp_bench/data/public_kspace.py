@@ -106,7 +106,9 @@ class PublicKSpace(KSpaceSlices):
             for side, count in (("train", self.train), ("test", self.test))
         ]
         found = Cifar10().info(root).found
-        return replace(self.describe((sides[0], sides[1]), found), examples_per_patient=1)
+        return replace(
+            self.describe((sides[0], sides[1]), found), examples_per_patient=1, owners=self.train
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

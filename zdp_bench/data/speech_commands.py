@@ -114,6 +114,7 @@ class Spectrograms(Dataset):
             dtype=torch.complex64,
             examples_per_patient=most_of_one(speakers, testing),
             unit="speaker",
+            owners=len({name for name, held in zip(speakers, testing, strict=True) if not held}),
         )
 
     def load_clips(
@@ -134,13 +135,14 @@ class Spectrograms(Dataset):
         inputs = average_over(inputs, self.grid) if self.grid else inputs
         inputs = (standardise(inputs) if self.standardise else inputs).unsqueeze(1)
         train, test = torch.from_numpy(~testing), torch.from_numpy(testing)
+        owners = torch.from_numpy(np.unique(speakers, return_inverse=True)[1])
         # What is not set is left out, so that older records keep their data's digest.
         later = (self.standardise,) if self.standardise else ()
         options = (self.frame_step, self.bins, self.scale, self.align, self.grid, *later)
         settings = repr((self.words, clips_per_word, split, self.test_share, seed, *options))
         return Splits(
-            Examples(inputs[train], labels[train]),
-            Examples(inputs[test], labels[test]),
+            Examples(inputs[train], labels[train], owners[train]),
+            Examples(inputs[test], labels[test], owners[test]),
             input_shape=(1, *self.shape),
             outputs=len(self.words),
             provenance=provenance,
@@ -194,7 +196,7 @@ class SpeechCommands(Spectrograms):
         count = min(self.clips_per_word or 3500, 3500) * len(self.words)
         speakers = [str(number) for number in range(count)]
         made = self.describe(speakers, self.hold_out(speakers, "random", 0))
-        return replace(made, examples_per_patient=20, found=False)
+        return replace(made, examples_per_patient=20, owners=made.train // 20, found=False)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every clip of every word."""

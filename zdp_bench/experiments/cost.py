@@ -16,7 +16,7 @@ from zdp_bench.gradients import trust
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.build import count_real
-from zdp_bench.training.setup import Setup
+from zdp_bench.training.setup import Setup, count_units
 from zdp_bench.training.step import sum_contributions
 
 SECONDS = 6.0  # no trial step is begun that would pass this
@@ -51,7 +51,9 @@ def predict(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     if config.threads:
         torch.set_num_threads(config.threads)
     parameters = count_real(trainable(model).values())
-    expected = max(1, round(setup.plan.sampling.expected_batch_size))
+    each = data.train / count_units(config, data)  # examples of a drawn patient, or 1
+    each = min(each, config.privacy.max_records or each)
+    expected = max(1, round(setup.plan.sampling.expected_batch_size * each))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
     trust(model)  # its check, made once a run, takes as long as several steps of a large model

@@ -33,7 +33,7 @@ from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import digest_of
-from zdp_bench.training.setup import Setup, load_data
+from zdp_bench.training.setup import Setup, count_units, load_data
 from zdp_bench.training.step import Training, private_step
 
 FEWEST = 3  # steps that a slope needs
@@ -100,7 +100,7 @@ def range_test(
             "has none; the loss of training records is private."
         )
     watched = _first(data.validation, WATCHED)
-    plan = Plan.of(config, len(data.train))
+    plan = Plan.of(config, count_units(config, data))
     calibrated = bool(config.privacy.target_epsilon)
     if calibrated and plan.range_test_steps:
         raise UserError(

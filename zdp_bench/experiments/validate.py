@@ -24,7 +24,7 @@ from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.devices import check_precision, pick_device
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import find_start
-from zdp_bench.training.setup import Setup, build_dataset
+from zdp_bench.training.setup import Setup, build_dataset, count_units
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
     check_claims(config.claims.table, config.claims.row)
     data = build_dataset(config).info(config.data_root)
     nodes = config.federated.nodes or 1
-    plan = evenly(config, data.train) if config.federated.nodes else Plan.of(config, data.train)
+    units = count_units(config, data)
+    plan = evenly(config, units) if config.federated.nodes else Plan.of(config, units)
     setup = Setup.of(config, data, torch.device("cpu"), plan)
     config, model = setup.config, setup.model
     if as_run and (start := find_start(config)):
@@ -136,6 +137,8 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
     """Return every ε of the whole run, of an example and of a patient; a budget may end it."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
+    by_patient = config.privacy.by_patient
+    together = 1 if by_patient else min(data.examples_per_patient, data.train)
     return {
         "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
@@ -144,9 +147,8 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "claimed_by": config.accountant,
         "epsilon_tight": setup.epsilon(plan.steps),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
-        "epsilon_patient": patient_epsilon(
-            mechanism, min(data.examples_per_patient, data.train), steps, delta
-        ),
+        "epsilon_patient": patient_epsilon(mechanism, together, steps, delta),
         "unit": data.unit,
+        "epsilon_of": data.unit if by_patient else "record",
         "max_epsilon": config.privacy.max_epsilon,
     }

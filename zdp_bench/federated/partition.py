@@ -11,7 +11,8 @@ from torch import Tensor
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
-from zdp_bench.errors import UserError, require
+from zdp_bench.data.owners import owners_of
+from zdp_bench.errors import require
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import stream
 from zdp_bench.training.plan import Plan
@@ -64,12 +65,7 @@ def find_patients(data: Splits, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
     """
-    if data.train.groups is None and data.examples_per_patient > 1:
-        raise UserError(
-            f"federated.patients=split: a patient owns up to {data.examples_per_patient} records "
-            "of this data set, and it does not say which, so that they cannot be kept together."
-        )
-    owners = np.arange(len(data.train)) if data.train.groups is None else data.train.groups.numpy()
+    owners = owners_of(data, "federated.patients=split")
     patients, patient_of = np.unique(owners, return_inverse=True)
     require(
         nodes <= len(patients),

@@ -11,6 +11,7 @@ How a clipped sum is made, in the order of the code:
     parameter_gradient   how norms are taken: ghost, kept or formed
     clipping             the factor that clips an example, from its norm (`clip_factors`); with it
                          `fast` takes one weighted sum per parameter: CLIPPING HAPPENS THERE
+    shares               several examples of one patient, clipped as one
     reference            the same by torch.func, for any model; it defines what is right
     parts                inputs of several tensors, for models that take more than one
     spectra, correlation gradients in the Fourier domain, for algorithms that clip there
@@ -35,12 +36,13 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import cross_check, fast, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
 from zdp_bench.gradients.rules import NoRule, Rule
+from zdp_bench.gradients.shares import Shares
 
 log = logging.getLogger(__name__)
 
 Engine = Literal["auto", "fast", "reference"]
 
-__all__ = ["Batch", "ClippedSum", "Engine", "Loss", "add_up", "clipped_sum", "trust"]
+__all__ = ["Batch", "ClippedSum", "Engine", "Loss", "Shares", "add_up", "clipped_sum", "trust"]
 
 # Models that `auto` found to be beyond the fast engine.
 _for_the_reference: WeakSet[nn.Module] = WeakSet()
@@ -64,6 +66,7 @@ def clipped_sum(
     complex_scale: float = 1.0,
     engine: Engine = "auto",
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
+    shares: Shares | None = None,
     into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Return Σᵢ clip(gᵢ) over the examples of a batch, and the norms before clipping.
@@ -83,14 +86,16 @@ def clipped_sum(
             once.
         rules: for layers of which another quantity than the gradient is clipped and summed
             (`spectra.padded_domain`); only fast can serve them.
+        shares: how many examples each share has, in the batch's order; their mean gradient is then
+            one gᵢ, clipped as such (`shares`). None: one example is a share.
         into: sums of other examples by name, to which this batch's are added in place (`add_up`),
             and which are returned. A single example then takes half the passes over a large
             model's memory.
 
     Formal guarantees:
-        - ‖contribution of one example‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and
-          ∞ included (such an example contributes zero);
-        - the sum is linear in the batch: cut it anyhow and the parts add up to the whole.
+        - ‖contribution of one share‖₂ ≤ bound, whatever inputs, weights or targets are, NaN and ∞
+          included (a share with such an example contributes zero);
+        - the sum is linear in the batch: cut it between shares and the parts add up to the whole.
 
     Raises:
         UserError: engine is fast, or there are rules, and fast cannot serve the model.
@@ -105,6 +110,7 @@ def clipped_sum(
             per_layer=per_layer,
             gamma=gamma,
             complex_scale=complex_scale,
+            shares=shares,
             into=into,
         )
 
@@ -125,6 +131,7 @@ def clipped_sum(
             gamma=gamma,
             complex_scale=complex_scale,
             rules=rules,
+            shares=shares,
             into=into,
         )
     except NoRule as error:

@@ -16,12 +16,20 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, clip_factors, groups
+from zdp_bench.gradients.clipping import (
+    Batch,
+    ClippedSum,
+    Loss,
+    clip_factors,
+    flushed,
+    groups,
+)
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.norms import all_finite
 from zdp_bench.gradients.parameter_gradient import ParameterGradient
 from zdp_bench.gradients.rules import NoRule, Rule, rule_of
 from zdp_bench.gradients.rules.any_layer import any_layer
+from zdp_bench.gradients.shares import Shares, average_shares, select
 from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
 
 # Per-sample gradients are kept where they take less than the activations they replace; else up to
@@ -40,6 +48,7 @@ def clipped_sum(
     gamma: float | None = None,
     complex_scale: float = 1.0,
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
+    shares: Shares | None = None,
     into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Return Σᵢ clip(gᵢ) as `gradients.clipped_sum`.
@@ -55,12 +64,17 @@ def clipped_sum(
     inputs, targets = batch
     layers = layers_of(model)
     total = {} if into is None else into
-    found = _differentiate(model, loss, batch, layers, rules) if len(inputs) else _collect(layers)
+    if len(inputs):
+        found = _differentiate(model, loss, batch, layers, rules, shares)
+    else:
+        found = _collect(layers)
+    count = len(inputs) if shares is None else len(shares)
     of_other_shape = {id(layer.weight) for layer in rules}
     together = groups(model, bound, per_layer) if per_layer else [([*found], bound)]
 
     with torch.no_grad(), _full_precision(inputs.device):
-        norms = torch.stack([_norms(inputs, found, names, complex_scale) for names, _ in together])
+        zeros = torch.zeros(count, dtype=torch.float64, device=inputs.device)
+        norms = torch.stack([_norms(zeros, found, names, complex_scale) for names, _ in together])
         if all_finite(norms):
             for (names, group_bound), of_group in zip(together, norms, strict=True):
                 factors = clip_factors(of_group, group_bound, gamma)
@@ -72,6 +86,8 @@ def clipped_sum(
     del found
     # A factor of 0 does not take an example out whose gradient is not finite: 0 · NaN is NaN.
     whole = torch.isfinite(norms).all(dim=0)
+    if shares is not None:
+        whole, shares = select(shares, whole)
     rest = clipped_sum(
         model,
         loss,
@@ -81,18 +97,19 @@ def clipped_sum(
         gamma=gamma,
         complex_scale=complex_scale,
         rules=rules,
+        shares=shares,
         into=into,
     )
     return ClippedSum(rest.sums, norms.T if per_layer else norms[0])
 
 
 def _norms(
-    inputs: Tensor, found: dict[str, ParameterGradient], names: list[str], complex_scale: float
+    zeros: Tensor, found: dict[str, ParameterGradient], names: list[str], complex_scale: float
 ) -> Tensor:
-    """Return the norms over these parameters, [B]; 0 where no example moves the loss."""
+    """Return the norms over these parameters, as `zeros` [B]; 0 where no example moves the loss."""
     moved = [found[name] for name in names if found[name].weighted_sum is not None]
     if not moved:
-        return torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
+        return zeros
     return torch.stack([of.scaled_squares(complex_scale) for of in moved]).sum(dim=0).sqrt_()
 
 
@@ -115,7 +132,12 @@ def _collect(layers: list[Layer]) -> dict[str, ParameterGradient]:
 
 
 def _differentiate(
-    model: nn.Module, loss: Loss, batch: Batch, layers: list[Layer], rules: Mapping[nn.Module, Rule]
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    layers: list[Layer],
+    rules: Mapping[nn.Module, Rule],
+    shares: Shares | None,
 ) -> dict[str, ParameterGradient]:
     """Run forward and backward, and measure every parameter's per-sample gradients."""
     tape = run_forward(model, layers, loss, batch)
@@ -128,13 +150,14 @@ def _differentiate(
     of_inputs = sum(call.input.nbytes for call in tape.calls)
     budget = max(KEEP_BYTES, of_inputs // 2, sum(parameter.nbytes for parameter in parameters))
     full_precision = _full_precision(batch[0].device)
+    count = len(batch[0]) if shares is None else len(shares)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal budget
         with full_precision:  # backward records no graph of its own
             layer = call.layer
             x, g = _promote(call.input, g, next(iter(layer.own.values())))
-            gradients = _apply_rule(layer, x, g, rules)
+            gradients = _apply_rule(layer, x, g, rules, shares)
             for name, parameter in layer.own.items():
                 if name not in gradients:
                     raise NoRule(
@@ -144,23 +167,26 @@ def _differentiate(
                 of.calls.append(gradients[name])
                 of.pending_calls -= 1
                 if of.pending_calls == 0:
-                    budget -= of.measure(len(g), x.nbytes + g.nbytes, budget)
+                    budget -= of.measure(count, x.nbytes + g.nbytes, budget)
         del call.input
 
     tape.play_back(parameters, consume)
     with torch.no_grad(), full_precision:
         for of in found.values():
             if of.calls:  # other calls of this parameter did not move the loss
-                of.measure(len(batch[0]), 0, budget)
+                of.measure(count, 0, budget)
     return found
 
 
 def _apply_rule(
-    layer: Layer, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule]
+    layer: Layer, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule], shares: Shares | None
 ) -> dict[str, LayerGradient]:
     rule = rules.get(layer.module) or rule_of(layer.module) or any_layer
     try:
-        return rule(layer.module, x, g)
+        if shares is None:
+            return rule(layer.module, x, g)
+        g = flushed(g.resolve_conj())  # as `average_shares` needs it
+        return average_shares(lambda of: rule(layer.module, x[of], g[of]), shares)
     except NoRule as error:
         raise NoRule(f"layer '{layer.name}': {error}") from None
 

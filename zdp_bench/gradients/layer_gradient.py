@@ -79,7 +79,7 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
         return calls[0]
 
     def summands() -> Summands:
-        each = [_summands(call) for call in calls]
+        each = [summands_of(call) for call in calls]
         mass = torch.stack([of_call.mass for of_call in each]).sum(dim=0)
         return Summands(mass, sum(of_call.number for of_call in each))
 
@@ -100,7 +100,7 @@ def transform(
     """
 
     def summands() -> Summands:
-        mass, number = _summands(call)
+        mass, number = summands_of(call)
         return Summands(mass * most, number + summed)
 
     return LayerGradient(
@@ -110,7 +110,8 @@ def transform(
     )
 
 
-def _summands(call: LayerGradient) -> Summands:
+def summands_of(call: LayerGradient) -> Summands:
+    """Return what the weighted sum adds up; without any, the gradients themselves."""
     if call.summands is not None:
         return call.summands()
     assert call.squared_norms is not None

@@ -20,6 +20,7 @@ from zdp_bench.gradients.clipping import (
     trainable,
 )
 from zdp_bench.gradients.norms import squared_norms
+from zdp_bench.gradients.shares import Shares, cut
 
 # Per-sample gradients of one chunk take at most this many bytes.
 CHUNK_BYTES = 512 * 2**20
@@ -104,6 +105,59 @@ def first_states_given(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+def share_gradients(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    shares: Shares | None,
+    *,
+    complex_scale: float = 1.0,
+    chunk: int | None = None,
+) -> dict[str, Tensor]:
+    """Return the mean gradient of each share: parameter name -> [S, *shape].
+
+    Args:
+        shares: None: one example is a share.
+        chunk: at most so many examples' gradients exist at once.
+    """
+    if shares is None:
+        return per_sample_gradients(model, loss, batch, complex_scale=complex_scale)
+    means = {name: p.new_zeros(len(shares), *p.shape) for name, p in trainable(model).items()}
+    for number, of in enumerate(cut(shares)):
+        many = of.stop - of.start
+        for start in range(of.start, of.stop, chunk or many):
+            part = slice(start, min(start + (chunk or many), of.stop))
+            gradients = per_sample_gradients(
+                model, loss, (batch[0][part], batch[1][part]), complex_scale=complex_scale
+            )
+            for name, g in gradients.items():
+                means[name][number] += g.sum(dim=0) / many
+    return means
+
+
+def _in_chunks(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    shares: Shares | None,
+    chunk: int,
+    complex_scale: float,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the gradients of the batch's shares, at most `chunk` at once."""
+    borders = cut(shares or (1,) * len(batch[0]))
+    for start in range(0, max(1, len(borders)), chunk):
+        few = borders[start : start + chunk]
+        part = slice(few[0].start, few[-1].stop) if few else slice(0, 0)
+        yield share_gradients(
+            model,
+            loss,
+            (batch[0][part], batch[1][part]),
+            None if shares is None else shares[start : start + chunk],
+            complex_scale=complex_scale,
+            chunk=chunk,
+        )
+
+
 def clip(
     gradients: dict[str, Tensor],
     clipped_together: list[tuple[list[str], float]],
@@ -133,10 +187,10 @@ def clipped_sum(
     per_layer: bool = False,
     gamma: float | None = None,
     complex_scale: float = 1.0,
+    shares: Shares | None = None,
     into: dict[str, Tensor] | None = None,
 ) -> ClippedSum:
     """Return Σᵢ clip(gᵢ) as `gradients.clipped_sum`, in chunks so that memory stays bounded."""
-    inputs, targets = batch
     together = groups(model, bound, per_layer)
     parameters = trainable(model)
     bytes_per_example = sum(parameter.nbytes for parameter in parameters.values())
@@ -146,11 +200,8 @@ def clipped_sum(
         for name, parameter in parameters.items()
     }
     norms = []
-    for start in range(0, max(1, len(inputs)), chunk):
-        part = inputs[start : start + chunk], targets[start : start + chunk]
-        clipped, part_norms = clip(
-            per_sample_gradients(model, loss, part, complex_scale=complex_scale), together, gamma
-        )
+    for gradients in _in_chunks(model, loss, batch, shares, chunk, complex_scale):
+        clipped, part_norms = clip(gradients, together, gamma)
         for name, value in clipped.items():
             sums[name] += value.sum(dim=0)
         norms.append(part_norms)

@@ -29,18 +29,19 @@ def sheets(report: dict[str, Any]) -> list[Sheet]:
 def _facts(report: dict[str, Any]) -> list[list[str]]:
     data, model, privacy, cost = (report[key] for key in ("data", "model", "privacy", "cost"))
     lacking = "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
-    many, unit = data["records_per_patient"], privacy["unit"]
+    many, unit, of = data["records_per_patient"], privacy["unit"], privacy["epsilon_of"]
     owner = f"{name_one(unit)} with {many} record{'s' if many > 1 else ''}"
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
         "records": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
         **({"classes": _classes(data["classes"])} if data["classes"] else {}),
         "model": f"{model['name']}: {model['parameters_real']:,} real parameters that train",
-        "sampling": _sampling(report["sampling"]),
+        "sampling": _sampling(report["sampling"], of),
         "noise": f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} "
         "(of the weakest direction)",
         "claimed ε": f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
-        "tight ε": f"{epsilon(privacy['epsilon_tight'])} of a record at δ = {privacy['delta']:g}",
+        "tight ε": f"{epsilon(privacy['epsilon_tight'])} of {name_one(of)} "
+        f"at δ = {privacy['delta']:g}",
         f"{unit} ε": f"{epsilon(privacy['epsilon_patient'])} of {owner}",
     }
     if privacy["max_epsilon"]:
@@ -59,14 +60,14 @@ def _classes(counts: dict[str, int]) -> str:
     return f"{', '.join(listed)} to train; not in the record"
 
 
-def _sampling(of: dict[str, Any]) -> str:
+def _sampling(of: dict[str, Any], unit: str) -> str:
     batch = of["expected_batch_size"]
     kind = {
-        "poisson": f"Poisson, each record with probability {of['sample_rate']:.4g}, "
+        "poisson": f"Poisson, each {unit} with probability {of['sample_rate']:.4g}, "
         f"{batch:.4g} expected",
-        "uniform": f"{batch:.0f} of {of['records']:,} records, without replacement",
+        "uniform": f"{batch:.0f} of {of['records']:,} {unit}s, without replacement",
         "shuffled": f"shuffled, {batch:.0f} at a time; carries no ε",
-        "full": "every record at every step",
+        "full": f"every {unit} at every step",
     }[of["scheme"]]
     neighbours = of["adjacency"].replace("_", " ")
     return f"{kind}; {of['steps']:,} steps in {of['epochs']} epochs; neighbours: {neighbours}"

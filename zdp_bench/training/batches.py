@@ -14,11 +14,12 @@ import torch
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import N_UNIFORMS, Augment, Source
-from zdp_bench.gradients import Batch
+from zdp_bench.gradients import Batch, Shares
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size
+from zdp_bench.training.patients import Patients
 
 MICRO_BATCH = 2048
 
@@ -36,20 +37,22 @@ def micro_batches(
     augment_targets: Augment | None = None,
     size: Size | None = None,
     ranks: Ranks = ALONE,
+    patients: Patients | None = None,
 ) -> MicroBatches:
     """Return this rank's share of the drawn examples, in pieces, on the device.
 
     Args:
         key, step: seed what makes or augments examples, so that a resumed step sees the same.
         size: how large the pieces are; by default `trainer.micro_batch`.
+        patients: if given, `indices` are patients; each brings its examples as one share.
     """
+    indices, shares = ranks.take_share(indices), None
+    if patients is not None:
+        indices, shares = patients.take(indices, key, step)
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        uniforms = ranks.take_share(
-            torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
-        )
-    indices = ranks.take_share(indices)
+        uniforms = torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
 
     def read(cut: slice) -> Batch:
         own = uniforms[cut]
@@ -62,7 +65,7 @@ def micro_batches(
 
     fixed = config.trainer.micro_batch
     size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
-    return read_in_pieces(read, len(indices), size, device, config.execution.prefetch)
+    return read_in_pieces(read, len(indices), size, device, config.execution.prefetch, shares)
 
 
 def read_in_pieces(
@@ -71,12 +74,14 @@ def read_in_pieces(
     size: Size,
     device: torch.device,
     prefetch: int | None = None,
+    shares: Shares | None = None,
 ) -> MicroBatches:
     """Return the `count` examples of a step in pieces, on the device.
 
     Args:
         read: returns the examples of a slice of them, in a CPU's memory.
         prefetch: pieces read ahead; by default 1 for a GPU, 0 for a CPU.
+        shares: how many examples each patient brings, in order; None: an example is a share.
     """
     on_gpu = device.type == "cuda"
 
@@ -89,7 +94,7 @@ def read_in_pieces(
         for inputs, targets in read_ahead(pieces, on_gpu if prefetch is None else prefetch):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
-    return MicroBatches(count, piece, size, placed)
+    return MicroBatches(count, piece, size, placed, shares)
 
 
 def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:

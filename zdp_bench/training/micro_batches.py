@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients import Batch, Loss, Shares
 from zdp_bench.gradients.parts import map_leaves
 
 log = logging.getLogger(__name__)
@@ -45,17 +45,35 @@ class MicroBatches:
 
     Attributes:
         placed: reads the pieces ahead and moves them to the device.
+        shares: how many examples each patient brings, in order; pieces hold whole patients, so one
+            with more than `size` examples is a piece by itself. None: an example is a share.
     """
 
     count: int
     piece: Callable[[slice], Batch]
     size: Size
     placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
+    shares: Shares | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        most = self.size.examples
-        starts = range(0, self.count, most)
-        return self.placed(self.piece(slice(start, start + most)) for start in starts)
+        return self.placed(self.piece(cut) for cut, _ in self.cuts())
+
+    def cuts(self) -> list[tuple[slice, Shares]]:
+        """Return where each piece stands, and how many examples each of its patients brings."""
+        most, shares = self.size.examples, self.shares
+        if shares is None:
+            starts = range(0, self.count, most)
+            return [(slice(start, min(start + most, self.count)), ()) for start in starts]
+        made: list[tuple[slice, Shares]] = []
+        end = 0
+        for many in shares:
+            start, own = (made[-1][0].start, made[-1][1]) if made else (0, ())
+            if made and end + many - start <= most:
+                made[-1] = slice(start, end + many), (*own, many)
+            else:
+                made.append((slice(end, end + many), (many,)))
+            end += many
+        return made
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -31,14 +31,15 @@ class Plan:
 
     @staticmethod
     def of(config: Run, size: int) -> Plan:
-        """Return the plan for `size` training examples.
+        """Return the plan for `size` training examples, or patients where they are drawn.
 
         Raises:
             UserError: a batch is larger than the training set.
         """
         trainer, test_steps = config.trainer, config.privacy.range_test_steps or 0
         least = trainer.batch_size or 1
-        too_large = f"the training set has only {size:,} records"
+        drawn = "patients" if config.privacy.by_patient else "records"
+        too_large = f"the training set has only {size:,} {drawn}"
         require(least <= size, "trainer.batch_size", least, too_large)
         batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
         scheme: Any = trainer.sampling
@@ -64,7 +65,7 @@ class Plan:
         return math.ceil(drawn)
 
     def draw(self, key: int | str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
-        """Return the indices of a step's examples, and the divisor of its sum.
+        """Return the indices of a step's examples or patients, and the divisor of its sum.
 
         Both are a function of (key, step) alone; of `secure` draws only the divisor is.
 

@@ -120,14 +120,17 @@ def privacy_report(
     """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
-    patient_at_least, patient = patient_interval(mechanism, examples_per_patient, releases, delta)
+    by_patient, most = config.privacy.by_patient, config.privacy.max_records
+    together = 1 if by_patient else examples_per_patient  # shares of one patient
+    patient_at_least, patient = patient_interval(mechanism, together, releases, delta)
     return {
         "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
-        "records_per_patient": examples_per_patient,
+        "records_per_patient": min(examples_per_patient, most or examples_per_patient),
         "unit": unit,
+        "epsilon_of": unit if by_patient else "record",
         "range_test_steps": plan.range_test_steps,
         **released_report(setup.algorithm, ledger, releases, delta, config.privacy.secure),
     }

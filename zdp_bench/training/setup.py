@@ -18,6 +18,7 @@ from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
+from zdp_bench.data.owners import count_owners, owners_of
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
@@ -38,6 +39,7 @@ from zdp_bench.training.build import (
 from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
+from zdp_bench.training.patients import UNIT, Patients
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import PublicStart, find_start
 
@@ -59,6 +61,17 @@ def build_dataset(config: Run) -> Dataset:
     """
     dataset: Dataset = lookup("dataset", config.dataset.name)(**config.dataset.options)
     return dataset
+
+
+def count_units(config: Run, data: Splits | DatasetInfo) -> int:
+    """Return how many examples, or patients if they are the unit, a step draws from.
+
+    Raises:
+        UserError: the data set does not say whose examples are whose.
+    """
+    if config.privacy.by_patient:
+        return count_owners(data, UNIT)
+    return data.train if isinstance(data, DatasetInfo) else len(data.train)
 
 
 @dataclass(frozen=True)
@@ -114,11 +127,16 @@ class ModelSetup:
         Raises:
             UserError: see `Plan.of` and `build_algorithm`.
         """
-        plan = plan or Plan.of(self.config, len(self.data.train))
+        plan = plan or Plan.of(self.config, count_units(self.config, self.data))
         inputs = self.empty_batch()[0]
         problem = Problem(self.model, self.task.loss, plan.sampling, self.config.seed, inputs)
         config, algorithm = build_algorithm(self.config, problem, plan)
-        return Setup(**vars(self) | {"config": config}, plan=plan, algorithm=algorithm)
+        patients = None
+        if config.privacy.by_patient and isinstance(self.data, Splits):
+            patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_records)
+        return Setup(
+            **vars(self) | {"config": config}, plan=plan, algorithm=algorithm, patients=patients
+        )
 
     def empty_batch(self) -> Batch:
         """Return inputs and targets of the shapes and dtypes to come, without an example."""
@@ -133,10 +151,12 @@ class Setup(ModelSetup):
 
     Attributes:
         config: with the noise multiplier that was calibrated, if an ε was asked for.
+        patients: whose the examples are, if patients are drawn and the data was read.
     """
 
     plan: Plan
     algorithm: Algorithm
+    patients: Patients | None
 
     @staticmethod
     def of(
@@ -147,6 +167,13 @@ class Setup(ModelSetup):
     ) -> Setup:
         """Build everything; see `ModelSetup.of` and `ModelSetup.with_plan`."""
         return ModelSetup.of(config, data, device).with_plan(plan)
+
+    @property
+    def most_records(self) -> int:
+        """The most examples of one patient at a step; 1 where examples are drawn."""
+        privacy = self.config.privacy
+        owned = self.data.examples_per_patient if privacy.by_patient else 1
+        return min(owned, privacy.max_records or owned)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -205,7 +232,8 @@ class Setup(ModelSetup):
         """
         if not getattr(self.algorithm, "private", True):
             return []
-        most, micro_batch = self.plan.most_drawn, self.config.trainer.micro_batch
+        most = self.plan.most_drawn * self.most_records
+        micro_batch = self.config.trainer.micro_batch
         if not isinstance(micro_batch, str):
             most = min(most, micro_batch or MICRO_BATCH)
         return model_checks.check(
@@ -215,6 +243,7 @@ class Setup(ModelSetup):
             self.empty_batch(),
             self.data.outputs,
             most,
+            self.config.privacy.by_patient,
         )
 
     def micro_batch_size(self) -> Size:
@@ -224,7 +253,7 @@ class Setup(ModelSetup):
             return Size(fixed or MICRO_BATCH)
         inputs, targets = self.data.train.batch(torch.zeros(1, dtype=torch.long))
         like = inputs.to(self.device), targets.to(self.device)
-        expected = self.plan.sampling.expected_batch_size
+        expected = self.plan.sampling.expected_batch_size * self.most_records
         return initial_size(self.model, self.task.loss, like, expected, self.device)
 
     def draw(
@@ -252,5 +281,6 @@ class Setup(ModelSetup):
             data.augment_targets,
             size,
             ranks,
+            self.patients,
         )
         return batches, divisor

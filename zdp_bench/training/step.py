@@ -5,11 +5,12 @@ Nothing else adds noise to what is trained on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,23 +143,42 @@ def sum_contributions(
     while True:
         total = Total(mechanism, device)  # S, one tensor a block
         try:
-            pieces = iter(micro_batches)
+            pieces = _pieces(micro_batches)
             ahead = list(islice(pieces, 2))
             with weights_kept(model) if model is not None and len(ahead) > 1 else nullcontext():
                 while ahead:
-                    algorithm.accumulate(total, ahead.pop(0))  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+                    algorithm.accumulate(total, *ahead.pop(0))  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
                     ahead += islice(pieces, 1)
             return total.whole()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
                 raise
             if not micro_batches.size.halve():
-                raise UserError(
-                    "out of memory with one record at a time: take a smaller model or smaller "
-                    "inputs, or another device."
-                ) from None
+                raise _no_memory(micro_batches) from None
         del total
         free_memory()  # after `except`: the error holds on to the tensors of the pass that failed
+
+
+def _pieces(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
+    """Yield each piece as `accumulate` takes it: the batch and, of patients, their shares."""
+    if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
+        shares = [own for _, own in micro_batches.cuts()]
+        yield from zip(micro_batches, shares, strict=True)
+    else:
+        yield from ((batch,) for batch in micro_batches)
+
+
+def _no_memory(micro_batches: MicroBatches) -> UserError:
+    many = max(micro_batches.shares or (1,))
+    if many > 1:
+        return UserError(
+            f"out of memory with the {many} records of one patient at a time: set "
+            "privacy.max_records to less, or take a smaller model or smaller inputs."
+        )
+    return UserError(
+        "out of memory with one record at a time: take a smaller model or smaller inputs, or "
+        "another device."
+    )
 
 
 class Total(dict[str, Tensor]):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ from zdp_bench.training.model_checks.sample_independence import (
 log = logging.getLogger(__name__)
 
 SAMPLES = 3
+OWNED = (2, 1)  # of them, by two patients
 
 
 def check(
@@ -59,6 +61,7 @@ def check(
     like: Batch,
     outputs: int,
     examples: int = SAMPLES,
+    by_patient: bool = False,
 ) -> list[str]:
     """Refuse a model that per-sample clipping does not protect.
 
@@ -70,6 +73,7 @@ def check(
             value is read.
         outputs: integer targets are drawn below this.
         examples: how many the run will process at once.
+        by_patient: True if patients bring several examples as one share each.
 
     Returns:
         The names of buffers and frozen parameters that the output depends on. They are released
@@ -113,7 +117,7 @@ def check(
                 tried,
                 examples,
             )
-        _check_contributions(model, algorithm, batch, steady)
+        _check_contributions(model, algorithm, batch, steady, [OWNED] if by_patient else [])
         return _find_fixed_state(model, batch[0])
 
 
@@ -240,30 +244,30 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
 
 
 def _check_contributions(
-    model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool
+    model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool, shares: list[Any]
 ) -> None:
-    """Refuse a sum over a batch that is not that of the examples' contributions."""
+    """Refuse a sum over a batch that is not that of the examples' or patients' contributions."""
     inside = Innermost(model)
     try:
         with inside:
             torch.manual_seed(0)
-            shares = algorithm.contributions(batch)
-            total = {name: torch.zeros_like(share[0]) for name, share in shares.items()}
-            algorithm.accumulate(total, batch)
+            each = algorithm.contributions(batch, *shares)
+            total = {name: torch.zeros_like(share[0]) for name, share in each.items()}
+            algorithm.accumulate(total, batch, *shares)
     except UserError:
         raise
     except Exception as error:
         raise _no_gradient(inside.name, error) from None
-    _check_bounds(algorithm, shares)
+    _check_bounds(algorithm, each)
     if not steady:  # dropout drew different masks for the two
         return
     sizes = {
         name: float(share.detach().abs().max()) if share.numel() else 0.0
-        for name, share in shares.items()
+        for name, share in each.items()
     }
     # The gradient of a bias before a norm is all rounding errors: they are compared with the rest.
     rounding = 1e-5 * max(sizes.values(), default=0.0) + 1e-12
-    for name, share in shares.items():
+    for name, share in each.items():
         whole = share.sum(dim=0)
         if (
             float((whole - total[name]).abs().max() if whole.numel() else 0.0)

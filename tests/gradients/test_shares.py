@@ -1,0 +1,168 @@
+"""Shares of several examples: clipped as one gradient, that of their mean loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.gradients.harness import CASES, LAYERS, Case, loss
+from tests.gradients.test_cancelling import signs, way, weighted_outputs
+from tests.gradients.test_harness import TOLERANCE, assert_same, norm
+from tests.gradients.zoo import MODELS
+from zdp_bench import gradients
+from zdp_bench.gradients import ClippedSum, fast, reference
+from zdp_bench.gradients.clipping import SAFETY, groups, trainable
+
+__all__ = ["way"]
+SHARES = (3, 1, 2)
+ENGINES = pytest.mark.parametrize("engine", [fast, reference], ids=["fast", "reference"])
+of_way = pytest.mark.usefixtures("way")
+
+
+def by_autograd(
+    module: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    shares: tuple[int, ...],
+    bound: float,
+    per_layer: bool = False,
+    gamma: float | None = None,
+) -> ClippedSum:
+    """The same by plain backward passes, one for each share's mean loss; complex parts halved."""
+    parameters = trainable(module)
+    sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    norms, start = [], 0
+    for many in shares:
+        own = slice(start, start + many)
+        start += many
+        mean = loss(module(batch[0][own]), batch[1][own]).mean()
+        found = torch.autograd.grad(mean, list(parameters.values()), allow_unused=True)
+        each = {}
+        for (name, p), g in zip(parameters.items(), found, strict=True):
+            each[name] = torch.zeros_like(p) if g is None else g / 2 if g.is_complex() else g
+        of_share = []
+        for names, limit in groups(module, bound, per_layer):
+            length = norm({name: each[name] for name in names})
+            limit *= SAFETY
+            factor = min(1.0, limit / length) if gamma is None else limit / (length + gamma)
+            for name in names:
+                sums[name] += each[name] * factor
+            of_share.append(length)
+        norms.append(of_share)
+    every = torch.tensor(norms, dtype=torch.float64)
+    return ClippedSum(sums, every if per_layer else every[:, 0])
+
+
+def check_against_autograd(case: Case, dtype: torch.dtype) -> None:
+    module = case.module(dtype)
+    batch = case.batch(sum(SHARES), dtype)
+    bound = float(by_autograd(module, batch, SHARES, 1e30).norms.median())
+    right = by_autograd(module, batch, SHARES, bound)
+    ours = fast.clipped_sum(module, loss, batch, bound, complex_scale=0.5, shares=SHARES)
+    assert_same(ours, right, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("case", [*CASES, *MODELS], ids=lambda case: case.name)
+def test_a_share_is_the_gradient_of_its_mean_loss(case: Case) -> None:
+    for dtype in TOLERANCE:
+        check_against_autograd(case, dtype)
+
+
+@of_way
+@pytest.mark.parametrize("case", LAYERS[::3], ids=lambda case: case.name)
+def test_however_norms_are_taken(case: Case) -> None:
+    check_against_autograd(case, torch.float64)
+
+
+@ENGINES
+@pytest.mark.parametrize("case", LAYERS[::7], ids=lambda case: case.name)
+@pytest.mark.parametrize(("per_layer", "gamma"), [(True, None), (False, 0.01), (True, 0.01)])
+def test_every_way_of_clipping(
+    engine: Any, case: Case, per_layer: bool, gamma: float | None
+) -> None:
+    module, batch = case.module(torch.float64), case.batch(sum(SHARES), torch.float64)
+    how = {"per_layer": per_layer, "gamma": gamma}
+    right = by_autograd(module, batch, SHARES, 0.1, **how)
+    ours = engine.clipped_sum(module, loss, batch, 0.1, complex_scale=0.5, shares=SHARES, **how)
+    assert_same(ours, right, 1e-10)
+
+
+@ENGINES
+def test_chunks_and_parts_add_up(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LAYERS[0]
+    module, (inputs, targets) = case.module(torch.float64), case.batch(6, torch.float64)
+    whole = engine.clipped_sum(module, loss, (inputs, targets), 0.1, shares=SHARES)
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 1)  # one example at a time
+    into: dict[str, Tensor] = {}
+    for own, shares in ((slice(0, 3), (3,)), (slice(3, 3), ()), (slice(3, 6), (1, 2))):
+        batch = inputs[own], targets[own]
+        part = engine.clipped_sum(module, loss, batch, 0.1, shares=shares, into=into)
+        assert len(part.norms) == len(shares)
+    assert_same(ClippedSum(into, whole.norms), whole, 1e-12)
+
+
+@ENGINES
+def test_single_examples_are_what_they_are_without_shares(engine: Any) -> None:
+    for case in LAYERS[::5]:
+        module, batch = case.module(torch.float64), case.batch(4, torch.float64)
+        alone = engine.clipped_sum(module, loss, batch, 0.1)
+        ours = engine.clipped_sum(module, loss, batch, 0.1, shares=(1, 1, 1, 1))
+        assert_same(ours, alone, 1e-10)
+
+
+@ENGINES
+def test_a_share_with_a_broken_example_contributes_nothing(engine: Any) -> None:
+    module, (inputs, targets) = LAYERS[0].module(torch.float64), LAYERS[0].batch(6, torch.float64)
+    broken = inputs.clone()
+    broken[1] = torch.nan
+    ours = engine.clipped_sum(module, loss, (broken, targets), 0.1, shares=SHARES)
+    rest = engine.clipped_sum(module, loss, (inputs[3:], targets[3:]), 0.1, shares=SHARES[1:])
+    assert not ours.norms[0].isfinite()
+    assert_same(ClippedSum(ours.sums, ours.norms[1:]), rest, 1e-12)
+
+
+@of_way
+@ENGINES
+@pytest.mark.parametrize("case", LAYERS[::6], ids=lambda case: case.name)
+def test_a_share_moves_the_sum_by_the_bound_at_most(engine: Any, case: Case) -> None:
+    module = case.module(torch.float32)
+    inputs, targets = case.batch(6, torch.float32)
+    for scale in (1.0, 1e3):
+        x = inputs if case.kind == "index" else inputs * scale
+        with_it = engine.clipped_sum(module, loss, (x, targets), 0.5, shares=SHARES).sums
+        without = engine.clipped_sum(
+            module, loss, (x[3:], targets[3:]), 0.5, shares=SHARES[1:]
+        ).sums
+        moved = {name: with_it[name] - without[name] for name in without}
+        assert norm(moved) <= 0.5 * (1 + 1e-5)
+
+
+@of_way
+@pytest.mark.parametrize("scale", [1.0, 1e8])
+def test_examples_of_a_share_that_cancel_stay_within_the_bound(scale: float) -> None:
+    """Their mean is 0, and what is summed up is not."""
+    torch.manual_seed(0)
+    module = nn.Linear(40, 30)
+    x = torch.randn(1, 40).expand(8, 40) * scale
+    w = signs(8, half=True).unsqueeze(1) * torch.randn(1, 30) * scale
+    found = fast.clipped_sum(module, weighted_outputs, (x, w), 0.5, gamma=None, shares=(8,))
+    assert norm(found.sums) <= 0.5
+
+
+@of_way
+def test_numbers_too_small_to_hold_stay_within_the_bound() -> None:
+    """Output gradients of 1e-39 with inputs of 1e38: a factor above 1 must not wake them."""
+    module = nn.Linear(4, 3)
+    x, w = torch.full((3, 4), 1e38), torch.full((3, 3), 1e-39)
+    found = fast.clipped_sum(module, weighted_outputs, (x, w), 1.0, gamma=1e-4, shares=(3,))
+    assert norm(found.sums) <= 1.0
+
+
+def test_the_public_function_takes_shares() -> None:
+    module, batch = LAYERS[0].module(torch.float64), LAYERS[0].batch(6, torch.float64)
+    right = reference.clipped_sum(module, loss, batch, 0.1, shares=SHARES)
+    for engine in ("auto", "fast", "reference"):
+        ours = gradients.clipped_sum(module, loss, batch, 0.1, engine=engine, shares=SHARES)
+        assert_same(ours, right, 1e-10)

@@ -1,0 +1,261 @@
+"""The patient as the unit of privacy: who is drawn, what a share is, and whose ε the record has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.test_run import Silent, repeatable
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.dp_sgd import DPSGD
+from zdp_bench.audit.subject import Subject
+from zdp_bench.config import configured
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
+from zdp_bench.errors import UserError
+from zdp_bench.experiments.validate import validate
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.training import checkpoint
+from zdp_bench.training.micro_batches import MicroBatches, Size
+from zdp_bench.training.patients import Patients
+from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.setup import Setup
+from zdp_bench.training.step import sum_contributions
+
+OWNERS = np.array([7, 3, 7, 9, 3, 7, 5])  # patients 3, 5, 7, 9 with 2, 1, 3, 1 records
+BEATS = [
+    "recipe=ecg_mitbih",
+    "dataset=mitbih_synthetic",
+    "dataset.beats=12",
+    "privacy.unit=patient",
+]
+SHORT = [
+    "accountant=rdp",
+    "privacy.target_epsilon=null",
+    "algorithm.noise_multiplier=2.0",
+    "trainer.sample_rate=0.3",
+]
+
+
+def config(root: Path, *overrides: str) -> Run:
+    paths = [f"paths.data={root / 'data'}", f"paths.results={root / 'results'}"]
+    return configured([*BEATS, *SHORT, "trainer.epochs=3", *paths, *overrides])
+
+
+def carry_out(root: Path, *overrides: str) -> Outcome:
+    return run(config(root, *overrides), Silent())
+
+
+def test_a_drawn_patient_brings_all_records() -> None:
+    patients = Patients.of(OWNERS, None)
+    indices, shares = patients.take(np.array([0, 2]), "key", 0)
+    assert indices.tolist() == [1, 4, 0, 2, 5]
+    assert shares == (2, 3)
+    nobody, none = patients.take(np.array([], dtype=np.int64), "key", 0)
+    assert (len(nobody), none) == (0, ())
+    assert patients.largest == 3
+
+
+def test_at_most_k_records_are_drawn_evenly_and_of_each_patient_alone() -> None:
+    patients = Patients.of(OWNERS, 2)
+    assert patients.largest == 2
+    counts: Counter[int] = Counter()
+    for step in range(600):
+        alone, shares = patients.take(np.array([2]), "key", step)
+        others, _ = patients.take(np.array([0, 1, 2, 3]), "key", step)
+        assert shares == (2,)
+        assert set(alone) <= {0, 2, 5}
+        assert others[3:5].tolist() == alone.tolist()  # whoever else is drawn
+        counts.update(alone.tolist())
+    assert all(abs(count - 400) < 60 for count in counts.values())  # 5 deviations
+    again, _ = patients.take(np.array([2]), "key", 599)
+    assert again.tolist() == alone.tolist()
+
+
+def test_whole_patients_are_drawn_at_the_rate(tmp_path: Path) -> None:
+    setup = Setup.of(config(tmp_path, "trainer.sample_rate=0.3", "trainer.epochs=200"))
+    assert setup.patients is not None
+    assert setup.data.train.groups is not None
+    owners = setup.data.train.groups.numpy()
+    owned, drawn, pairs = Counter(owners.tolist()), Counter(), 0
+    sampling = setup.plan.sampling
+    assert sampling == Sampling("poisson", 0.3, 0.3 * len(owned), len(owned))
+    first, second, *_ = owned
+    for step in range(setup.plan.steps):
+        indices, divisor = setup.plan.draw("key", step)
+        assert divisor == 0.3 * len(owned)
+        records, shares = setup.patients.take(indices, "key", step)
+        here = Counter(owners[records].tolist())
+        assert here == {owner: owned[owner] for owner in here}  # all of them or none
+        assert sorted(shares) == sorted(here.values())
+        drawn.update(here.keys())
+        pairs += first in here and second in here
+    steps = setup.plan.steps
+    for owner in owned:
+        assert abs(drawn[owner] - 0.3 * steps) < 5 * (0.21 * steps) ** 0.5
+    assert abs(pairs - 0.09 * steps) < 5 * (0.0819 * steps) ** 0.5  # independently
+
+
+def test_pieces_hold_whole_patients() -> None:
+    def cut(size: int, *shares: int) -> list[tuple[int, ...]]:
+        batches = MicroBatches(sum(shares), lambda _: None, Size(size), shares=shares)  # type: ignore
+        ends = [(of.start, of.stop) for of, _ in batches.cuts()]
+        assert [start for start, _ in ends[1:]] == [stop for _, stop in ends[:-1]]
+        assert [stop - start for start, stop in ends] == [sum(own) for _, own in batches.cuts()]
+        return [own for _, own in batches.cuts()]
+
+    assert cut(4, 1, 3, 2, 2, 1) == [(1, 3), (2, 2), (1,)]
+    assert cut(2, 3, 1, 1, 5) == [(3,), (1, 1), (5,)]
+    assert cut(9, 3, 1) == [(3, 1)]
+    assert cut(9) == []
+
+
+def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
+    tmp_path: Path,
+) -> None:
+    """With a bound so small that everyone is clipped, and noise left out."""
+    setup = Setup.of(config(tmp_path, "algorithm.max_grad_norm=1.0e-3"))
+    assert setup.patients is not None
+    everyone = np.arange(setup.plan.sampling.records)
+
+    def total(drawn: np.ndarray, size: int) -> torch.Tensor:
+        assert setup.patients is not None
+        indices, shares = setup.patients.take(drawn, "key", 0)
+
+        def piece(cut: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            return setup.data.train.batch(torch.from_numpy(indices[cut]))
+
+        batches = MicroBatches(len(indices), piece, Size(size), shares=shares)
+        found = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
+        return torch.cat(
+            [torch.view_as_real(value.cdouble()).flatten() for value in found.values()]
+        )
+
+    whole = total(everyone, 2048)
+    torch.testing.assert_close(total(everyone, 5), whole, rtol=1e-4, atol=1e-9)
+    for patient in everyone:
+        moved = whole - total(np.delete(everyone, patient), 2048)
+        assert moved.norm() <= 1e-3 * (1 + 1e-4)
+        assert moved.norm() > 0.9e-3
+    assert total(everyone[:0], 5).abs().max() == 0
+
+
+def test_epsilon_is_the_patients(tmp_path: Path) -> None:
+    outcome = carry_out(tmp_path)
+    privacy = outcome.record["privacy"]
+    people = privacy["sampling"]["records"]
+    assert privacy["sampling"] == vars(Sampling("poisson", 0.3, 0.3 * people, people))
+    assert privacy["steps"] == 10
+    block = Block("all", (1,), "complex64", 1.0, 2.0, "circular")
+    alone = Mechanism((block,), Sampling("poisson", 0.3, 0.3 * people, people))
+    right = tight_epsilon(alone, 10, privacy["delta"])
+    assert privacy["epsilon_tight"] == pytest.approx(right)
+    assert privacy["epsilon_patient"] == privacy["epsilon_tight"]
+    assert privacy["epsilon_patient_at_least"] == privacy["epsilon_tight_at_least"]
+    assert privacy["records_per_patient"] == 12
+    assert (privacy["epsilon_of"], privacy["unit"]) == ("patient", "patient")
+    assert outcome.record["config"]["privacy"]["unit"] == "patient"
+    by_record = carry_out(tmp_path, "privacy.unit=record").record["privacy"]
+    assert by_record["epsilon_claimed"] == pytest.approx(privacy["epsilon_claimed"])
+    assert by_record["epsilon_patient"] > 5 * privacy["epsilon_patient"]
+    assert by_record["epsilon_of"] == "record"
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = "privacy.max_records=4"
+    whole = carry_out(tmp_path, few, f"paths.results={tmp_path / 'whole'}")
+    assert whole.record["privacy"]["records_per_patient"] == 4
+    save = checkpoint.save
+
+    def die(path: Path, state: Any) -> None:
+        save(path, state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", die)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path, few, "execution.checkpoint_steps=4")
+    monkeypatch.undo()
+    resumed = carry_out(tmp_path, few, "execution.checkpoint_steps=4")
+    assert resumed.record["measured"]["resumed_at_step"] == 3  # the first epoch's end
+    assert repeatable(resumed.record) == repeatable(whole.record)
+
+
+def test_validate_counts_patients(tmp_path: Path) -> None:
+    report = validate(config(tmp_path, "privacy.max_records=4"))
+    assert report.sampling["records"] == 12
+    assert report.privacy["epsilon_patient"] == report.privacy["epsilon_tight"]
+    assert (report.privacy["epsilon_of"], report.privacy["unit"]) == ("patient", "patient")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm=sgd"], "bounds nobody's share"),
+        (["algorithm=gredp"], "clips single records only"),
+        (["federated.nodes=2"], "draw and clip records"),
+        (["privacy.unit=record", "privacy.max_records=3"], "privacy.unit=patient only"),
+        (["privacy.max_records=0"], "at least 1"),
+        (["privacy.unit=person"], "privacy.unit"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(overrides: list[str], words: str) -> None:
+    plain = ["recipe=quickstart", "privacy.unit=patient", *overrides]
+    with pytest.raises(UserError, match=words):
+        configured(plain)
+
+
+def test_an_audit_which_puts_single_records_in_and_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="zdp-bench audit puts single records in and out"):
+        Subject.prepare(config(tmp_path))
+
+
+def test_a_batch_of_more_patients_than_there_are_is_refused(tmp_path: Path) -> None:
+    many = ["trainer.sample_rate=null", "trainer.batch_size=60"]
+    with pytest.raises(UserError, match="has only 12 patients"):
+        Setup.of(config(tmp_path, *many))
+
+
+def test_images_that_nobody_can_tell_apart_are_refused() -> None:
+    plain = configured(["recipe=phasemnist", "privacy.unit=patient"])
+    with pytest.raises(UserError, match=r"privacy.unit=patient: a patient owns up to \d+ records"):
+        validate(plain)
+
+
+def test_a_patient_too_large_for_memory_is_one_sentence() -> None:
+    class Greedy(DPSGD):
+        def accumulate(self, *_: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = torch.nn.Linear(2, 1)
+    greedy = Greedy(
+        Problem(model, lambda y, _: y.sum(dim=1), Sampling("poisson", 0.5, 1, 2)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    batches = MicroBatches(
+        6, lambda cut: (torch.ones(6, 2)[cut], torch.ones(6)[cut]), Size(4), shares=(5, 1)
+    )
+    with pytest.raises(UserError, match="5 records of one patient at a time"):
+        sum_contributions(greedy, greedy.mechanism(), batches, torch.device("cpu"))
+
+
+def test_the_record_as_unit_changes_no_digest() -> None:
+    plain, named, patient, few = (
+        experiment_digest(configured(["recipe=ecg_mitbih", *words]))
+        for words in (
+            [],
+            ["privacy.unit=record"],
+            ["privacy.unit=patient"],
+            ["privacy.unit=patient", "privacy.max_records=3"],
+        )
+    )
+    assert plain == named
+    assert len({plain, patient, few}) == 3

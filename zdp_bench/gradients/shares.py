@@ -1,0 +1,90 @@
+"""Shares of several examples: what one patient brings to a step is clipped as one gradient.
+
+The examples of a batch stand share by share, and `shares` says how many each has: (3, 1) are a
+share of three examples and one of a single example. A share's gradient is the MEAN of its examples'
+gradients, as long as one example's, so that a bound means the same with and without shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from zdp_bench.gradients.clipping import held
+from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, summands_of
+from zdp_bench.gradients.norms import squared_norms
+
+Shares = tuple[int, ...]  # the number of examples of each share, in order; none is 0
+
+
+def cut(shares: Shares) -> list[slice]:
+    """Return where each share's examples stand in the batch."""
+    ends = [*accumulate(shares)]
+    return [slice(end - many, end) for many, end in zip(shares, ends, strict=True)]
+
+
+def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
+    """Return a mask [B] of the examples of the chosen shares (a mask [S]), and these shares."""
+    many = torch.tensor(shares, device=chosen.device)
+    kept = tuple(n for n, keep in zip(shares, chosen.tolist(), strict=True) if keep)
+    return chosen.repeat_interleave(many), kept
+
+
+def average_shares(
+    rule: Callable[[slice], dict[str, LayerGradient]], shares: Shares
+) -> dict[str, LayerGradient]:
+    """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
+
+    A share's gradient is one contraction over its examples and their positions, so that no
+    example's is ever formed.
+
+    Args:
+        rule: the gradients of the examples in a slice of the batch. No output gradient may be too
+            small to be held in full (`clipping.flushed`): the contraction drops such numbers, and
+            norms would miss them.
+    """
+    cuts = cut(shares)
+    parts = cache(lambda number: rule(cuts[number]))  # one for all parameters of the layer
+    whole = rule(slice(0, sum(shares)))
+
+    def of_one(number: int, name: str) -> Tensor:
+        many = shares[number]
+        part: LayerGradient = parts(number)[name]
+        return part.weighted_sum(torch.ones(many, dtype=torch.float64)) / many
+
+    return {name: _average(own, partial(of_one, name=name), shares) for name, own in whole.items()}
+
+
+def _average(
+    whole: LayerGradient, of_one: Callable[[int], Tensor], shares: Shares
+) -> LayerGradient:
+    """Return one parameter's, from those of all examples and a function that averages a share's."""
+
+    def per_share(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        first = of_one(start)
+        found, squares = first.new_empty(stop - start, *first.shape), []
+        for number in range(start, stop):
+            mean = first if number == start else of_one(number)
+            found[number - start] = mean
+            squares.append(squared_norms(mean.unsqueeze(0)))  # while it is in the core's cache
+        return found, torch.cat(squares)
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        many = torch.tensor(shares, device=factors.device)
+        return whole.weighted_sum(held(factors / many).repeat_interleave(many))
+
+    def summands() -> Summands:
+        each = summands_of(whole)
+        mass = torch.stack([each.mass[of].mean() for of in cut(shares)])
+        return Summands(mass, each.number * max(shares))
+
+    return LayerGradient(
+        lambda start, stop: per_share(start, stop)[0],
+        weighted_sum,
+        per_sample_and_norms=per_share,
+        summands=summands,
+    )
