@@ -237,8 +237,8 @@ def as_rich(sheet: Sheet) -> RichTable:
     rows = [[f"{paper} {where}", *rest] for paper, where, *rest in sheet.rows]
     shown = dataclasses.replace(sheet, columns=sheet.columns[1:], rows=rows).as_rich()
     shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
-    for column in shown.columns:
-        name = str(column.header)
+    for column, name in zip(shown.columns, sheet.columns[1:], strict=True):
+        column.header, column.no_wrap = name, False
         column.width, column.overflow = WIDTHS[name], "fold"
         column.justify = "right" if name.startswith("ε") or name == "factor" else "left"
     return shown

@@ -103,7 +103,7 @@ def _is_numeric(column: Sequence[str]) -> bool:
 def _broken(heading: str, column: Sequence[str]) -> str:
     """Return a long heading in several lines, which the numbers below it need not be as wide as."""
     width, lines = max(LONGEST, *map(len, column)), [""]
-    for piece in re.findall(r"[^_.\s]*[_.\s]?", heading):
+    for piece in re.findall(r"[^_.\s]+[_.\s]?|[_.\s]", heading):
         if len((lines[-1] + piece).rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += piece
