@@ -49,6 +49,8 @@ OPTIONS = {
     "the recipe as it is": "",
     "averaged weights": "trainer.ema=0.99",
     "warm-up and cosine": "scheduler=warmup_cosine",
+    "four augmented views": "trainer.augmentations=4",
+    "weight standardisation": "model.weight_standardisation=true",
     "automatic clipping": "algorithm.gamma=0.01",
     "per-layer clipping": "algorithm.per_layer=true",
 }

@@ -198,7 +198,7 @@ def test_validate_counts_patients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["algorithm=sgd"], "bounds nobody's share"),
+        (["algorithm=sgd"], "clips nobody's share"),
         (["algorithm=gredp"], "clips single records only"),
         (["federated.nodes=2"], "draw and clip records"),
         (["privacy.unit=record", "privacy.max_records=3"], "privacy.unit=patient only"),
@@ -243,7 +243,7 @@ def test_a_patient_too_large_for_memory_is_one_sentence() -> None:
     batches = MicroBatches(
         6, lambda cut: (torch.ones(6, 2)[cut], torch.ones(6)[cut]), Size(4), shares=(5, 1)
     )
-    with pytest.raises(UserError, match="5 records of one patient at a time"):
+    with pytest.raises(UserError, match="5 records of one share at a time"):
         sum_contributions(greedy, greedy.mechanism(), batches, torch.device("cpu"))
 
 

@@ -41,6 +41,11 @@ class Subject(Setup):
                 "zdp-bench audit puts single records in and out, and privacy.unit=patient draws "
                 "whole patients: add privacy.unit=record privacy.max_records=null."
             )
+        if config.trainer.augmentations:
+            raise UserError(
+                "zdp-bench audit draws one view of a record, and trainer.augmentations several: "
+                "add trainer.augmentations=null, which is the same mechanism."
+            )
         if config.threads:
             torch.set_num_threads(config.threads)
         setup = Setup.of(config)

@@ -28,6 +28,7 @@ MANY = f"must be at most {MOST_PREFETCHED}: that many micro-batches are held in 
 POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: value > 0, "must be positive")
 RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     ("trainer.sample_rate", lambda value: 0 < value <= 1, "must lie in (0, 1]"),
+    ("trainer.augmentations", lambda value: value >= 2, "must be 2 or more, or null"),
     ("trainer.ema", lambda value: 0 < value < 1, "must lie in (0, 1), such as 0.999"),
     ("privacy.delta", lambda value: 0 < value < 1, "must lie in (0, 1)"),
     ("privacy.max_epsilon", *POSITIVE),
@@ -168,27 +169,28 @@ def _check_federated(run: Run) -> None:
 
 
 def _check_unit(run: Run) -> None:
-    """Refuse the patient as the unit where an example's share is all that is bounded."""
-    most, name = run.privacy.max_records, run.algorithm.name
+    """Refuse shares of several examples where an example's share is all that is bounded."""
+    most, name, views = run.privacy.max_records, run.algorithm.name, run.trainer.augmentations
     rule = "is read with privacy.unit=patient only; add that, or leave it out"
     require(most is None or run.privacy.by_patient, "privacy.max_records", most, rule)
-    if not run.privacy.by_patient:
+    if not run.privacy.by_patient and views is None:
         return
+    asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
     algorithm = lookup("algorithm", name)
     if not getattr(algorithm, "private", True):
         raise UserError(
-            f"privacy.unit=patient with algorithm={name}: it bounds nobody's share, so there is no "
-            "unit of privacy. Leave privacy.unit out."
+            f"{asked} with algorithm={name}: it clips nobody's share, so there is none to form of "
+            "several examples. Leave the key out."
         )
     if not getattr(algorithm, "by_patient", False):
         raise UserError(
-            f"privacy.unit=patient with algorithm={name}: it clips single records only. Use dp_sgd "
-            "or zeta_dp_sgd."
+            f"{asked} with algorithm={name}: it clips single records only. Use dp_sgd or "
+            "zeta_dp_sgd."
         )
     if run.federated.nodes is not None:
         raise UserError(
-            "privacy.unit=patient with federated.nodes: the nodes of a federation draw and clip "
-            "records. Leave one of them out."
+            f"{asked} with federated.nodes: the nodes of a federation draw and clip records. Leave "
+            "one of them out."
         )
 
 

@@ -22,6 +22,8 @@ class Trainer:
         checkpoint_epochs: epochs between checkpoints.
         ema: decay of an average over the weights of all steps, which is evaluated and saved in
             their place; it is made of releases, so it costs no ε. null: the last weights.
+        augmentations: how many augmented views of an example make its share: their mean gradient is
+            clipped. null: one.
         lr_batch: the batch size that `optimizer.lr` is meant for: the rate is lr · expected batch /
             lr_batch. null: lr itself.
     """
@@ -33,6 +35,7 @@ class Trainer:
     micro_batch: int | str | None
     checkpoint_epochs: int
     ema: float | None
+    augmentations: int | None
     lr_batch: int | None
 
 

@@ -52,7 +52,7 @@ def predict(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
         torch.set_num_threads(config.threads)
     parameters = count_real(trainable(model).values())
     each = data.train / count_units(config, data)  # examples of a drawn patient, or 1
-    each = min(each, config.privacy.max_records or each)
+    each = min(each, config.privacy.max_records or each) * (config.trainer.augmentations or 1)
     expected = max(1, round(setup.plan.sampling.expected_batch_size * each))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)

@@ -45,14 +45,22 @@ def micro_batches(
         key, step: seed what makes or augments examples, so that a resumed step sees the same.
         size: how large the pieces are; by default `trainer.micro_batch`.
         patients: if given, `indices` are patients; each brings its examples as one share.
+
+    With `trainer.augmentations`, an example comes so many times in a row, each time changed in
+    another way, as one share.
     """
+    views = config.trainer.augmentations or 1
     indices, shares = ranks.take_share(indices), None
     if patients is not None:
         indices, shares = patients.take(indices, key, step)
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        uniforms = torch.from_numpy(sampling.uniforms_of(indices, N_UNIFORMS, own))
+        drawn = sampling.uniforms_of(indices, views * N_UNIFORMS, own)
+        uniforms = torch.from_numpy(drawn.reshape(-1, N_UNIFORMS))
+    if views > 1:
+        shares = tuple(views * many for many in ((1,) * len(indices) if shares is None else shares))
+        indices = np.repeat(indices, views)
 
     def read(cut: slice) -> Batch:
         own = uniforms[cut]

@@ -19,6 +19,7 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.data.owners import count_owners, owners_of
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
@@ -72,6 +73,16 @@ def count_units(config: Run, data: Splits | DatasetInfo) -> int:
     if config.privacy.by_patient:
         return count_owners(data, UNIT)
     return data.train if isinstance(data, DatasetInfo) else len(data.train)
+
+
+def _require_augmentation(config: Run, data: Splits) -> None:
+    """Refuse several augmentations of examples that nothing augments: all would be the same."""
+    if data.augment is None and not data.train.is_stochastic:
+        raise UserError(
+            f"trainer.augmentations={config.trainer.augmentations}: "
+            f"dataset={config.dataset.name} changes no example as it is drawn. Set "
+            "dataset.augment, or leave the key out."
+        )
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,8 @@ class ModelSetup:
         inputs = self.empty_batch()[0]
         problem = Problem(self.model, self.task.loss, plan.sampling, self.config.seed, inputs)
         config, algorithm = build_algorithm(self.config, problem, plan)
+        if config.trainer.augmentations and isinstance(self.data, Splits):
+            _require_augmentation(config, self.data)
         patients = None
         if config.privacy.by_patient and isinstance(self.data, Splits):
             patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_records)
@@ -170,10 +183,10 @@ class Setup(ModelSetup):
 
     @property
     def most_records(self) -> int:
-        """The most examples of one patient at a step; 1 where examples are drawn."""
+        """The most examples of one share at a step, each as often as it is augmented."""
         privacy = self.config.privacy
         owned = self.data.examples_per_patient if privacy.by_patient else 1
-        return min(owned, privacy.max_records or owned)
+        return min(owned, privacy.max_records or owned) * (self.config.trainer.augmentations or 1)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -243,7 +256,7 @@ class Setup(ModelSetup):
             self.empty_batch(),
             self.data.outputs,
             most,
-            self.config.privacy.by_patient,
+            self.most_records > 1,
         )
 
     def micro_batch_size(self) -> Size:

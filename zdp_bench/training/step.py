@@ -172,8 +172,9 @@ def _no_memory(micro_batches: MicroBatches) -> UserError:
     many = max(micro_batches.shares or (1,))
     if many > 1:
         return UserError(
-            f"out of memory with the {many} records of one patient at a time: set "
-            "privacy.max_records to less, or take a smaller model or smaller inputs."
+            f"out of memory with the {many} records of one share at a time: set "
+            "privacy.max_records or trainer.augmentations to less, or take a smaller model or "
+            "smaller inputs."
         )
     return UserError(
         "out of memory with one record at a time: take a smaller model or smaller inputs, or "
