@@ -220,16 +220,6 @@ def rebuild_csv(results: Path) -> Path:
     return path
 
 
-def mend_csv(results: Path, home: Path, record: Record) -> None:
-    """Rebuild `records.csv` if a kill came between a run's record and the row of it."""
-    path = results / "records.csv"
-    with suppress(FileNotFoundError):
-        is_newer = path.stat().st_mtime_ns >= (home / "record.json").stat().st_mtime_ns
-        if is_newer and record["run"] in path.read_text(encoding="utf-8", errors="replace"):
-            return
-    rebuild_csv(results)
-
-
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     import fcntl

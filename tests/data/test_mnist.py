@@ -180,7 +180,7 @@ def test_every_card_is_whole() -> None:
         assert of.title
         assert of.licence
         assert of.citation
-        assert of.provenance in ("official", "derived", "synthetic")
+        assert of.provenance in ("official", "derived", "synthetic", "own")
         for file in of.files:
             assert len(file.md5) == 32
             assert not Path(file.path).is_absolute()

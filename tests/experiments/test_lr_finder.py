@@ -184,7 +184,7 @@ def test_the_verb_prints_the_bill(tmp_path: Path, capsys: pytest.CaptureFixture[
         if form == "json":
             assert json.loads(out)["steps"] == 4
         else:
-            assert "privacy.range_test_steps=4" in out
+            assert "privacy.range_test_steps=4" in "".join(out.split())
 
 
 @pytest.mark.usefixtures("_validated")

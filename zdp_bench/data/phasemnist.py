@@ -229,4 +229,5 @@ def _count_pairs(images: DatasetInfo, labels: np.ndarray, seed: int) -> DatasetI
         train=len(made.real),
         dtype=torch.complex64,
         examples_per_patient=made.most_of_one,
+        owners=len(np.unique(made.couple)),
     )

@@ -51,8 +51,6 @@ def find_or_run(
             for left_behind in home.glob("*.partial"):  # by a kill; this process holds the lock
                 left_behind.unlink()
         if done := ranks.broadcast(records.read(home / "record.json") if ranks.is_first else None):
-            if ranks.is_first:
-                records.mend_csv(config.results, home, done)
             return Outcome(done, home / "record.json", found=True)
         record = ranks.broadcast(train(home))
         if ranks.is_first:

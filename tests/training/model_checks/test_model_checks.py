@@ -343,10 +343,10 @@ def test_the_check_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     real = model_checks.check
 
     def spy(
-        model: Any, algorithm: Any, loss: Any, like: Any, outputs: int, records: int
+        model: Any, algorithm: Any, loss: Any, like: Any, outputs: int, records: int, several: bool
     ) -> list[str]:
         seen.append((like[0].shape, like[1].shape))
-        return real(model, algorithm, loss, like, outputs, records)
+        return real(model, algorithm, loss, like, outputs, records, several)
 
     monkeypatch.setattr(model_checks, "check", spy)
     probe(tmp_path, "model.replace_batchnorm=group")
@@ -366,7 +366,7 @@ def test_the_check_tries_batches_as_large_as_the_run_draws(
     drawn: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given[-1]) or [])
+    monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given[5]) or [])
     probe(tmp_path, "model.replace_batchnorm=group", *words)
     assert asked == [drawn]
 

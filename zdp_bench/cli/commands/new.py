@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 GROUP = "run"
-HELP = "a commented start of a recipe, a dataset or an algorithm of your own"
+HELP = "a commented start of a recipe, a dataset or an algorithm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
