@@ -18,6 +18,7 @@ from zdp_bench.cli.parser import build_parser
 from zdp_bench.config import configured, schema
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.plugins import TORCH, find_builder, own_keys
+from zdp_bench.errors import UserError
 
 SECTIONS = {
     "trainer": schema.Trainer,
@@ -105,7 +106,10 @@ def toolbox() -> str:
         cells = []
         for recipe, *more in MEASURED:
             given = [f"recipe={recipe}", *filter(None, [*more, override])]
-            of = found.get(experiment_digest(configured(given)), [])
+            try:
+                of = found.get(experiment_digest(configured(given)), [])
+            except UserError:  # two keys that do not go together
+                of = []
             cells.append(f"{100 * sum(of) / len(of):.1f} ({len(of)})" if of else "")
         rows.append((name, code(override) if override else "", *cells))
     heads = (code(" ".join(filter(None, measured))) for measured in MEASURED)
