@@ -223,10 +223,14 @@ def test_a_batch_of_more_patients_than_there_are_is_refused(tmp_path: Path) -> N
         Setup.of(config(tmp_path, *many))
 
 
-def test_images_that_nobody_can_tell_apart_are_refused() -> None:
-    plain = configured(["recipe=phasemnist", "privacy.unit=patient"])
-    with pytest.raises(UserError, match=r"privacy.unit=patient: a patient owns up to \d+ records"):
-        validate(plain)
+def test_images_that_share_examples_are_one_unit() -> None:
+    """Two images make two examples of theirs alone, so what hides the couple hides either."""
+    given = configured(["recipe=quickstart", "privacy.unit=patient"])
+    setup = Setup.of(given)
+    assert setup.patients
+    assert np.diff(setup.patients.starts).tolist() == [2] * (len(setup.data.train) // 2)
+    assert setup.plan.sampling.records == len(setup.data.train) // 2
+    assert validate(given, trial=False).sampling["records"] == setup.plan.sampling.records
 
 
 def test_a_patient_too_large_for_memory_is_one_sentence() -> None:
