@@ -60,3 +60,8 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
 def first_line(error: Exception) -> str:
     """Return the first line of an exception's text as a sentence, or its name if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an exception's whole text on one line of at most 300 characters, without its stop."""
+    return " ".join(str(error).split())[:300].rstrip(".")

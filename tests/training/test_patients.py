@@ -21,7 +21,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.training import checkpoint
+from zdp_bench.training import checkpoint, model_checks
 from zdp_bench.training.micro_batches import MicroBatches, Size
 from zdp_bench.training.patients import Patients
 from zdp_bench.training.run import Outcome, run
@@ -231,6 +231,18 @@ def test_images_that_share_examples_are_one_unit() -> None:
     assert np.diff(setup.patients.starts).tolist() == [2] * (len(setup.data.train) // 2)
     assert setup.plan.sampling.records == len(setup.data.train) // 2
     assert validate(given, trial=False).sampling["records"] == setup.plan.sampling.records
+
+
+def test_the_model_check_tries_shares_also_where_every_patient_has_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given[-1]) or [])
+    for unit in ("patient", "record"):
+        Setup.of(config(tmp_path, "privacy.max_records=null", f"privacy.unit={unit}")).check_model()
+    one = ["privacy.max_records=1"]
+    Setup.of(config(tmp_path, *one)).check_model()
+    assert asked == [True, False, True]
 
 
 def test_a_patient_too_large_for_memory_is_one_sentence() -> None:

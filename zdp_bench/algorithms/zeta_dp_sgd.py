@@ -41,7 +41,7 @@ class ZetaDPSGD:
 
     private = True
     plain_gradients = True
-    by_patient = True
+    takes_shares = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
 
     def __init__(

@@ -173,7 +173,7 @@ def _check_unit(run: Run) -> None:
     most, name, views = run.privacy.max_records, run.algorithm.name, run.trainer.augmentations
     rule = "is read with privacy.unit=patient only; add that, or leave it out"
     require(most is None or run.privacy.by_patient, "privacy.max_records", most, rule)
-    if not run.privacy.by_patient and views is None:
+    if not run.forms_shares:
         return
     asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
     algorithm = lookup("algorithm", name)
@@ -182,7 +182,7 @@ def _check_unit(run: Run) -> None:
             f"{asked} with algorithm={name}: it clips nobody's share, so there is none to form of "
             "several examples. Leave the key out."
         )
-    if not getattr(algorithm, "by_patient", False):
+    if not getattr(algorithm, "takes_shares", False):
         raise UserError(
             f"{asked} with algorithm={name}: it clips single records only. Use dp_sgd or "
             "zeta_dp_sgd."

@@ -8,6 +8,8 @@ from typing import Any
 
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
+NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
+
 
 def experiment_digest(run: Run) -> str:
     """Return the SHA-256 of what is computed but the seed: equal for repetitions of one another.
@@ -20,12 +22,10 @@ def experiment_digest(run: Run) -> str:
         for key, value in run.resolved.items()
         if key not in (*OPERATIONAL, "seed", "recipe")
     }
-    trainer = content["trainer"].items()
-    if not run.privacy.by_patient:
-        content["privacy"] = {k: v for k, v in content["privacy"].items() if k != "unit"}
-    content["trainer"] = {key: value for key, value in trainer if key != "micro_batch"}
-    privacy = content["privacy"].items()
-    content["privacy"] = {key: value for key, value in privacy if key != "total_budget"}
+    left_out = {*NOT_COMPUTED, *([] if run.privacy.by_patient else ["privacy.unit"])}
+    for section in ("trainer", "privacy"):
+        options = content[section].items()
+        content[section] = {k: v for k, v in options if f"{section}.{k}" not in left_out}
     content = _without_empty(content)
     if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
@@ -44,7 +44,7 @@ def enters_digest(key: str) -> bool:
     section, _, name = key.partition(".")
     if section == "federated":
         return name in FEDERATED_RESULT
-    return section not in OPERATIONAL and key not in ("trainer.micro_batch", "privacy.total_budget")
+    return section not in OPERATIONAL and key not in NOT_COMPUTED
 
 
 def run_digest(run: Run, data_digest: str) -> str:

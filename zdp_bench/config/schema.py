@@ -235,6 +235,11 @@ class Run(Scalars):
     resolved: dict[str, Any]
 
     @property
+    def forms_shares(self) -> bool:
+        """True if several examples make one share: a patient's, or the views of one."""
+        return self.privacy.by_patient or self.trainer.augmentations is not None
+
+    @property
     def plugins(self) -> list[tuple[str, str]]:
         """(kind, name) of what other packages may have brought."""
         return [(kind, getattr(self, kind).name) for kind in PLUGIN_KINDS]

@@ -89,7 +89,7 @@ def read_in_pieces(
     Args:
         read: returns the examples of a slice of them, in a CPU's memory.
         prefetch: pieces read ahead; by default 1 for a GPU, 0 for a CPU.
-        shares: how many examples each patient brings, in order; None: an example is a share.
+        shares: how many examples each share has, in order; None: an example is a share.
     """
     on_gpu = device.type == "cuda"
 

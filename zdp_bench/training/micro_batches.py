@@ -45,8 +45,8 @@ class MicroBatches:
 
     Attributes:
         placed: reads the pieces ahead and moves them to the device.
-        shares: how many examples each patient brings, in order; pieces hold whole patients, so one
-            with more than `size` examples is a piece by itself. None: an example is a share.
+        shares: how many examples each share has, in order; pieces hold whole shares, so one of
+            more than `size` examples is a piece by itself. None: an example is a share.
     """
 
     count: int
@@ -59,7 +59,7 @@ class MicroBatches:
         return self.placed(self.piece(cut) for cut, _ in self.cuts())
 
     def cuts(self) -> list[tuple[slice, Shares]]:
-        """Return where each piece stands, and how many examples each of its patients brings."""
+        """Return where each piece stands, and how many examples each of its shares has."""
         most, shares = self.size.examples, self.shares
         if shares is None:
             starts = range(0, self.count, most)

@@ -15,7 +15,7 @@ from zdp_bench import records
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data.files import card
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.finished_runs import find_weights
@@ -44,10 +44,9 @@ class PublicStart:
         try:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
-            why = " ".join(str(error).split())[:300].rstrip(".")
             raise UserError(
                 f"model.init_from={self.asked}: these weights are of another model or other "
-                f"shapes: {why}."
+                f"shapes: {in_one_line(error)}."
             ) from None
 
     def described(self) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class Setup(ModelSetup):
             self.empty_batch(),
             self.data.outputs,
             most,
-            self.most_records > 1,
+            self.config.forms_shares,
         )
 
     def micro_batch_size(self) -> Size:

@@ -160,7 +160,7 @@ def sum_contributions(
 
 
 def _pieces(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield each piece as `accumulate` takes it: the batch and, of patients, their shares."""
+    """Yield each piece as `accumulate` takes it: the batch and, if there are any, its shares."""
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
         shares = [own for _, own in micro_batches.cuts()]
         yield from zip(micro_batches, shares, strict=True)

@@ -51,7 +51,7 @@ from zdp_bench.training.model_checks.sample_independence import (
 log = logging.getLogger(__name__)
 
 SAMPLES = 3
-OWNED = (2, 1)  # of them, by two patients
+OWNED = (2, 1)  # of them, in two shares
 
 
 def check(
@@ -61,7 +61,7 @@ def check(
     like: Batch,
     outputs: int,
     examples: int = SAMPLES,
-    by_patient: bool = False,
+    forms_shares: bool = False,
 ) -> list[str]:
     """Refuse a model that per-sample clipping does not protect.
 
@@ -73,7 +73,7 @@ def check(
             value is read.
         outputs: integer targets are drawn below this.
         examples: how many the run will process at once.
-        by_patient: True if patients bring several examples as one share each.
+        forms_shares: True if several examples may make one share.
 
     Returns:
         The names of buffers and frozen parameters that the output depends on. They are released
@@ -117,7 +117,7 @@ def check(
                 tried,
                 examples,
             )
-        _check_contributions(model, algorithm, batch, steady, [OWNED] if by_patient else [])
+        _check_contributions(model, algorithm, batch, steady, [OWNED] if forms_shares else [])
         return _find_fixed_state(model, batch[0])
 
 
@@ -246,7 +246,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
 def _check_contributions(
     model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool, shares: list[Any]
 ) -> None:
-    """Refuse a sum over a batch that is not that of the examples' or patients' contributions."""
+    """Refuse a sum over a batch that is not that of its shares."""
     inside = Innermost(model)
     try:
         with inside:
