@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -208,6 +208,16 @@ def frame(records: list[Record]) -> pd.DataFrame:
     )
     # records of older versions do not name them
     return made.fillna({"privacy_unit": "patient", "epsilon_of": "record"})
+
+
+def is_of_unit(privacy: Mapping[str, Any]) -> bool:
+    """True if a patient, or who else owns examples, was the unit of a record's steps."""
+    return bool(privacy.get("epsilon_of", "record") != "record")
+
+
+def shares_of_one(privacy: Mapping[str, Any]) -> int:
+    """Return how many shares of one patient a step may hold, by a record's section on privacy."""
+    return 1 if is_of_unit(privacy) else int(privacy.get("records_per_patient") or 1)
 
 
 def rebuild_csv(results: Path) -> Path:

@@ -73,6 +73,8 @@ def test_info_is_what_is_loaded_and_shows_the_classes(scans: Path, tmp_path: Pat
     info, splits = data.info(tmp_path), data.load(tmp_path)
     assert (info.train, info.test) == (len(splits.train), len(splits.test)) == (16, 8)
     assert info.examples_per_patient == splits.examples_per_patient == 1
+    assert splits.train.groups is not None
+    assert info.owners == len(splits.train.groups.unique())
     assert sum(info.classes.values()) == 16
     assert list(info.classes) == list(CLASSES)
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]

@@ -12,13 +12,14 @@ import yaml
 
 from tests.test_cli import run as command
 from tests.training.test_public_start import carry_out as carry_out_real
+from tests.training.test_run import Silent
 from zdp_bench.config import compose, configured, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.sharing.export import export
 from zdp_bench.sharing.folder import read_weights, write_weights
 from zdp_bench.training.finished_runs import command_of
-from zdp_bench.training.run import Outcome
+from zdp_bench.training.run import Outcome, run
 
 
 def head_of(card: Path) -> dict:
@@ -35,6 +36,19 @@ def test_the_head_of_the_card_is_yaml_that_a_hub_reads(exported: Path, finished:
     for key in ("epsilon_claimed", "epsilon_tight", "epsilon_patient", "delta", "z", "ledger"):
         assert stated[key] == privacy[key]
     assert head["data"]["provenance"] == "derived"
+
+
+def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
+    words = ["recipe=quickstart", "trainer.epochs=1", "privacy.unit=patient"]
+    record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record
+    export(tmp_path, "quickstart", tmp_path / "model")
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert (
+        head_of(tmp_path / "model" / "README.md")["differential_privacy"]["epsilon_of"] == "image"
+    )
+    assert "| ε of an image with 2 examples, tight |" in text
+    assert "ε of one example" not in text
+    assert record["privacy"]["epsilon_patient"] == record["privacy"]["epsilon_tight"]
 
 
 def test_the_recipe_is_the_run_s_experiment(exported: Path, finished: Outcome) -> None:

@@ -60,6 +60,18 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(tmp_path
     assert lines["secure", 1]["epsilon_unit"] == pytest.approx(two["privacy"]["epsilon_patient"])
 
 
+def test_a_patient_is_one_share_where_patients_are_the_unit(tmp_path: Path) -> None:
+    record, _, _ = carry_out(tmp_path, "privacy.unit=patient")
+    found, _ = read_spendings(tmp_path)
+    assert [one.examples for one in found] == [1]
+    (line,) = sheet(found, None, []).numbers
+    assert line["epsilon"] == line["epsilon_unit"]
+    assert line["epsilon_unit"] == pytest.approx(record["privacy"]["epsilon_patient"])
+    (home,) = (path.parent for path in tmp_path.glob("runs/*/*/record.json"))
+    (home / "record.json").unlink()  # what the plan says of a run under way
+    assert [one.examples for one in read_spendings(tmp_path)[0]] == [1]
+
+
 def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:
     words = ["recipe=quickstart", f"paths.results={tmp_path}", "privacy.total_budget=3"]
     config = parse(compose(words))

@@ -147,6 +147,7 @@ class Folder(Dataset):
             outputs=len(found.classes),
             examples_per_patient=found.most_of_one,
             unit=found.unit,
+            owners=len({found.items[row].patient for row in found.rows("train")}),
             classes={name: counts[name] for name in found.classes},
         )
 

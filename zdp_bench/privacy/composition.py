@@ -55,10 +55,11 @@ class Spending:
         home: its folder.
         data: the digest of its data set.
         spent: for one example.
-        examples: how many a unit (a patient, a speaker) owns at most.
+        examples: how many shares of a unit (a patient, a speaker) a step may hold.
         delta: at which the run states its ε.
         secure: its noise is cryptographic; else whoever knows seed and data can compute it.
         finished: false for a run that was stopped or is under way; all its steps are counted.
+        by_unit: the unit is what its steps draw and clip, so that `spent` is the unit's.
     """
 
     home: Path
@@ -72,6 +73,7 @@ class Spending:
     delta: float
     secure: bool
     finished: bool
+    by_unit: bool = False
 
     @property
     def is_private(self) -> bool:

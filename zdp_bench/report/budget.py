@@ -86,6 +86,7 @@ def _noise(one: Spending) -> str:
 def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
     """Return what some runs on one data set have spent."""
     one, owned = max(runs, key=lambda run: run.examples), max(run.examples for run in runs)
+    told = owned > 1 or any(run.by_unit for run in runs)
     per_unit = [replace(run.spent, examples=run.examples) for run in runs]
     return {
         "dataset": one.dataset,
@@ -95,8 +96,8 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
         "runs": len(runs),
         "unfinished": sum(not run.finished for run in runs),
         "epsilon": _together([run.spent for run in runs], delta),
-        "epsilon_unit": _together(per_unit, delta) if owned > 1 else None,
-        "unit": one.unit if owned > 1 else None,
+        "epsilon_unit": _together(per_unit, delta) if told else None,
+        "unit": one.unit if told else None,
         "records_per_unit": owned,
         "delta": delta,
     }

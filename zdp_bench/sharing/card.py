@@ -9,7 +9,7 @@ import yaml
 
 from zdp_bench.data.files import card as data_card
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record, to_json
+from zdp_bench.records import Record, is_of_unit, shares_of_one, to_json
 from zdp_bench.report.number_format import epsilon, interval, name_one
 from zdp_bench.sharing import folder as files
 
@@ -143,10 +143,13 @@ def _privacy_rows(record: Record) -> list[tuple[str, str]]:
     sampling, many = privacy["sampling"], privacy["records_per_patient"]
     tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
     owner = interval(privacy["epsilon_patient_at_least"], privacy["epsilon_patient"])
+    owned = f"ε of {name_one(privacy['unit'])} with {many} example{'' if many == 1 else 's'}"
+    found = [("ε of one example, tight", tight), (owned, owner)]
+    if is_of_unit(privacy):
+        found = [(f"{owned}, tight", tight)]
     began = f"weights of recipe {start['recipe']} on {start['data']['name']}" if start else "none"
     return [
-        ("ε of one example, tight", tight),
-        (f"ε of {name_one(privacy['unit'])} with {many} example{'' if many == 1 else 's'}", owner),
+        *found,
         (
             "ε claimed",
             f"{epsilon(privacy['epsilon_claimed'])} (accountant {privacy['claimed_by']})",
@@ -168,7 +171,7 @@ def _privacy_rows(record: Record) -> list[tuple[str, str]]:
 
 def _not_covered(record: Record) -> list[str]:
     """Return what the ε of a record leaves out."""
-    privacy, many = record["privacy"], record["privacy"]["records_per_patient"]
+    privacy, many = record["privacy"], shares_of_one(record["privacy"])
     found = ["tuning: other runs on the same examples, of which this may be the best;"]
     found += ["the test set, and validation examples if there are any: they count as public;"]
     if many > 1:

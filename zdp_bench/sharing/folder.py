@@ -23,7 +23,15 @@ LEDGER = "ledger.jsonl"
 SUMS = "SHA256SUMS"
 # What a model card states of a record's section on privacy.
 STATED = (
-    *("unit", "records_per_patient", "adjacency", "delta", "epsilon_claimed", "claimed_by"),
+    *(
+        "unit",
+        "epsilon_of",
+        "records_per_patient",
+        "adjacency",
+        "delta",
+        "epsilon_claimed",
+        "claimed_by",
+    ),
     *("epsilon_tight", "epsilon_tight_at_least", "epsilon_patient", "epsilon_patient_at_least"),
     *("noise_multiplier", "z", "steps", "sampling", "randomness", "ledger"),
 )

@@ -12,8 +12,8 @@ from torch import nn
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
 from zdp_bench.data import DatasetInfo
-from zdp_bench.errors import UserError
-from zdp_bench.records import Record
+from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.records import Record, is_of_unit
 from zdp_bench.sharing import folder as files
 from zdp_bench.training.build import build_model
 
@@ -30,9 +30,9 @@ def load(folder: str | Path) -> nn.Module:
     try:
         model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
     except RuntimeError as error:
-        why = " ".join(str(error).split())[:300].rstrip(".")
         raise UserError(
-            f"{folder / files.WEIGHTS}: does not fit the model of {files.RECORD}: {why}."
+            f"{folder / files.WEIGHTS}: does not fit the model of {files.RECORD}: "
+            f"{in_one_line(error)}."
         ) from None
     return model.eval()
 
@@ -75,4 +75,5 @@ def info_of(record: Record) -> DatasetInfo:
         target_dtype=getattr(torch, example["target_dtype"]),
         examples_per_patient=privacy["records_per_patient"],
         unit=privacy["unit"],
+        owners=privacy["sampling"]["records"] if is_of_unit(privacy) else None,
     )

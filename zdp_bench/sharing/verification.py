@@ -32,7 +32,6 @@ from zdp_bench.sharing.card import card, head_of
 from zdp_bench.sharing.export import recipe_of
 from zdp_bench.sharing.loading import config_of, info_of, without_download
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.plan import Plan
 from zdp_bench.training.record import privacy_report
 from zdp_bench.training.setup import ModelSetup
 
@@ -112,7 +111,7 @@ def _check_privacy(folder: Path, record: Record, setup: ModelSetup) -> Iterator[
         yield from _check_federation(record, setup)
         return
     privacy = record["privacy"]
-    whole = setup.with_plan(Plan.of(setup.config, record["data"]["train"]))
+    whole = setup.with_plan()
     try:
         ledger = _read_ledger(folder, whole.mechanism, privacy["randomness"] == "seeded")
     except LedgerError as error:

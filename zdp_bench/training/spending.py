@@ -46,6 +46,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
             "delta": config.privacy.delta,
             "records_per_patient": data.examples_per_patient,
             "unit": data.unit,
+            "epsilon_of": data.unit if config.privacy.by_patient else "record",
             "randomness": "cryptographic" if config.privacy.secure else "seeded",
         },
     }
@@ -135,11 +136,12 @@ def _read_spending(plan: dict[str, Any], home: Path, finished: bool) -> Spending
         provenance=data["provenance"],
         data=data["digest"],
         spent=_worst(privacy),
-        examples=privacy.get("records_per_patient") or 1,
+        examples=records.shares_of_one(privacy),
         unit=privacy.get("unit") or "patient",
         delta=privacy["delta"],
         secure=privacy.get("randomness") == "cryptographic",
         finished=finished,
+        by_unit=records.is_of_unit(privacy),
     )
 
 
