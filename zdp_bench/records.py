@@ -220,6 +220,15 @@ def shares_of_one(privacy: Mapping[str, Any]) -> int:
     return 1 if is_of_unit(privacy) else int(privacy.get("records_per_patient") or 1)
 
 
+def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested configuration by dotted key; lists are values."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        found |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
 def rebuild_csv(results: Path) -> Path:
     """Write `records.csv` from all records, one process at a time, so that no row is lost."""
     path = results / "records.csv"

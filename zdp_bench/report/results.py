@@ -105,15 +105,12 @@ def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
     return pd.concat([frame, settings], axis=1), keys
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: dict[str, Any]) -> dict[str, Any]:
     """Return a nested configuration by dotted key; a list becomes its JSON text."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+    return {
+        key: json.dumps(value) if isinstance(value, list) else value
+        for key, value in records.flatten(config).items()
+    }
 
 
 def differing(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:

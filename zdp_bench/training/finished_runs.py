@@ -53,32 +53,23 @@ def find_weights(results: Path, asked: str, key: str = "") -> Path:
 
 def command_of(record: Record) -> str:
     """Return the command that carries a record's run out again."""
-    own = _leaves(record["config"])
+    own = records.flatten(record["config"])
     words = [f"recipe={record['recipe']}"]
     if recipe_body(record["recipe"]) is None:  # a file of the user's, wherever it is
         words = [f"{words[0]}.yaml", f"seed={record['seed']}"]
         return shlex.join(["zdp-bench", "run", *words, "force=true"])
-    recipe = _leaves(configured(words).resolved)
+    recipe = records.flatten(configured(words).resolved)
     for group in GROUPS:
         name = own.get(f"{group}.name")
         if name != recipe.get(f"{group}.name"):
             words.append(f"{group}={name or 'none'}")
-    default = _leaves(configured(words).resolved)
+    default = records.flatten(configured(words).resolved)
     words += [
         f"{key}={_word(value)}"
         for key, value in sorted(own.items())
         if key in default and default[key] != value and not key.startswith("claims.")
     ]
     return shlex.join(["zdp-bench", "run", *words, "force=true"])
-
-
-def _leaves(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested mapping by dotted key; lists are values."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        name = f"{prefix}{key}"
-        found |= _leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return found
 
 
 def _word(value: Any) -> str:

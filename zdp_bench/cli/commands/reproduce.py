@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_overrides, add_results, whole
 from zdp_bench.cli.commands.table import print_table
+from zdp_bench.cli.streams import print_sheet
 from zdp_bench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -148,12 +149,11 @@ def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
 
 def _print_plan(options: argparse.Namespace, plan: Plan) -> int:
     from zdp_bench.experiments import planning
-    from zdp_bench.training.progress import console
 
     ordered = planning.order(plan, options.results)
     if options.budget:
         ordered = planning.within(planning.read_duration(options.budget), ordered)
-    console().print(planning.sheet(plan, ordered).as_rich())
+    print_sheet(planning.sheet(plan, ordered), "rich")
     return 0
 
 

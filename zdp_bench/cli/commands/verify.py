@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from zdp_bench.cli.arguments import add_format
+from zdp_bench.cli.streams import print_sheet
 
 GROUP = "share"
 HELP = "check an exported model: every ε again, digests, ledger, card"
@@ -23,7 +24,6 @@ def run(options: argparse.Namespace) -> int:
 
     from zdp_bench.report.sheet import Sheet
     from zdp_bench.sharing.verification import verify
-    from zdp_bench.training.progress import console
 
     checks = verify(options.folder)
     wrong = sum(check.state == "wrong" for check in checks)
@@ -32,8 +32,5 @@ def run(options: argparse.Namespace) -> int:
     title = f"{options.folder}: {right} checks passed, {wrong} failed"
     numbers = [dataclasses.asdict(check) for check in checks]
     sheet = Sheet(title, ("check", "state", "why"), rows, numbers=numbers)
-    if options.format == "rich":
-        console().print(sheet.as_rich())
-    else:
-        print(sheet.as_text(options.format))
+    print_sheet(sheet, options.format)
     return int(wrong > 0)
