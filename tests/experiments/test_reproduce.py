@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -220,3 +224,37 @@ def test_a_launcher_carries_the_runs_out(
     assert (code, err) == (0, "")
     assert len(list(small.glob("runs/digits/*/record.json"))) == 2
     assert run(capsys, "reproduce", *words)[0] == 0
+
+
+STARTER = """
+import os, signal, sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from zdp_bench.experiments.reproduce import end_with_parent
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2, get_context("spawn"), end_with_parent) as pool:
+        print(*{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_a_command_that_was_killed(tmp_path: Path) -> None:
+    # They waited for ever, half a gigabyte each.
+    (tmp_path / "starter.py").write_text(STARTER)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "starter.py")], capture_output=True, text=True, timeout=120
+    )
+    workers = [int(word) for word in done.stdout.split()]
+    assert workers
+    until = time.monotonic() + 30
+    while any(map(is_alive, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_alive, workers))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

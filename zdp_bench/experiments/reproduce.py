@@ -13,11 +13,14 @@ under any recipe, is not repeated, so the command can be stopped and given again
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from zdp_bench.bench import tables as measured
@@ -86,9 +89,22 @@ def _each(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, str, str]]:
         yield from map(_run_job, jobs)
         return
     # Spawned, for torch's threads would be missing in a fork.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
         for done in as_completed([pool.submit(_run_job, job) for job in jobs]):
             yield done.result()
+
+
+def end_with_parent() -> None:
+    """Have this process end when the one that started it does: one that is killed tells nobody."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run_job(job: Job) -> tuple[Job, str, str]:
