@@ -225,10 +225,41 @@ def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
         train(private)
 
 
-def test_bf16_and_an_option_of_the_algorithm(make: Make) -> None:
+def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
+    """The length of one clipped example is C to five digits: bfloat16 has two."""
+    single, gradient = [(*data()[0],)], {}
+    for precision in (None, "bf16"):
+        model, before = network(), network()
+        given = {"dataset": single, "batch_size": 1, "noise_multiplier": 0.0}
+        private = make(model, precision=precision, max_grad_norm=0.1, epochs=1, **given)
+        train(private)
+        private.ledger.path.unlink()
+        pairs = zip(model.parameters(), before.parameters(), strict=True)
+        moved = [(old - new).detach().flatten() / 0.5 for new, old in pairs]
+        gradient[precision] = torch.cat(moved)
+        assert gradient[precision].norm() == pytest.approx(0.1, rel=2e-5)
+    assert not torch.equal(gradient[None], gradient["bf16"])
+    torch.testing.assert_close(gradient[None], gradient["bf16"], rtol=0.0, atol=0.02 * 0.1)
+
+
+def test_an_option_of_the_algorithm(make: Make) -> None:
     private = make(precision="bf16", per_layer=True)
     train(private)
     assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
+
+
+def test_a_schedule_is_the_loops_to_step(make: Make) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 1 else 0.0)
+    private = make(model, optimizer=optimizer)
+    seen = []
+    for batch in private.batches():
+        private.step(batch)
+        schedule.step()
+        seen.append(model[0].weight.detach().clone())  # type: ignore[index]
+    assert not torch.equal(seen[0], network()[0].weight)  # type: ignore[index]
+    assert all(torch.equal(seen[0], later) for later in seen[1:])
 
 
 def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> None:
