@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -21,6 +21,7 @@ from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import read_in_pieces, seed_layers
 from zdp_bench.training.devices import arithmetic
@@ -114,6 +115,16 @@ class Private:
                 self.setting.target_epsilon,
                 most,
             )
+        setting = self.setting
+        self._training = Training(
+            setting.algorithm,
+            model,
+            setting.optimizer,
+            SecureNoise(),  # each step brings its own
+            self.ledger,
+            self._limit,
+            setting.ranks,
+        )
 
     @property
     def steps(self) -> int:
@@ -171,15 +182,7 @@ class Private:
             device,
             shares=shares,
         )
-        training = Training(
-            setting.algorithm,
-            model,
-            setting.optimizer,
-            keys.noise(key),
-            self.ledger,
-            self._limit,
-            ranks,
-        )
+        training = replace(self._training, noise=keys.noise(key))
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         with takes_parts(model), exact:
             private_step(training, batch.number, pieces, divisor)
