@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "library": BASE | CORE | {"training"},
     "federated": BASE | CORE | {"training", "report"},
     "audit": BASE | CORE | {"training", "report"},
-    "bench": BASE | CORE | {"training", "report"},
+    "bench": BASE | CORE | {"training", "library", "report"},
     "starts": BASE,
     "sharing": BASE | CORE | {"training", "federated", "report"},
     "experiments": BASE | CORE | {"training", "federated", "bench", "report"},

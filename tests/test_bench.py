@@ -18,7 +18,8 @@ from zdp_bench.bench import cases, tables
 from zdp_bench.bench.measure import Step, by_turns, require_agreement
 from zdp_bench.bench.pages import Row, fit_lines, read_csv
 from zdp_bench.bench.peak_memory import peak_memory
-from zdp_bench.bench.steps import ALGORITHMS, SIDES, Workload, computes, may_be_baseline
+from zdp_bench.bench.steps import ALGORITHMS, SIDES, computes, may_be_baseline
+from zdp_bench.bench.workload import Workload
 from zdp_bench.cli import main
 from zdp_bench.errors import UserError
 

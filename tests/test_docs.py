@@ -278,6 +278,34 @@ def test_the_ten_lines_of_the_library_page_train(
     assert 7.9 < mine["private"].epsilon <= 8.0
 
 
+def read_outputs(cells: list[dict]) -> list[str]:
+    """What each code cell printed."""
+    return [
+        "".join("".join(out.get("text", "")) for out in cell["outputs"] if out["name"] == "stdout")
+        for cell in cells
+        if cell["cell_type"] == "code"
+    ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_the_notebook_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers within 1 %: noise follows from the operating system, and nothing of it is shown."""
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(DOCS / "example" / "patients.ipynb", as_version=4)
+    shown = read_outputs(notebook.cells)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    number = re.compile(r"\d+(?:\.\d+)?")
+    assert any(shown)
+    for before, now in zip(shown, read_outputs(notebook.cells), strict=True):
+        assert number.sub("#", now) == number.sub("#", before)
+        expected = [float(value) for value in number.findall(before)]
+        assert [float(value) for value in number.findall(now)] == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.timeout(600)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")

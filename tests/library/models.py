@@ -144,6 +144,76 @@ def complex_net() -> tuple[nn.Module, Any]:
     return ComplexNet(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
 
 
+class Patches(nn.Module):
+    """Cut an image [B, 1, 8, 8] into 4 patches of 16 numbers, embedded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(1, 8, 4, stride=4, dtype=torch.complex64)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.embed(z).flatten(2).transpose(1, 2)
+
+
+class ComplexViT(nn.Module):
+    """torchcvnn's vision transformer, and a head as its documentation has it.
+
+    Its own norms take their statistics over the batch: see `test_norms_over_the_batch_are_refused`.
+    """
+
+    def __init__(self, norm: str | None = None) -> None:
+        super().__init__()
+        layers = pytest.importorskip("torchcvnn.nn")
+        norm_layer = getattr(layers, norm) if norm else nn.Identity
+        self.backbone = layers.ViT(Patches(), 2, 2, 8, 16, norm_layer=norm_layer)
+        self.head = nn.Sequential(nn.Linear(8, CLASSES, dtype=torch.complex64), layers.Mod())
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.head(self.backbone(z).mean(dim=1))
+
+
+def complex_vit() -> tuple[nn.Module, Any]:
+    return ComplexViT(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+
+
+class ComplexCNN(nn.Module):
+    """A network of torchcvnn's layers with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = pytest.importorskip("torchcvnn.nn")
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, dtype=torch.complex64),
+            layers.CReLU(),
+            layers.AvgPool2d(2, 2),
+            layers.Cardioid(),
+            nn.Flatten(),
+            nn.Linear(4 * 9, CLASSES, dtype=torch.complex64),
+            layers.Mod(),
+        )
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.layers(z)
+
+
+def complex_cnn() -> tuple[nn.Module, Any]:
+    return ComplexCNN(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+
+
+def lora() -> tuple[nn.Module, Any]:
+    """BERT, frozen, with the adapters of peft on its attention and a head that trains."""
+    peft = pytest.importorskip("peft")
+    logits, inputs = bert()
+    config = peft.LoraConfig(
+        r=2, target_modules=["query", "value"], task_type="SEQ_CLS", lora_dropout=0.0
+    )
+    adapted = Logits(peft.get_peft_model(logits.model, config))  # type: ignore[attr-defined]
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # they begin at zero, where nothing moves lora_A
+            nn.init.normal_(parameter, std=0.1)
+    return adapted.train(), inputs
+
+
 def targets_of(model: nn.Module, inputs: Any) -> Tensor:
     """Return classes, one for each example or, if the model answers with maps, one each place."""
     args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
@@ -152,7 +222,19 @@ def targets_of(model: nn.Module, inputs: Any) -> Tensor:
     return torch.arange(4 * outputs[0, 0].numel()).view(outputs[:, 0].shape) % CLASSES
 
 
-MODELS = [convnext, vit, resnet, bert, lstm, siamese, unet, complex_net]
+MODELS = [
+    convnext,
+    vit,
+    resnet,
+    bert,
+    lstm,
+    siamese,
+    unet,
+    complex_net,
+    complex_cnn,
+    complex_vit,
+    lora,
+]
 
 
 def cut(inputs: Any, at: slice | int) -> Any:

@@ -12,17 +12,21 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import zdp_bench
-from tests.library.models import MODELS, cut, loss, targets_of
+from tests.library.models import MODELS, ComplexViT, complex_vit, cut, loss, targets_of
 
 BOUND = 0.7
 
-# torch's, of LSTM and attention under vmap on a CPU
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+pytestmark = [
+    # torch's, of LSTM and attention under vmap on a CPU
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    # transformers', of a name that peft asks for
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing"),
+]
 
 
 def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[str, Tensor]:
     """Σᵢ clip(gᵢ), one example after the other, in the plainest way there is."""
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
     def loss_of(moved: dict[str, Tensor], one: Any, target: Tensor) -> Tensor:
         args = one if isinstance(one, tuple) else () if isinstance(one, dict) else (one,)
@@ -33,7 +37,7 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
     for i in range(len(targets)):
         at = slice(i, i + 1)
         gradients = grad(loss_of)(parameters, cut(inputs, at), targets[at])
-        norm = sum(float(g.double().square().sum()) for g in gradients.values()) ** 0.5
+        norm = sum(float(g.abs().double().square().sum()) for g in gradients.values()) ** 0.5
         for name, g in gradients.items():
             total[name] += min(1.0, BOUND / norm) * g
     return total
@@ -71,8 +75,20 @@ def test_it_takes_a_private_step(make: Callable[[], tuple[nn.Module, Any]], tmp_
         max_grad_norm=BOUND,
         delta=1e-3,
         ledger=tmp_path / "ledger.jsonl",
+        algorithm="zeta_dp_sgd" if any(p.is_complex() for p in before.values()) else "dp_sgd",
     ) as private:
         for batch in private.batches():
             private.step(batch)
         assert private.done == private.steps == private.report()["steps"] == 1
-    assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) != p.requires_grad, name
+
+
+@pytest.mark.parametrize("norm", ["LayerNorm", "RMSNorm"])
+def test_norms_over_the_batch_are_refused(norm: str) -> None:
+    """torchcvnn 0.10 divides by the deviation of a feature over all examples of the batch."""
+    torch.manual_seed(0)
+    model, (_, inputs) = ComplexViT(norm), complex_vit()
+    sentence = rf"'backbone\.layers\.0\.norm1' \({norm}\) lets one sample see another"
+    with pytest.raises(zdp_bench.UserError, match=sentence):
+        zdp_bench.check_model(model, loss, (inputs, torch.arange(4)), algorithm="zeta_dp_sgd")

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,77 +14,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset
 
 import zdp_bench
-from zdp_bench import Private, UserError
+from tests.library.conftest import Make
+from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
+from zdp_bench import UserError
 from zdp_bench.errors import Busy
 from zdp_bench.privacy.accounting import pld
-
-EXAMPLES, CLASSES = 60, 3
-
-
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
-
-
-def data(changed: float = 0.0) -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(EXAMPLES, 4, generator=generator)
-    inputs[-1, -1] += changed
-    return TensorDataset(inputs, torch.arange(EXAMPLES) % CLASSES)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES))
-
-
-Make = Callable[..., Private]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """`make_private` with defaults; each call closes the one before."""
-    held: list[Private] = []
-
-    def private(model: nn.Module | None = None, **changed: Any) -> Private:
-        for earlier in held:
-            earlier.close()
-        model = network() if model is None else model
-        given = {
-            "optimizer": torch.optim.SGD(model.parameters(), lr=0.5),
-            "dataset": data(),
-            "loss": loss,
-            "epochs": 2,
-            "batch_size": 12,
-            "max_grad_norm": 0.8,
-            "delta": 1e-3,
-            "ledger": tmp_path / "ledger.jsonl",
-        } | changed
-        if "target_epsilon" not in given:
-            given.setdefault("noise_multiplier", 1.2)
-        held.append(zdp_bench.make_private(model, **given))
-        return held[-1]
-
-    yield private
-    for earlier in held:
-        earlier.close()
-
-
-def train(private: Private, most: int | None = None) -> list[Tensor]:
-    """Take the steps that are left, or so many; return the first layer's weights after each."""
-    seen = []
-    for batch in private.batches():
-        private.step(batch)
-        seen.append(private.setting.model[0].weight.detach().clone())  # type: ignore[index]
-        if len(seen) == most:
-            break
-    return seen
 
 
 def test_without_noise_a_step_is_the_mean_of_clipped_gradients(make: Make) -> None:
@@ -284,10 +225,41 @@ def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
         train(private)
 
 
-def test_bf16_and_an_option_of_the_algorithm(make: Make) -> None:
+def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
+    """The length of one clipped example is C to five digits: bfloat16 has two."""
+    single, gradient = [(*data()[0],)], {}
+    for precision in (None, "bf16"):
+        model, before = network(), network()
+        given = {"dataset": single, "batch_size": 1, "noise_multiplier": 0.0}
+        private = make(model, precision=precision, max_grad_norm=0.1, epochs=1, **given)
+        train(private)
+        private.ledger.path.unlink()
+        pairs = zip(model.parameters(), before.parameters(), strict=True)
+        moved = [(old - new).detach().flatten() / 0.5 for new, old in pairs]
+        gradient[precision] = torch.cat(moved)
+        assert gradient[precision].norm() == pytest.approx(0.1, rel=2e-5)
+    assert not torch.equal(gradient[None], gradient["bf16"])
+    torch.testing.assert_close(gradient[None], gradient["bf16"], rtol=0.0, atol=0.02 * 0.1)
+
+
+def test_an_option_of_the_algorithm(make: Make) -> None:
     private = make(precision="bf16", per_layer=True)
     train(private)
     assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
+
+
+def test_a_schedule_is_the_loops_to_step(make: Make) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 1 else 0.0)
+    private = make(model, optimizer=optimizer)
+    seen = []
+    for batch in private.batches():
+        private.step(batch)
+        schedule.step()
+        seen.append(model[0].weight.detach().clone())  # type: ignore[index]
+    assert not torch.equal(seen[0], network()[0].weight)  # type: ignore[index]
+    assert all(torch.equal(seen[0], later) for later in seen[1:])
 
 
 def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> None:
@@ -350,13 +322,6 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         make(**changed)
-
-
-def test_torchrun_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="trains in one process"):
-        make()
 
 
 def test_the_names_are_there_and_torch_is_not_imported_for_them() -> None:

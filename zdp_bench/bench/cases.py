@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from zdp_bench.bench.measure import Step, by_turns, require_agreement
 from zdp_bench.bench.pages import Row, installed
 from zdp_bench.bench.peak_memory import peak_memory
-from zdp_bench.bench.steps import SIDES, Workload, computes, device, may_be_baseline
+from zdp_bench.bench.steps import SIDES, computes, may_be_baseline
+from zdp_bench.bench.workload import Workload, device
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 
@@ -347,9 +348,35 @@ def kernels(quick: bool, threads: int) -> list[Case]:
     return [compare(name, of, sides, seconds, threads) for name, of in networks.items()]
 
 
-def _opacus() -> list[str]:
-    """Opacus's sides if it is installed (the extra `peers`)."""
-    return [side for side in SIDES if "Opacus" in side] if installed("opacus") else []
+def library(quick: bool, threads: int) -> list[Case]:
+    """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
+    seconds, batch = (1.0, 16) if quick else (20.0, 128)
+    hidden, width = ([32], 16) if quick else ([512, 256], 64)
+    images, words = (3, 16, 16) if quick else (3, 32, 32), (12, 16) if quick else (48, 64)
+    sides = ["non-private, whole loop", "private, zdp-bench's whole loop", *_opacus(whole=True)]
+    networks = {
+        "MLP": ("real_mlp", (1, 28, 28), {"hidden": hidden}),
+        "CNN with GroupNorm": ("norm_cnn", images, {"width": width}),
+        "LSTM": ("lstm", words, {"width": width}),
+        "transformer": ("transformer", words, {"width": width}),
+    }
+    return [
+        compare(
+            f"{name}, batch {batch}",
+            Workload(model, shape, 10, batch, "classes", options),
+            sides,
+            seconds,
+            threads,
+            memory=not quick,
+        )
+        for name, (model, shape, options) in networks.items()
+    ]
+
+
+def _opacus(whole: bool = False) -> list[str]:
+    """Opacus's sides, of steps or of whole loops, if it is installed (the extra `peers`)."""
+    sides = [side for side in SIDES if "Opacus" in side and whole == ("whole loop" in side)]
+    return sides if installed("opacus") else []
 
 
 def _compiled() -> list[str]:

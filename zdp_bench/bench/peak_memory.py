@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from zdp_bench.bench.steps import SIDES, Workload
+from zdp_bench.bench.steps import SIDES
+from zdp_bench.bench.workload import Workload
 from zdp_bench.errors import UserError
 
 

@@ -2,30 +2,29 @@
 
 Every side builds its own model from the same seed and takes a whole step: forward, backward,
 clipping, noise, update. Our private sides run `training.step.private_step` itself, without the
-ledger, which other frameworks do not keep.
+ledger, which other frameworks do not keep. The sides of whole loops (`loops.py`) have everything.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.bench import loops
 from zdp_bench.bench.measure import Step
+from zdp_bench.bench.workload import BOUND, Criterion, Workload, device, flat
 from zdp_bench.gradients import Batch, Engine
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
-from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
@@ -33,73 +32,6 @@ from zdp_bench.registry import lookup
 from zdp_bench.training.step import Total, Training, private_step
 
 T = TypeVar("T")
-BOUND, RATE = 1.0, 1e-3
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One model on one batch of random examples, and the optimizer of every side.
-
-    Attributes:
-        loss: squares (of [B, 1] outputs), classes, or map (mean square of a map).
-    """
-
-    model: str
-    input_shape: tuple[int, ...]
-    outputs: int
-    batch: int
-    loss: Literal["squares", "classes", "map"]
-    options: dict[str, Any] = field(default_factory=dict)
-    optimizer: Literal["sgd", "adam"] = "sgd"
-
-    @property
-    def is_complex(self) -> bool:
-        return self.model.startswith("complex")
-
-    def build(self) -> nn.Module:
-        torch.manual_seed(0)
-        model: nn.Module = lookup("model", self.model)(
-            tuple(self.input_shape), self.outputs, **self.options
-        )
-        return model.to(device())
-
-    def examples(self, last: bool) -> Batch:
-        """Return inputs and targets; `last`: maps channels-last, best for convolutions."""
-        torch.manual_seed(1)
-        dtype = torch.complex64 if self.is_complex else torch.float32
-        inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
-        inputs = channels_last(inputs) if last and inputs.dim() == 4 else inputs
-        if self.loss == "classes":
-            return inputs, torch.randint(0, self.outputs, (self.batch,), device=device())
-        return inputs, torch.randn(self.batch, self.outputs, device=device())
-
-    def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One loss per example, [B]."""
-        if self.loss == "classes":
-            return F.cross_entropy(outputs, targets, reduction="none")
-        if self.loss == "map":
-            return outputs.square().flatten(1).mean(dim=1)
-        return (outputs - targets).square().flatten(1).sum(dim=1)
-
-    def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """torch's own, so that no side has a faster one than another."""
-        made = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
-        return made(parameters, lr=RATE)
-
-
-def device() -> torch.device:
-    """CUDA if there is a GPU, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def flat(tensors: dict[str, Tensor]) -> Tensor:
-    """Join all tensors in one real vector."""
-    return torch.cat(
-        [
-            torch.view_as_real(t.resolve_conj()).flatten() if t.is_complex() else t.flatten()
-            for t in tensors.values()
-        ]
-    )
 
 
 # -------------------------------------------------------------------------------------- non-private
@@ -297,7 +229,7 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
         )
         optimizer = DPOptimizerFastGradientClipping(plain, **common, loss_reduction="sum")
         criterion = DPLossFastGradientClipping(
-            module, optimizer, _Criterion(workload), loss_reduction="sum"
+            module, optimizer, Criterion(workload), loss_reduction="sum"
         )
 
         def backward() -> None:
@@ -321,21 +253,6 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
         return found
 
     return Step(run, answer)
-
-
-class _Criterion(nn.Module):
-    """A loss as Opacus's ghost mode wants it: one number per example, [B], whatever `reduction`
-    says.
-    """
-
-    reduction = "sum"
-
-    def __init__(self, workload: Workload) -> None:
-        super().__init__()
-        self.workload = workload
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.workload.loss_of(outputs, targets)
 
 
 def _warm(workload: Workload) -> Step:
@@ -378,6 +295,10 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, Opacus hooks": lambda w: opacus(w, "hooks"),
     "private, Opacus functorch": lambda w: opacus(w, "functorch"),
     "private, Opacus ghost": lambda w: opacus(w, "ghost"),
+    "non-private, whole loop": loops.non_private,
+    "private, zdp-bench's whole loop": loops.library,
+    "private, Opacus's whole loop, hooks": lambda w: loops.opacus(w, "hooks"),
+    "private, Opacus's whole loop, ghost": lambda w: loops.opacus(w, "ghost"),
 }
 # The other algorithms compute different things, so none has to agree with another.
 ALGORITHMS = {"DP-DFA": "dp_dfa", "Spectral-DP": "spectral_dp", "GReDP": "gredp"}

@@ -5,6 +5,7 @@ zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 scaling          time and peak memory of a private step against the batch
 algorithms       a private step of each algorithm, on its own paper's network
 kernels          steps with the compiled CPU kernels on and off, on the papers' networks
+library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
 
 Every case is measured by itself: `--case` measures some of them again and leaves the others as they
@@ -41,6 +42,7 @@ TABLES: dict[str, Callable[[bool, int], list[Case]]] = {
     "deepee_2021/3": cases.imaging,
     "algorithms": cases.algorithms,
     "kernels": cases.kernels,
+    "library": cases.library,
 }
 
 

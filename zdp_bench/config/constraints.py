@@ -176,21 +176,29 @@ def _check_unit(run: Run) -> None:
     if not run.forms_shares:
         return
     asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"
-    algorithm = lookup("algorithm", name)
-    if not getattr(algorithm, "private", True):
+    if not getattr(lookup("algorithm", name), "private", True):
         raise UserError(
             f"{asked} with algorithm={name}: it clips nobody's share, so there is none to form of "
             "several examples. Leave the key out."
         )
-    if not getattr(algorithm, "takes_shares", False):
-        raise UserError(
-            f"{asked} with algorithm={name}: it clips single records only. Use dp_sgd or "
-            "zeta_dp_sgd."
-        )
+    require_takes_shares(asked, name)
     if run.federated.nodes is not None:
         raise UserError(
             f"{asked} with federated.nodes: the nodes of a federation draw and clip records. Leave "
             "one of them out."
+        )
+
+
+def require_takes_shares(asked: str, algorithm: str) -> None:
+    """Refuse an algorithm that cannot clip several examples as one share.
+
+    Args:
+        asked: the setting that forms such shares, for the error.
+    """
+    if not getattr(lookup("algorithm", algorithm), "takes_shares", False):
+        raise UserError(
+            f"{asked} with algorithm={algorithm}: it clips single records only. Use dp_sgd or "
+            "zeta_dp_sgd."
         )
 
 

@@ -18,6 +18,8 @@ from zdp_bench.gradients.clipping import held
 from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, summands_of
 from zdp_bench.gradients.norms import squared_norms
 
+SMALL = 2**12  # numbers of a gradient: rather added up for each share than contracted anew
+
 Shares = tuple[int, ...]  # the number of examples of each share, in order; none is 0
 
 
@@ -40,7 +42,7 @@ def average_shares(
     """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
 
     A share's gradient is one contraction over its examples and their positions, so that no
-    example's is ever formed.
+    example's is formed. Small ones that need no contraction, of biases and norms, are added up.
 
     Args:
         rule: the gradients of the examples in a slice of the batch. No output gradient may be too
@@ -63,8 +65,20 @@ def _average(
     whole: LayerGradient, of_one: Callable[[int], Tensor], shares: Shares
 ) -> LayerGradient:
     """Return one parameter's, from those of all examples and a function that averages a share's."""
+    ends = [0, *accumulate(shares)]
+    is_small = whole.summands is None and whole.per_sample(0, 1).numel() <= SMALL
+
+    def added_up(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        each = whole.per_sample(ends[start], ends[stop]).resolve_conj()
+        many = torch.tensor(shares[start:stop], device=each.device)
+        owner = torch.arange(stop - start, device=each.device).repeat_interleave(many)
+        found = each.new_zeros(stop - start, *each.shape[1:]).index_add_(0, owner, each)
+        found /= many.view(-1, *[1] * (each.dim() - 1))
+        return found, squared_norms(found)
 
     def per_share(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        if is_small:
+            return added_up(start, stop)
         first = of_one(start)
         found, squares = first.new_empty(stop - start, *first.shape), []
         for number in range(start, stop):

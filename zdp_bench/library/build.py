@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Loss
-from zdp_bench.gradients.clipping import trainable
+from zdp_bench.library.arguments import check_arguments, check_optimizer, check_ranks
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import make_keys
 from zdp_bench.library.model_check import check, unpacking
+from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger, LedgerError
@@ -26,7 +28,7 @@ from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.devices import check_precision
-from zdp_bench.training.distributed import is_distributed
+from zdp_bench.training.distributed import join
 from zdp_bench.training.environment import execution_digest
 from zdp_bench.training.micro_batches import Size
 from zdp_bench.training.plan import Plan
@@ -49,6 +51,8 @@ def make_private(
     noise_multiplier: float | None = None,
     target_epsilon: float | None = None,
     algorithm: str = "dp_sgd",
+    unit: Unit | None = None,
+    max_records: int | None = None,
     micro_batch: int | None = None,
     precision: str | None = None,
     seed: int | None = None,
@@ -67,7 +71,7 @@ def make_private(
             model's arguments, in order or by name.
         loss: (outputs, targets) -> one loss per example, [B]; never a mean.
         epochs, batch_size: of Poisson sampling: each step draws each example with probability
-            `batch_size` / n, and an epoch is n / `batch_size` steps.
+            `batch_size` / n, and an epoch is n / `batch_size` steps. With `unit`, of owners.
         max_grad_norm: the bound C that each example's gradient is clipped to.
         delta: of (ε, δ); at most 1 / n is usual.
         ledger: the file that lists every step before its noise is drawn. One that is there
@@ -75,6 +79,10 @@ def make_private(
         noise_multiplier, target_epsilon: one of the two. The noise is calibrated so that all steps
             have at most the tight ε asked for, and no step beyond it is taken.
         algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
+        unit: whose ε it is. None: an example's. Else the owner of each example, say its patient: a
+            column of strings or numbers, [n], or a function of an example's index. Each step draws
+            owners, and the mean gradient of an owner's examples is clipped.
+        max_records: at most so many examples of a drawn owner, drawn anew at each step.
         micro_batch: how many examples are processed at once (2,048 by default); halved when memory
             runs out. It changes memory and speed only.
         precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
@@ -88,23 +96,35 @@ def make_private(
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
         Busy: another training, in this process or another, holds the ledger.
     """
-    _check_arguments(model, batch_size, epochs, delta, micro_batch, seed, secure)
+    check_arguments(model, batch_size, epochs, delta, micro_batch, seed, secure)
+    device = next(model.parameters()).device
+    ranks = join(device.type)
     examples = Items(dataset)
-    too_large = f"the dataset has only {len(examples):,} examples"
-    require(batch_size <= len(examples), "batch_size", batch_size, too_large)
-    plan = Plan.poisson(len(examples), batch_size / len(examples), epochs)
+    owners = find_owners(unit, len(examples), max_records)
+    units = len(examples) if owners is None else owners.count
+    too_large = f"the dataset has only {units:,} {'examples' if owners is None else 'owners'}"
+    require(batch_size <= units, "batch_size", batch_size, too_large)
+    plan = Plan.poisson(units, batch_size / units, epochs)
     like, of_one = examples.like(), unpacking(loss)
     problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
     asked = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
     private = _build_algorithm(problem, plan, asked, noise_multiplier, target_epsilon, delta)
+    if owners is not None:
+        require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
-    _check_optimizer(model, optimizer)
-    at_once = min(plan.most_drawn, micro_batch or MICRO_BATCH)
-    fixed_state = check(model, private, of_one, like, at_once)
-    device, size = next(model.parameters()).device, micro_batch or MICRO_BATCH
-    made = f"{execution_digest((), device, size, 1, True)}:{precision}:{sorted(asked.items())}"
+    check_optimizer(model, optimizer)
+    of_owners = owners_digest(owners)
+    run = hashlib.sha256(f"{private.mechanism().digest()}:{plan}:{of_owners}".encode()).hexdigest()
+    check_ranks(ranks, run, seed)
+    ranks.copy_from_first([*model.parameters(), *model.buffers()])
+    size = micro_batch or MICRO_BATCH
+    at_once = min(plan.most_drawn * (owners.largest if owners else 1), size)
+    fixed_state = check(model, private, of_one, like, at_once, owners is not None)
+    made = (
+        f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
+        f"{sorted(asked.items())}:{of_owners}:{max_records}"
+    )
     keys = make_keys(seed, secure, plan, private, model, optimizer, examples, like, made)
-    run = hashlib.sha256(f"{private.mechanism().digest()}:{plan}".encode()).hexdigest()
     setting = Setting(
         model=model,
         optimizer=optimizer,
@@ -114,43 +134,14 @@ def make_private(
         delta=delta,
         target_epsilon=target_epsilon,
         precision=precision,
-        keys=keys,
+        keys=ranks.broadcast(keys),
         fixed_state=fixed_state,
         run=run,
+        ledger_file=Path(ledger),
+        owners=owners,
+        ranks=ranks,
     )
-    return _open(setting, Path(ledger), Size(size))
-
-
-def _check_arguments(
-    model: nn.Module,
-    batch_size: int,
-    epochs: int,
-    delta: float,
-    micro_batch: int | None,
-    seed: int | None,
-    secure: bool,
-) -> None:
-    require(batch_size >= 1, "batch_size", batch_size, "must be 1 or more")
-    require(epochs >= 1, "epochs", epochs, "must be 1 or more")
-    require(0 < delta < 1, "delta", delta, "must lie between 0 and 1")
-    require(
-        micro_batch is None or micro_batch >= 1, "micro_batch", micro_batch, "must be 1 or more"
-    )
-    require(
-        seed is None or not secure,
-        "seed",
-        seed,
-        "secure=True takes all randomness from the operating system; leave the seed out",
-    )
-    if not model.training:
-        raise UserError("the model is in eval mode: call model.train() before make_private.")
-    if not trainable(model):
-        raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
-    if is_distributed():
-        raise UserError(
-            "make_private trains in one process, and torchrun started several, which would each "
-            "count for themselves: use `torchrun ... -m zdp_bench run`, or one process."
-        )
+    return _open(setting, Size(size))
 
 
 def _build_algorithm(
@@ -188,18 +179,12 @@ def _build_algorithm(
     return build(found)
 
 
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, parameter in trainable(model).items():
-        if id(parameter) not in held:
-            raise UserError(
-                f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
-                "the optimizer from this model's parameters, or set requires_grad=False on it."
-            )
-
-
-def _open(setting: Setting, path: Path, size: Size) -> Private:
-    """Open, or go on with, the ledger at `path`; one training at a time."""
+def _open(setting: Setting, size: Size) -> Private:
+    """Open, or go on with, the ledger; one training at a time. Rank 0 does, for all."""
+    ranks, path = setting.ranks, setting.ledger_file
+    if not ranks.is_first:
+        saved, counting = ranks.broadcast(None)
+        return Private(setting, counting, saved, size, ExitStack())
     require(path.suffix == ".jsonl", "ledger", path, "name a file that ends in .jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -207,9 +192,9 @@ def _open(setting: Setting, path: Path, size: Size) -> Private:
         held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
         advice = "Move it away, and the ledger beside it, to start anew."
         saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
+        at_least, whose = saved.ledger if saved else None, owners_digest(setting.owners)
         try:
-            at_least = saved.ledger if saved else None
-            opened = Ledger(path, setting.algorithm.mechanism(), False, at_least)
+            opened = Ledger(path, setting.algorithm.mechanism(), False, at_least, whose)
         except LedgerError as error:
             raise UserError(
                 f"{error}. Its ε cannot be trusted: name another file to start anew."
@@ -218,4 +203,5 @@ def _open(setting: Setting, path: Path, size: Size) -> Private:
         resources = held.pop_all()
     if opened.releases:
         log.info("%s: %d earlier steps count in every ε", path, opened.releases)
+    ranks.broadcast((saved, opened.copy()))
     return Private(setting, opened, saved, size, resources)

@@ -57,12 +57,17 @@ def check_model(
 
 
 def check(
-    model: nn.Module, algorithm: Algorithm, loss: Loss, like: Batch, examples: int
+    model: nn.Module,
+    algorithm: Algorithm,
+    loss: Loss,
+    like: Batch,
+    examples: int,
+    forms_shares: bool = False,
 ) -> list[str]:
     """Return what `model_checks.check` does, for inputs that may be `Parts`."""
     with takes_parts(model):
         outputs = count_outputs(model, like)
-        return model_checks.check(model, algorithm, loss, like, outputs, examples)
+        return model_checks.check(model, algorithm, loss, like, outputs, examples, forms_shares)
 
 
 def count_outputs(model: nn.Module, like: Batch) -> int:

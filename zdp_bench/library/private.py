@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -21,10 +21,13 @@ from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import read_in_pieces, seed_layers
 from zdp_bench.training.devices import arithmetic
+from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.patients import Patients
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.record import released_report
 from zdp_bench.training.step import Training, private_step
@@ -35,7 +38,10 @@ class Setting:
     """What stays the same from step to step.
 
     Attributes:
-        run: the digest of mechanism and plan; a checkpoint of another training is refused.
+        run: the digest of mechanism, plan and owners; a checkpoint of another training is refused.
+        ledger_file: rank 0 writes it.
+        owners: whose the examples are, if owners are drawn; None: an example is its own unit.
+        ranks: the processes that train together.
         fixed_state: what `check_model` returned.
     """
 
@@ -50,6 +56,9 @@ class Setting:
     keys: Keys
     fixed_state: list[str]
     run: str
+    ledger_file: Path
+    owners: Patients | None
+    ranks: Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +84,7 @@ class Private:
 
     Formal guarantees, as far as the training examples reach nothing but `step`:
         - the weights, at any time, are (`epsilon`, δ)-differentially private, for data sets that
-          differ in one example;
+          differ in one example or, with `unit`, in all examples of one owner;
         - `epsilon` counts every step that the ledger holds, of this process and of those before;
         - with `target_epsilon`, `batches` ends before ε would exceed it.
 
@@ -106,6 +115,16 @@ class Private:
                 self.setting.target_epsilon,
                 most,
             )
+        setting = self.setting
+        self._training = Training(
+            setting.algorithm,
+            model,
+            setting.optimizer,
+            SecureNoise(),  # each step brings its own
+            self.ledger,
+            self._limit,
+            setting.ranks,
+        )
 
     @property
     def steps(self) -> int:
@@ -144,19 +163,26 @@ class Private:
             raise UserError("private.step takes the batch that private.batches() gave last, once.")
         self._check_trained()
         setting, model = self.setting, self.setting.model
-        keys = setting.keys
+        keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
             module.training = mode
-        key = keys.of_step(model, self.ledger)
-        indices, divisor = setting.plan.draw(key, batch.number, keys.secure)
-        seed_layers(key, batch.number, 0, keys.secure)
+        key = ranks.broadcast(keys.of_step(model, self.ledger))
+        drawn, divisor = setting.plan.draw(key, batch.number, keys.secure)
+        if keys.secure:  # no rank can draw the same: rank 0's batch is the batch
+            drawn = ranks.broadcast(drawn)
+        indices, shares = ranks.take_share(drawn), None
+        if setting.owners is not None:
+            indices, shares = setting.owners.take(indices, key, batch.number)
+        seed_layers(key, batch.number, ranks.rank, keys.secure)
         device = next(model.parameters()).device
         pieces = read_in_pieces(
-            lambda cut: setting.examples.batch(indices[cut]), len(indices), self.size, device
+            lambda cut: setting.examples.batch(indices[cut]),
+            len(indices),
+            self.size,
+            device,
+            shares=shares,
         )
-        training = Training(
-            setting.algorithm, model, setting.optimizer, keys.noise(key), self.ledger, self._limit
-        )
+        training = replace(self._training, noise=keys.noise(key))
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         with takes_parts(model), exact:
             private_step(training, batch.number, pieces, divisor)
@@ -178,28 +204,39 @@ class Private:
         return tight_epsilon(mechanism, self.ledger.releases, self.setting.delta)
 
     def report(self) -> dict[str, Any]:
-        """Return what a record's `privacy` holds, but for a paper's claim and for patients.
+        """Return what a record's `privacy` holds, but for a paper's claim.
 
-        Beside it: `randomness_from`, and `fixed_state`, the buffers and frozen parameters that the
-        output depends on and no ε covers.
+        `epsilon_of` says whose ε it is: a record's or, with `unit`, an owner's, who brings at most
+        `records_per_owner` examples to a step. Beside it: `randomness_from`, and `fixed_state`, the
+        buffers and frozen parameters that the output depends on and no ε covers.
         """
         setting, releases = self.setting, self.ledger.releases
         report = released_report(
             setting.algorithm, self.ledger, releases, setting.delta, setting.keys.secure
         )
-        return report | {
-            "randomness_from": setting.keys.source(),
-            "fixed_state": setting.fixed_state,
-        }
+        owners = setting.owners
+        whose: dict[str, Any] = {"epsilon_of": "record"}
+        if owners is not None:
+            whose = {"epsilon_of": "owner", "records_per_owner": owners.largest}
+        return (
+            whose
+            | report
+            | {
+                "randomness_from": setting.keys.source(),
+                "fixed_state": setting.fixed_state,
+            }
+        )
 
     @property
     def checkpoint(self) -> Path:
         """Where `save` writes: beside the ledger."""
-        return self.ledger.path.with_suffix(".pt")
+        return self.setting.ledger_file.with_suffix(".pt")
 
     def save(self, scheduler: LRScheduler | None = None) -> None:
         """Save weights, optimiser and schedule beside the ledger, whole or not at all."""
         setting = self.setting
+        if not setting.ranks.is_first:  # all have the same
+            return
         state = checkpoint.Checkpoint(
             setting.run,
             self.done,

@@ -90,7 +90,8 @@ class Ledger:
             mechanism: every entry is one step of it.
             repeatable: a step that is drawn again has the same noise.
             at_least: a checkpoint's position, which the file must contain.
-            whose: the name of a federation's node, so that nodes' ledgers cannot be confused.
+            whose: what else a ledger must not be confused by: the name of a federation's node, or
+                the digest of who owns which examples.
 
         Raises:
             LedgerError: see the class.

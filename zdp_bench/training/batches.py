@@ -129,6 +129,9 @@ def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> N
     """
     own = stream(key, "layers", step, rank)
     number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
-    torch.manual_seed(number)
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:  # the same numbers; torch would note the whole stack for every device there may be
+        torch.default_generator.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)

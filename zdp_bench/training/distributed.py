@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -76,6 +77,17 @@ class Ranks:
         dist.broadcast_object_list(held, src=0)
         return held[0]
 
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite every tensor by rank 0's."""
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            own = tensor.detach()
+            flat = torch.view_as_real(own) if own.is_complex() else own
+            held = flat.contiguous()
+            dist.broadcast(held, src=0)
+            flat.copy_(held)
+
     def max(self, number: int) -> int:
         """Return the largest of the ranks' numbers."""
         if self.size == 1:
@@ -103,10 +115,11 @@ def rank() -> int:
 @cache
 def join(device_type: str) -> Ranks:
     """Connect to the other ranks, by NCCL between GPUs and gloo between CPUs."""
-    if not is_distributed():
-        return ALONE
-    dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
-    atexit.register(dist.destroy_process_group)
+    if not dist.is_initialized():  # a script of one's own may have done so
+        if not is_distributed():
+            return ALONE
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
+        atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 

@@ -35,6 +35,11 @@ class Patients:
         return Patients(order, np.concatenate([[0], np.cumsum(many)]), most)
 
     @property
+    def count(self) -> int:
+        """How many patients there are."""
+        return len(self.starts) - 1
+
+    @property
     def largest(self) -> int:
         """The most examples that one patient brings to a step."""
         owned = int(np.diff(self.starts).max())

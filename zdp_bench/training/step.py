@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -42,15 +42,12 @@ class Training:
     ledger: Ledger
     max_releases: int | None = None
     ranks: Ranks = ALONE
+    _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters by name. Which of them train may change between steps."""
         return dict(self.model.named_parameters())
-
-    @cached_property
-    def _mechanisms(self) -> dict[tuple[bool, ...], Mechanism]:
-        return {}
 
     def mechanism(self) -> Mechanism:
         """Return what a step releases, for the set of parameters that train now."""

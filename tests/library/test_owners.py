@@ -1,0 +1,160 @@
+"""With `unit=` whole owners are drawn, each is clipped as one share, and ε is the owner's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+
+from tests.library.conftest import Make
+from tests.library.small import EXAMPLES, data, loss, network, train
+from zdp_bench import UserError
+from zdp_bench.library.owners import find_owners
+from zdp_bench.privacy.accounting import pld
+
+# 15 owners of one to eight examples, whose examples are not side by side
+OWNERS = [f"person {int(2 * (7 * index % EXAMPLES) ** 0.5)}" for index in range(EXAMPLES)]
+PEOPLE = sorted(set(OWNERS))
+BOUND = 0.5  # below some norms, and above others
+
+
+def mean_gradients(model: nn.Module, owners: list[str]) -> dict[str, dict[str, Tensor]]:
+    """The gradient of each owner's mean loss, by torch.func."""
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    inputs, targets = data().tensors
+
+    def of_mean(moved: dict[str, Tensor], at: list[int]) -> Tensor:
+        return loss(functional_call(model, moved, (inputs[at],)), targets[at]).mean()
+
+    return {
+        owner: grad(of_mean)(parameters, [i for i, own in enumerate(owners) if own == owner])
+        for owner in set(owners)
+    }
+
+
+@pytest.mark.parametrize("micro_batch", [None, 7])
+@pytest.mark.parametrize("form", ["column", "function", "array"])
+def test_a_step_without_noise_is_the_mean_over_owners_clipped(
+    make: Make, form: str, micro_batch: int | None
+) -> None:
+    unit: Any = {
+        "column": OWNERS,
+        "function": lambda index: OWNERS[index],
+        "array": np.array([PEOPLE.index(owner) for owner in OWNERS]),
+    }[form]
+    model, before = network(), network()
+    changed = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "micro_batch": micro_batch}
+    train(make(model, unit=unit, epochs=1, batch_size=len(PEOPLE), **changed))
+    factors, sums = [], {name: torch.zeros_like(p) for name, p in before.named_parameters()}
+    for gradients in mean_gradients(before, OWNERS).values():
+        norm = sum(float(g.double().square().sum()) for g in gradients.values()) ** 0.5
+        factors.append(min(1.0, BOUND / norm))
+        for name, g in gradients.items():
+            sums[name] += factors[-1] * g
+    assert any(factor < 1.0 for factor in factors)
+    assert any(factor == 1.0 for factor in factors)
+    for name, p in before.named_parameters():
+        expected = p - 0.5 * sums[name] / len(PEOPLE)
+        found = dict(model.named_parameters())[name]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_owners_are_drawn_and_epsilon_is_theirs(make: Make) -> None:
+    private = make(unit=OWNERS, batch_size=6, epochs=3)
+    rate = 6 / len(PEOPLE)
+    assert private.setting.plan.sampling.records == len(PEOPLE)
+    train(private)
+    assert private.steps == round(3 / rate)
+    assert private.epsilon == pld(1.2, rate, private.steps, 1e-3)
+    report = private.report()
+    assert (report["epsilon_of"], report["records_per_owner"]) == ("owner", 8)
+    assert report["sampling"]["records"] == len(PEOPLE)
+
+
+def test_without_a_unit_epsilon_is_of_a_record(make: Make) -> None:
+    report = make().report()
+    assert report["epsilon_of"] == "record"
+    assert "records_per_owner" not in report
+
+
+def test_a_drawn_owner_brings_all_examples_or_so_many(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most in (None, 2):
+        private = make(unit=OWNERS, batch_size=6, max_records=most)
+        seen: list[list[int]] = []
+        read = type(private.setting.examples).batch
+
+        def batch(self: Any, indices: Any, read: Any = read, seen: Any = seen) -> Any:
+            seen.append([int(index) for index in indices])
+            return read(self, indices)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(private.setting.examples), "batch", batch)
+            train(private, most=4)
+        assert seen
+        for drawn in seen:
+            for owner in {OWNERS[index] for index in drawn}:
+                brought = sum(OWNERS[index] == owner for index in drawn)
+                assert brought == min(OWNERS.count(owner), most or EXAMPLES)
+
+
+def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
+    def key(name: str, **given: Any) -> str:
+        private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, batch_size=6, **given)
+        return private.setting.keys.of_step(private.setting.model, private.ledger)
+
+    swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
+    keys = [
+        key("one", unit=OWNERS),
+        key("two", unit=swapped),
+        key("three", unit=OWNERS, max_records=2),
+        key("four"),
+    ]
+    assert len(set(keys)) == 4
+    assert key("five", unit=[owner.upper() for owner in OWNERS]) == keys[0]  # the same partition
+
+
+def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
+    train(make(unit=OWNERS, batch_size=6), most=1)
+    swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
+    with pytest.raises(UserError, match="belongs to another mechanism"):
+        make(unit=swapped, batch_size=6)
+    assert make(unit=OWNERS, batch_size=6, max_records=2).ledger.releases == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"unit": "patient"}, "a column of 60 owners or as a function"),
+        ({"unit": dict(enumerate(OWNERS))}, "a column of 60 owners or as a function"),
+        ({"unit": OWNERS[1:]}, "names the owners of 59 examples, and the dataset has 60"),
+        ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None, which is missing"),
+        ({"unit": [*OWNERS[:-1], float("nan")]}, "owner of example 59 is nan"),
+        ({"unit": lambda _: object()}, "cannot be compared"),
+        ({"unit": OWNERS, "batch_size": 40}, "has only 15 owners"),
+        ({"unit": OWNERS, "max_records": 0, "batch_size": 6}, "must be 1 or more"),
+        ({"max_records": 2}, "is read with unit= only"),
+        ({"unit": OWNERS, "algorithm": "gredp", "batch_size": 6}, "clips single records only"),
+    ],
+)
+def test_what_cannot_be_a_unit_is_refused(
+    make: Make, changed: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make(**changed)
+
+
+def test_tensors_of_one_number_are_one_owner() -> None:
+    """Tensors compare by identity, so that nobody would own two examples."""
+    column = torch.tensor([4, 4, 7])
+    for unit in (column, [*column], lambda index: column[index]):
+        owners = find_owners(unit, 3, None)
+        assert owners is not None
+        assert owners.count == 2
+        assert owners.largest == 2

@@ -1,0 +1,67 @@
+"""Several processes that train together come to what one comes to, and draw the noise once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.library.conftest import Make
+from tests.library.ranks_driver import CASES, STEPS, trained, weights_of
+from tests.training.test_distributed import ROOT, together
+
+
+@pytest.fixture(scope="module")
+def joint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What two processes found, and the folder they wrote into."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for done in together(2, "tests.library.ranks_driver", str(folder), at=ROOT):
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder, torch.load(folder / "found.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "secure"])
+def test_two_processes_come_to_what_one_comes_to(
+    name: str, joint: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, found = joint
+    weights, epsilon = found[name]
+    with trained(tmp_path, name) as alone:
+        assert epsilon == alone.epsilon
+        for key, value in weights_of(alone).items():
+            torch.testing.assert_close(weights[key], value, rtol=1e-5, atol=1e-6)
+    ledgers = [(place / f"{name}.jsonl").read_text() for place in (folder, tmp_path)]
+    assert ledgers[0] == ledgers[1]
+    assert len(ledgers[0].splitlines()) == STEPS + 1
+
+
+def test_every_process_has_the_same_weights_and_report(joint: tuple[Path, Any]) -> None:
+    assert joint[1]["same"]
+
+
+def test_the_noise_is_that_of_one_process(joint: tuple[Path, Any]) -> None:
+    """Also where the processes began with other weights: they take rank 0's."""
+    noise = joint[1]["noise"]
+    assert noise.std() == pytest.approx(1.2 * 0.8, rel=0.02)
+
+
+def test_a_saved_training_goes_on_in_all_processes(joint: tuple[Path, Any]) -> None:
+    assert joint[1]["resumed"] == (3, 4)  # the step that was lost counts
+
+
+def test_what_several_processes_cannot_do_is_refused(joint: tuple[Path, Any]) -> None:
+    assert "2 train together; leave it out" in joint[1]["seeded"]
+    assert "do not train the same" in joint[1]["different"]
+
+
+def test_the_wrapper_of_torch_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DistributedDataParallel, "__init__", torch.nn.Module.__init__)
+    from zdp_bench.errors import UserError
+
+    wrapped = DistributedDataParallel()  # type: ignore[call-arg]
+    wrapped.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
+    with pytest.raises(UserError, match="give the module itself"):
+        make(wrapped)
