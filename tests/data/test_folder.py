@@ -192,13 +192,15 @@ def test_options_that_mean_nothing_are_refused(scans: Path, tmp_path: Path) -> N
     for options, says in [
         ({"mean": "train"}, "dataset.mean=train: must be a number that is public"),
         ({"deviation": 0.0}, "dataset.deviation=0.0: must be positive"),
-        ({"channels": 2}, "dataset.channels=2: must be 1"),
+        ({"channels": 0}, "dataset.channels=0: must lie"),
         ({"test_share": 1.0}, "dataset.test_share=1.0: must lie"),
         ({"max_per_patient": 0}, "dataset.max_per_patient=0"),
         ({"augment": "spin"}, "dataset.augment 'spin' is not known"),
     ]:
         with pytest.raises(UserError, match=says):
             folder(scans, **options)
+    with pytest.raises(UserError, match=r"dataset.channels=2: must be 1 \(grey\) or 3"):
+        folder(scans, channels=2).info(tmp_path)
     with pytest.raises(UserError, match=r"dataset.path=null: name your data"):
         Folder().info(tmp_path)
     with pytest.raises(UserError, match="there is no such folder or CSV"):
