@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,19 @@ def test_it_trains_and_no_count_of_a_class_is_recorded(scans: Path, tmp_path: Pa
     assert record["privacy"]["records_per_patient"] == 2
     assert record["privacy"]["epsilon_patient"] > record["privacy"]["epsilon_tight"]
     assert "classes" not in record["data"]
+
+
+def test_the_digest_of_plain_pictures_is_that_of_older_records(scans: Path, tmp_path: Path) -> None:
+    found = folder(scans).find()
+    sums = [hashlib.sha256(item.path.read_bytes()).hexdigest() for item in found.items]
+    names = "".join(f"{i.name}:{sum_};" for i, sum_ in zip(found.items, sums, strict=True))
+    files = hashlib.sha256(f"(1, 8, 8):resize:{names}".encode()).hexdigest()
+    owners = "".join(
+        f"{item.name}:{item.label}:{item.patient}:{part};"
+        for item, part in zip(found.items, found.parts, strict=True)
+    )
+    whole = hashlib.sha256(f"{files}:{owners}:(0.5, 0.25):None".encode()).hexdigest()
+    assert folder(scans).load(tmp_path).digest == whole
 
 
 def test_the_digest_follows_files_labels_patients_and_split(scans: Path, tmp_path: Path) -> None:
