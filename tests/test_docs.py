@@ -90,9 +90,19 @@ def write_films(folder: Path) -> None:
     (folder / "films_private.yaml").write_text(recipe)
 
 
+def write_scans(folder: Path) -> None:
+    """What docs/own_scans.md has its reader save: a script, which is run, and a recipe."""
+    page = (DOCS / "own_scans.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", page, re.M | re.S))
+    (folder / "make_scans.py").write_text(blocks["python"])
+    subprocess.run([sys.executable, "make_scans.py"], cwd=folder, check=True)
+    (folder / "ball.yaml").write_text(blocks["yaml"])
+
+
 FILES_OF = {
     "sharing": write_inputs,
     "own_data": write_films,
+    "own_scans": write_scans,
 }  # page -> what makes the files that it speaks of
 
 

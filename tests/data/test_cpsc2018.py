@@ -275,7 +275,7 @@ def test_a_broken_recording_is_refused_by_name_or_skipped_with_a_count(
     problems = [problem for _, problem in files.check_files(root, files.card("cpsc2018"))]
     assert len(problems) == 8
     assert [problem for problem in problems if problem] == [
-        str(caught.value).split(" Remove it")[0]
+        str(caught.value).split(" dataset.bad_records")[0]
     ]
     splits = Cpsc2018(test_share=0.25, bad_records="skip").load(root)
     assert splits.notes.endswith("3 Normal, 4 LBBB, 1 unusable skipped")

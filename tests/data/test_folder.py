@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -192,13 +193,15 @@ def test_options_that_mean_nothing_are_refused(scans: Path, tmp_path: Path) -> N
     for options, says in [
         ({"mean": "train"}, "dataset.mean=train: must be a number that is public"),
         ({"deviation": 0.0}, "dataset.deviation=0.0: must be positive"),
-        ({"channels": 2}, "dataset.channels=2: must be 1"),
+        ({"channels": 0}, "dataset.channels=0: must lie"),
         ({"test_share": 1.0}, "dataset.test_share=1.0: must lie"),
         ({"max_per_patient": 0}, "dataset.max_per_patient=0"),
         ({"augment": "spin"}, "dataset.augment 'spin' is not known"),
     ]:
         with pytest.raises(UserError, match=says):
             folder(scans, **options)
+    with pytest.raises(UserError, match=r"dataset.channels=2: must be 1 \(grey\) or 3"):
+        folder(scans, channels=2).info(tmp_path)
     with pytest.raises(UserError, match=r"dataset.path=null: name your data"):
         Folder().info(tmp_path)
     with pytest.raises(UserError, match="there is no such folder or CSV"):
@@ -220,6 +223,19 @@ def test_it_trains_and_no_count_of_a_class_is_recorded(scans: Path, tmp_path: Pa
     assert record["privacy"]["records_per_patient"] == 2
     assert record["privacy"]["epsilon_patient"] > record["privacy"]["epsilon_tight"]
     assert "classes" not in record["data"]
+
+
+def test_the_digest_of_plain_pictures_is_that_of_older_records(scans: Path, tmp_path: Path) -> None:
+    found = folder(scans).find()
+    sums = [hashlib.sha256(item.path.read_bytes()).hexdigest() for item in found.items]
+    names = "".join(f"{i.name}:{sum_};" for i, sum_ in zip(found.items, sums, strict=True))
+    files = hashlib.sha256(f"(1, 8, 8):resize:{names}".encode()).hexdigest()
+    owners = "".join(
+        f"{item.name}:{item.label}:{item.patient}:{part};"
+        for item, part in zip(found.items, found.parts, strict=True)
+    )
+    whole = hashlib.sha256(f"{files}:{owners}:(0.5, 0.25):None".encode()).hexdigest()
+    assert folder(scans).load(tmp_path).digest == whole
 
 
 def test_the_digest_follows_files_labels_patients_and_split(scans: Path, tmp_path: Path) -> None:

@@ -63,12 +63,12 @@ def test_padding_keeps_area_in_mm(root: Path) -> None:
 
 def test_mr_slices_are_scaled_each_by_itself() -> None:
 
-    from zdp_bench.data.msd import _to_bytes
+    from zdp_bench.data.formats.planes import to_bytes
 
     image = torch.rand(3, 20, 20) * torch.tensor([1.0, 50.0, 0.0]).view(3, 1, 1)
-    scaled = _to_bytes(image, None)
+    scaled = to_bytes(image, None)
     torch.testing.assert_close(
-        _to_bytes(image[1:2], None), scaled[1:2]
+        to_bytes(image[1:2], None), scaled[1:2]
     )  # no matter which others there are
     assert scaled[0].max() == scaled[1].max() == 255
     assert torch.isfinite(scaled).all()

@@ -344,7 +344,7 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(
         ),
         (
             ["task=binary_classification"],
-            "task=binary_classification do not fit dataset=phase_digits",
+            "task=binary_classification: takes two classes, and dataset=phase_digits has 10",
         ),
     ],
 )

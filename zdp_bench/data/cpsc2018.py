@@ -13,7 +13,6 @@ Nobody's recordings are linked in the release, so each is taken for a patient of
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch
 from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data.bad_records import BadRecords, refuse_or_skip
 from zdp_bench.data.files import sha256
 from zdp_bench.data.formats.ecg import (
     DIAGNOSES,
@@ -37,8 +37,6 @@ from zdp_bench.data.formats.ecg import (
 )
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
-
-log = logging.getLogger(__name__)
 
 # Recordings of each first diagnosis in the release (Liu et al. 2018).
 RELEASED = dict(zip(DIAGNOSES, (918, 1098, 704, 207, 1695, 556, 672, 825, 202), strict=True))
@@ -63,7 +61,7 @@ class Cpsc2018(Dataset):
     fft_norm: Norm = "backward"
     test_share: float = 0.1
     split_seed: int = 0
-    bad_records: Literal["refuse", "skip"] = "refuse"
+    bad_records: BadRecords = "refuse"
 
     def __post_init__(self) -> None:
         for key in ("positive", "negative"):
@@ -88,7 +86,7 @@ class Cpsc2018(Dataset):
         inputs, targets, digest, names, skipped = [], [], hashlib.sha256(), set(), 0
         for path, one in read_all(folder, self.channel):
             if isinstance(one, BadRecording):
-                self.skip(path, one)
+                refuse_or_skip(self.bad_records, f"{path}: {one}.")
                 skipped += 1
                 continue
             names.add(one.name)
@@ -129,7 +127,7 @@ class Cpsc2018(Dataset):
         targets = []
         for path, one in read_all(folder, self.channel, self.bad_records == "skip"):
             if isinstance(one, BadRecording):
-                self.skip(path, one)
+                refuse_or_skip(self.bad_records, f"{path}: {one}.")
             elif (target := self.label(one)) is not None:
                 targets.append(target)
         return self.describe(folder, targets, found=True)
@@ -160,16 +158,6 @@ class Cpsc2018(Dataset):
         padded = np.zeros(self.length)
         padded[: min(self.length, len(signal))] = signal[: self.length]
         return np.fft.fft(padded, n=self.fft_length, norm=self.fft_norm).astype(np.complex64)
-
-    def skip(self, path: Path, why: BadRecording) -> None:
-        """Warn of a recording that cannot be used.
-
-        Raises:
-            UserError: `bad_records` is 'refuse'.
-        """
-        if self.bad_records == "refuse":
-            raise UserError(f"{path}: {why}. Remove it, or set dataset.bad_records=skip.")
-        log.warning("%s: %s; skipped", path, why)
 
     def split(self, folder: Path, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the recordings to train on and to test on, stratified and seeded.

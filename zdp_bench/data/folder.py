@@ -1,63 +1,50 @@
-"""A person's own pictures: class folders or a CSV, split by patient.
+"""A person's own files, in folders or by a CSV, split by patient: pictures, scans, recordings.
 
-Nothing is computed from the training set to prepare it: pixels are normalised by constants of the
-recipe. The record's notes name the classes and no count of them.
+Nothing is computed from the training set to prepare it: numbers are scaled by constants of the
+recipe, or by what is in the one plane alone. The record's notes name the classes and no count of
+them.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.augmentation import augmentation
+from zdp_bench.data.bad_records import BadRecords, keep_readable, refuse_damage
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import digest, sha256, try_each
-from zdp_bench.data.formats.class_folders import PARTS, Item, find_items
-from zdp_bench.data.formats.pictures import SUFFIXES, Fit, read_picture
-from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.data.files import digest, sha256
+from zdp_bench.data.formats.form import Fit, Form
+from zdp_bench.data.formats.kinds import SUFFIXES, Kind, common_kind, kind_of, suffix_of
+from zdp_bench.data.formats.own_files import Item, find_items
+from zdp_bench.data.formats.own_listing import (
+    Listing,
+    choose_examples,
+    list_examples,
+    split_items,
+)
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files that are used, the part of each, and the classes in order of their number."""
-
-    items: list[Item]
-    parts: list[str]
-    classes: list[str]
-
-    def rows(self, part: str) -> list[int]:
-        """Return the places of a part's files."""
-        return [row for row, of in enumerate(self.parts) if of == part]
-
-    @property
-    def unit(self) -> str:
-        """Who owns examples: a patient, or a picture where no patient is known."""
-        return "patient" if any(item.patient != item.name for item in self.items) else "picture"
-
-    @property
-    def most_of_one(self) -> int:
-        """The most training files of any one patient."""
-        return max(Counter(self.items[row].patient for row in self.rows("train")).values())
+OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 
 
 @register("dataset", "folder")
 @dataclass(frozen=True, kw_only=True)
 class Folder(Dataset):
-    """Pictures float32 [channels, size, size], in bytes until they are drawn, and their class.
+    """Examples as `Kind.shape` says, and their class, or their mask of 0 and 1.
+
+    Pixels stay bytes until they are drawn.
 
     mean, deviation: of a pixel in [0, 1]; the model gets (pixel − mean) / deviation.
+    scale: a recording's samples are multiplied by it.
     """
 
     path: str | None = None
@@ -71,23 +58,40 @@ class Folder(Dataset):
     test_share: float = 0.2
     split_seed: int = 0
     max_per_patient: int | None = None
-    bad_records: Literal["refuse", "skip"] = "refuse"
+    bad_records: BadRecords = "refuse"
+    window: list[float] | None = None
+    depth: int | None = None
+    length: int | None = None
+    rate: int | None = None
+    leads: list[str] | None = None
+    scale: float | None = None
+    spectrum: int | None = None
 
     def __post_init__(self) -> None:
-        size, channels, share = self.size, self.channels, self.test_share
-        most = self.max_per_patient
+        size, share, window = self.size, self.test_share, self.window
         require(1 <= size <= 4096, "dataset.size", size, "must lie between 1 and 4096 pixels")
-        require(channels in (1, 3), "dataset.channels", channels, "must be 1 (grey) or 3 (colour)")
         require(0 < share < 1, "dataset.test_share", share, "must lie between 0 and 1")
-        rule = "must be at least 1"
-        require(most is None or most > 0, "dataset.max_per_patient", most, rule)
+        counts = {"channels": 256, "depth": 4096, "length": 2**26, "rate": 2**26, "spectrum": 2**16}
+        for key, most in (*counts.items(), ("max_per_patient", 2**31)):
+            value, rule = getattr(self, key), f"must lie between 1 and {most:,}"
+            require(value is None or 1 <= value <= most, f"dataset.{key}", value, rule)
         for key in ("mean", "deviation"):
             value = getattr(self, key)
             rule = "must be a number that is public: computed from the training set, it would "
             rule += "need an ε of its own"
             require(not isinstance(value, str), f"dataset.{key}", value, rule)
-        positive = isinstance(self.deviation, str) or self.deviation > 0
-        require(positive, "dataset.deviation", self.deviation, "must be positive")
+        for key in ("deviation", "scale"):
+            value = getattr(self, key)
+            positive = value is None or isinstance(value, str) or value > 0
+            require(positive, f"dataset.{key}", value, "must be positive")
+        rising = window is None or (len(window) == 2 and window[0] < window[1])
+        require(rising, "dataset.window", window, "must be [low, high] with low < high")
+        fits = self.spectrum is None or 2 <= self.spectrum <= (self.length or 0)
+        rule = "must lie between 2 and dataset.length samples"
+        require(fits, "dataset.spectrum", self.spectrum, rule)
+        named = self.leads is None or len({*self.leads}) == len(self.leads) == self.channels
+        rule = f"must name as many leads as dataset.channels={self.channels}, each once"
+        require(named, "dataset.leads", self.leads, rule)
         augmentation(self.augment, 0.0)
 
     @property
@@ -96,59 +100,76 @@ class Folder(Dataset):
         return float(self.mean), float(self.deviation)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of one example."""
-        return self.channels, self.size, self.size
+    def form(self) -> Form:
+        """What a file becomes."""
+        return Form(
+            size=self.size,
+            fit=self.fit,
+            channels=self.channels,
+            window=(self.window[0], self.window[1]) if self.window else None,
+            depth=self.depth,
+            length=self.length or 0,
+            rate=self.rate or 0,
+            leads=tuple(self.leads) if self.leads else None,
+            spectrum=self.spectrum,
+        )
 
     def load(self, root: Path) -> Splits:
         found = self.find()
-        rows = [(item, sha256(item.path)) for item in found.items]
-        names = "".join(f"{item.name}:{sum_};" for item, sum_ in rows)
-        files = digest(f"{self.shape}:{self.fit}:{names}")
-        blocks = (self.read(item.path)[None] for item in found.items)
-        pixels = load_or_make("folder", files, (len(rows), *self.shape), np.uint8, blocks)
-        whole = torch.from_numpy(pixels)
-        labels = torch.tensor([found.classes.index(item.label) for item in found.items])
+        files = self._digest(found)
+        whole = self._load_inputs(found, files)
+        targets = (
+            self._load_masks(found, files)
+            if not found.classes
+            else found.spread([found.classes.index(item.label) for item in found.items])
+        )
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
-        groups = torch.tensor([people[item.patient] for item in found.items])
+        groups = found.spread([people[item.patient] for item in found.items])
+        pixels = self.pixels if found.kind.is_image else None
 
         def take(part: str) -> Examples:
-            chosen = torch.tensor(found.rows(part), dtype=torch.long)
-            return Examples(whole[chosen], labels[chosen], groups[chosen], self.pixels)
+            chosen = found.rows(part)
+            return Examples(whole[chosen], targets[chosen], groups[chosen], pixels)
 
         mean, deviation = self.pixels
         owners = "".join(
             f"{item.name}:{item.label}:{item.patient}:{part};"
             for item, part in zip(found.items, found.parts, strict=True)
         )
+        classes = "classes " + ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
         return Splits(
             take("train"),
             take("test"),
-            input_shape=self.shape,
-            outputs=len(found.classes),
+            input_shape=found.kind.shape(self.form),
+            outputs=len(found.classes) or 1,
             provenance="own",
             digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}"),
-            notes="classes " + ", ".join(f"{n} {name}" for n, name in enumerate(found.classes)),
-            examples_per_patient=found.most_of_one,
+            notes=classes if found.classes else "one mask: whatever is above 0",
+            examples_per_patient=max(found.training("patient").values()),
             augment=augmentation(self.augment, (0 - mean) / deviation),
-            validation=take("validation") if found.rows("validation") else None,
+            augment_targets=None if found.classes else augmentation(self.augment, 0),
+            validation=take("validation") if found.count("validation") else None,
             unit=found.unit,
         )
 
     def info(self, root: Path) -> DatasetInfo:
-        """Count by names; files are read only where damaged ones are skipped."""
+        """Count by names and headers; files are read only where damaged ones are skipped."""
         found = self.find()
-        counts = Counter(found.items[row].label for row in found.rows("train"))
+        owners, labels = found.training("patient"), found.training("label")
+        recorded = found.kind.is_image or self.spectrum is None
         return DatasetInfo(
-            train=len(found.rows("train")),
-            test=len(found.rows("test")),
-            validation=len(found.rows("validation")),
-            input_shape=self.shape,
-            outputs=len(found.classes),
-            examples_per_patient=found.most_of_one,
+            train=found.count("train"),
+            test=found.count("test"),
+            validation=found.count("validation"),
+            input_shape=found.kind.shape(self.form),
+            outputs=len(found.classes) or 1,
+            dtype=torch.float32 if recorded else torch.complex64,
+            target_shape=() if found.classes else self.form.mask,
+            target_dtype=torch.int64 if found.classes else torch.uint8,
+            examples_per_patient=max(owners.values()),
             unit=found.unit,
-            owners=len({found.items[row].patient for row in found.rows("train")}),
-            classes={name: counts[name] for name in found.classes},
+            owners=len(owners),
+            classes={name: labels[name] for name in found.classes},
         )
 
     def find(self) -> Listing:
@@ -161,61 +182,109 @@ class Folder(Dataset):
             raise UserError("dataset.path=null: name your data, such as dataset.path=./scans.")
         path = Path(self.path).expanduser()
         items = find_items(path, SUFFIXES, self.patient)
-        if self.bad_records == "skip":
-            items = list(self._readable(items))
-        parts = self._split(items)
-        used, kept = Counter[str](), []
-        for item, part in zip(items, parts, strict=True):
-            used[item.patient] += part == "train"
-            bound = self.max_per_patient or len(items)
-            if part != "train" or used[item.patient] <= bound:
-                kept.append((item, part))
-        listing = Listing(
-            [item for item, _ in kept],
-            [part for _, part in kept],
-            sorted({item.label for item in items}, key=_natural),
-        )
-        if len(listing.classes) < 2:
-            raise UserError(f"dataset.path={path}: holds one class only; a classifier needs two.")
-        for part in PARTS[:2]:
-            there = {listing.items[row].label for row in listing.rows(part)}
-            if lacking := set(listing.classes) - there:
-                raise UserError(
-                    f"dataset.path={path}: class {min(lacking)} has no {part} example. Change the "
-                    "split, dataset.test_share or dataset.split_seed."
-                )
-        return listing
+        kind = common_kind(item.path for item in items)
+        self._require_options(kind, items[0].path)
+        if items[0].mask and kind.mask is None:
+            raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
+        items = keep_readable(self.bad_records, items, partial(self._check, kind))
+        if not items:
+            raise UserError(f"dataset.path={path}: holds no file that can be read.")
+        parts = split_items(items, self.test_share, self.split_seed)
+        counts = [kind.count(item.path, self.form) for item in items]
+        used = choose_examples(items, parts, counts, self.max_per_patient)
+        return list_examples(path, kind, items, parts, used)
 
-    def _split(self, items: list[Item]) -> list[str]:
-        """Return the part of each file: its own, or drawn by patient."""
-        if all(item.part for item in items):
-            return [item.part for item in items]
-        held = hold_out_owners([item.patient for item in items], self.test_share, self.split_seed)
-        return ["test" if testing else "train" for testing in held]
-
-    def _readable(self, items: list[Item]) -> Iterator[Item]:
-        """Yield the files that can be read; the log names the others."""
-        checked = try_each([item.path for item in items], self.read)
-        for item, (_, wrong) in zip(items, checked, strict=True):
-            if wrong:
-                log.warning("%s Skipped.", wrong)
-            else:
-                yield item
-
-    def read(self, path: Path) -> np.ndarray:
-        """Return one picture as bytes [channels, size, size].
+    def prepare(self, path: Path) -> Tensor:
+        """Return a file as the model gets it [n, *shape], for predictions.
 
         Raises:
-            UserError: it is damaged.
+            UserError: it is of no known kind, or damaged.
         """
-        try:
-            return read_picture(path, self.size, self.channels, self.fit)
-        except UserError as error:
-            if self.bad_records == "skip":
-                raise
-            raise UserError(f"{error} dataset.bad_records=skip leaves such files out.") from None
+        kind = kind_of(path)
+        self._require_options(kind, path)
+        inputs = torch.from_numpy(kind.read(path, self.form))
+        if not kind.is_image:
+            return inputs * (self.scale or 1)
+        return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
 
+    def _require_options(self, kind: Kind, first: Path) -> None:
+        """Refuse options that mean nothing for these files, and missing ones."""
+        what = f"{first.name} is a {kind.name}"
+        for key in OPTIONAL:
+            value = getattr(self, key)
+            takes = value is None or key in kind.keys
+            require(takes, f"dataset.{key}", value, f"changes nothing here: {what}")
+            needed = value is not None or key not in kind.keys or key not in ("length", "rate")
+            unit = "samples of an example" if key == "length" else "Hz of every file"
+            require(needed, f"dataset.{key}", value, f"give the {unit}: {what}")
+        allowed = kind.channels is None or self.channels in kind.channels
+        rule = "must be 1 (grey)" + (" or 3 (colour)" if kind.channels == (1, 3) else f": {what}")
+        require(allowed, "dataset.channels", self.channels, rule)
+        plain = kind.is_image or self.pixels == (Folder.mean, Folder.deviation)
+        require(plain, "dataset.mean", self.mean, f"is for images, as dataset.deviation is: {what}")
+        plain = kind.is_image or self.augment is None
+        require(plain, "dataset.augment", self.augment, f"is for images: {what}")
 
-def _natural(name: str) -> tuple[bool, int, str]:
-    """Sort classes that are numbers by value, before all others."""
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+    def _check(self, kind: Kind, item: Item) -> None:
+        """Hold a file's header to its mask's; where damaged files are skipped, read both.
+
+        Raises:
+            UserError: they do not fit, or are damaged.
+        """
+        kind.count(item.path, self.form)
+        if item.mask and kind.mask:
+            if suffix_of(item.mask) not in kind.mask.suffixes:
+                known = " or ".join(kind.mask.suffixes)
+                raise UserError(f"{item.mask}: a mask of a {kind.name} is a {known} file.")
+            image = kind.extent(item.path, self.form)
+            if (mask := kind.mask.extent(item.mask, self.form)) != image:
+                raise UserError(
+                    f"{item.mask}: has {'×'.join(map(str, mask))} pixels, and its image "
+                    f"{'×'.join(map(str, image))}."
+                )
+        if self.bad_records == "skip":
+            kind.read(item.path, self.form)
+            if item.mask and kind.mask:
+                kind.mask.read(item.mask, self.form)
+
+    def _digest(self, found: Listing) -> str:
+        """Return the SHA-256 of the files, and of how they become numbers."""
+        kind, sums = found.kind, []
+        for item in found.items:
+            with refuse_damage(item.path):
+                paths = kind.files(item.path, self.form) + ([item.mask] if item.mask else [])
+                each = [sha256(path) for path in paths]
+            sums.append(f"{item.name}:{each[0] if len(each) == 1 else digest(''.join(each))};")
+        text = f"{kind.shape(self.form)}:{self.fit}:{''.join(sums)}"
+        if kind.keys:  # what plain pictures do not have is left out, so that theirs stays
+            options = [getattr(self, key) for key in kind.keys]
+            text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
+        return digest(text)
+
+    def _load_inputs(self, found: Listing, files: str) -> Tensor:
+        """Return the examples of all files in one array [n, *shape], cached by their digest."""
+        kind, sampled = found.kind, np.float32 if self.spectrum is None else np.complex64
+        dtype: type = np.uint8 if kind.is_image else sampled
+        shape = (sum(map(len, found.used)), *kind.shape(self.form))
+
+        def blocks() -> Iterator[np.ndarray]:
+            for item, use in zip(found.items, found.used, strict=True):
+                with refuse_damage(item.path):
+                    block = kind.read(item.path, self.form)[use]
+                yield block if kind.is_image else block * np.float32(self.scale or 1)
+
+        return torch.from_numpy(load_or_make("folder", files, shape, dtype, blocks()))
+
+    def _load_masks(self, found: Listing, files: str) -> Tensor:
+        """Return the masks of all files in one array [n, *Form.mask], cached likewise."""
+        shape = (sum(map(len, found.used)), *self.form.mask)
+
+        def blocks() -> Iterator[np.ndarray]:
+            for item, use in zip(found.items, found.used, strict=True):
+                assert found.kind.mask
+                assert item.mask
+                with refuse_damage(item.mask):
+                    block = found.kind.mask.read(item.mask, self.form)[use]
+                yield block
+
+        return torch.from_numpy(load_or_make("folder-masks", files, shape, np.uint8, blocks()))

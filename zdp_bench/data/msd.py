@@ -33,6 +33,7 @@ from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import card, digest, holds_any, sha256, try_each
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.labelled_volumes import Case, find_cases
+from zdp_bench.data.formats.planes import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
@@ -286,9 +287,9 @@ def read_slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarr
         torch.from_numpy(np.ascontiguousarray(v[:, ::-1, indices].transpose(2, 1, 0)))
         for v in (image, label > 0)
     ]
-    pixels, mask = _to_bytes(turned[0], geometry.window), turned[1].float()  # each [n, Y, X]
+    pixels, mask = to_bytes(turned[0], geometry.window), turned[1].float()  # each [n, Y, X]
     if (target := resampled_shape(case.header, geometry)) != tuple(pixels.shape[1:]):
-        pixels, mask = _resample(pixels, target), _resample_mask(mask, target)
+        pixels, mask = resample(pixels, target), resample_mask(mask, target)
     if geometry.fit == "pad":
         pixels, mask = (_pad(v, geometry.size, case.image) for v in (pixels, mask))
     return torch.stack([pixels.round(), mask], dim=1).to(torch.uint8).numpy()
@@ -303,24 +304,6 @@ def resampled_shape(header: nifti.Header, geometry: Geometry) -> tuple[int, int]
     if geometry.spacing is None and abs(dx - dy) < 0.01 * step:
         return y, x
     return max(1, round(y * dy / step)), max(1, round(x * dx / step))
-
-
-def _to_bytes(image: Tensor, window: tuple[float, float] | None) -> Tensor:
-    """Map [n, Y, X] in the file's units to 0 to 255."""
-    if window:
-        low, high = torch.tensor(window[0]), torch.tensor(window[1])
-    else:
-        share = torch.tensor([0.01, 0.99])
-        low, high = torch.quantile(image.flatten(1), share, dim=1)[:, :, None, None]
-    return ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
-
-
-def _resample(image: Tensor, target: tuple[int, int]) -> Tensor:
-    return F.interpolate(image.unsqueeze(1), target, mode="bilinear", antialias=True).squeeze(1)
-
-
-def _resample_mask(mask: Tensor, target: tuple[int, int]) -> Tensor:
-    return F.interpolate(mask.unsqueeze(1), target, mode="nearest-exact").squeeze(1)
 
 
 def _pad(image: Tensor, size: int, path: Path) -> Tensor:

@@ -19,7 +19,6 @@ each clip's mean becomes 0 and its mean square 1).
 from __future__ import annotations
 
 import math
-import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from zdp_bench.data.files import (
     try_each,
     visible_files,
 )
+from zdp_bench.data.formats.wav import read_wav
 from zdp_bench.data.owners import hold_out_owners, most_of_one
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.registry import register
@@ -262,33 +262,12 @@ def speaker_of(clip: Path) -> str:
 def read_clip(path: Path) -> np.ndarray:
     """Read one clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut.
 
-    By Python's own `wave`: libsndfile silently shortens what a cut file announces.
-
     Raises:
-        UserError: no readable wav file of 16-bit samples, another rate, several channels, no
-            samples, or fewer than announced.
+        UserError: see `read_wav`.
     """
-    try:
-        with wave.open(str(path)) as file:
-            rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
-            announced = file.getnframes()
-            if (rate, channels, width) != (RATE, 1, 2):
-                has = f"has {channels} channels of {8 * width}-bit samples at {rate} Hz"
-                raise UserError(f"{path}: {has}; one channel of 16 bits at {RATE} Hz was expected.")
-            if not 0 < announced <= LARGEST:
-                raise UserError(
-                    f"{path}: announces {announced:,} samples where about {CLIP:,} were expected."
-                )
-            samples = np.frombuffer(file.readframes(announced), dtype="<i2")
-    except (wave.Error, EOFError, ValueError, RuntimeError) as error:  # wave's, over any header
-        raise UserError(
-            f"{path}: is not a readable wav file of 16-bit samples "
-            f"({str(error) or 'it ends in its header'})."
-        ) from None
-    if len(samples) != announced:
-        raise UserError(f"{path}: announces {announced:,} samples, but {len(samples):,} are there.")
+    samples = read_wav(path, RATE, 1, LARGEST)[:CLIP, 0]
     clip = np.zeros(CLIP, dtype=np.float32)
-    clip[: min(CLIP, len(samples))] = samples[:CLIP] / np.float32(2**15)
+    clip[: len(samples)] = samples / np.float32(2**15)
     return clip
 
 

@@ -86,9 +86,14 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
             "test": data.test,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
             "records_per_patient": data.examples_per_patient,
+            "owners": data.owners,
             "classes": data.classes,
         },
-        model={"name": config.model.name, "parameters_real": parameters, "outputs": data.outputs},
+        model={
+            "name": config.model.name,
+            "parameters_real": parameters,
+            "outputs": setup.data.outputs,
+        },
         layers=list_layers(setup),
         surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})

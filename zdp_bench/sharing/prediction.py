@@ -1,4 +1,4 @@
-"""Run an exported model on inputs from a file: .npy, .npz or .pt."""
+"""Run an exported model on inputs from a file: .npy, .npz or .pt, or files as it was trained on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
+from zdp_bench.records import Record
 from zdp_bench.sharing.folder import read_record
-from zdp_bench.sharing.loading import load
+from zdp_bench.sharing.loading import config_of, load
 from zdp_bench.training.evaluation import forward
+from zdp_bench.training.setup import build_dataset
 
 FORMATS = (".npy", ".npz", ".pt")
 
@@ -26,9 +29,10 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
         UserError: a file has another format, or the inputs do not fit the model.
     """
     _require_format(out, "--out")
-    example = read_record(folder)["data"]["example"]
+    record = read_record(folder)
+    example = record["data"]["example"]
     shape, dtype = tuple(example["input_shape"]), getattr(torch, example["input_dtype"])
-    given = read_inputs(inputs)
+    given = read_inputs(inputs) if inputs.suffix in FORMATS else prepare_file(record, inputs)
     if given.shape[1:] != shape or not len(given) or not torch.can_cast(given.dtype, dtype):
         raise UserError(
             f"{inputs}: holds {_described(given.dtype, given.shape)}, where the model takes "
@@ -39,13 +43,30 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
     return tuple(outputs.shape)
 
 
+def prepare_file(record: Record, path: Path) -> Tensor:
+    """Return a picture, scan or recording as the model's training data was prepared [n, ...].
+
+    Raises:
+        UserError: the model was not trained on such files, or the file is damaged.
+    """
+    data = build_dataset(config_of(record))
+    if not isinstance(data, Folder):
+        raise UserError(
+            f"INPUTS {path}: must end with {', '.join(FORMATS[:-1])} or .pt, prepared as the "
+            f"training data was; the model was trained on {record['data']['name']}, whose files "
+            "are not read one by one."
+        )
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file.")
+    return data.prepare(path)
+
+
 def read_inputs(path: Path) -> Tensor:
     """Return the tensor of a file; of several, the one that is called 'inputs'.
 
     Raises:
         UserError: the file is missing, damaged, or of another format.
     """
-    _require_format(path, "INPUTS")
     try:
         if path.suffix == ".pt":
             found: Any = torch.load(path, weights_only=True, map_location="cpu")

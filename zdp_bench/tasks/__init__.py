@@ -12,6 +12,8 @@ class Task(Protocol):
     """A loss for training, and metrics for the record of a run."""
 
     headline: str  # the metric that fills a table's cell
+    # A task may also say in `targets` what it takes, for an error, and in `outputs` how many
+    # numbers its model returns, whatever the data set says.
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return one loss per example, [B]; a mean would make per-sample gradients wrong."""

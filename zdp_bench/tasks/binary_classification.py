@@ -30,6 +30,8 @@ class BinaryClassification:
     """
 
     headline = "roc_auc"
+    targets = "one of two classes"
+    outputs = 1
 
     def __init__(self, *, weights: list[float] | None = None) -> None:
         positive = weights is None or (len(weights) == 2 and min(weights) > 0)

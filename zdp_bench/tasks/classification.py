@@ -25,6 +25,8 @@ class Classification:
         UserError: `headline` is no metric of this task.
     """
 
+    targets = "a class"
+
     def __init__(self, *, headline: str | None = None) -> None:
         self.headline = headline or "accuracy"
         if self.headline not in METRICS:

@@ -33,6 +33,7 @@ class Reconstruction:
     """
 
     headline = "ssim"
+    targets = "a reference and its zero-filled image [2, height, width]"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         reference = targets[..., 0, :, :] / scale(targets)

@@ -25,6 +25,7 @@ class Segmentation:
     """
 
     headline = "dice"
+    targets = "a mask [height, width]"
 
     def __init__(self, *, loss: Loss = "bce_dice") -> None:
         self.parts = {"bce": ("bce",), "dice": ("dice",), "bce_dice": ("bce", "dice")}[loss]

@@ -76,12 +76,28 @@ def _white_noise(data: Splits | DatasetInfo) -> Tensor:
     return torch.randn(count, *data.input_shape, dtype=dtype)
 
 
+def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits | DatasetInfo:
+    """Return the data with as many outputs as the task has: one logit tells two classes apart.
+
+    Raises:
+        UserError: there are more classes than that.
+    """
+    outputs = getattr(task, "outputs", data.outputs)
+    if outputs == 1 and data.outputs > 2:
+        raise UserError(
+            f"task={config.task.name}: takes two classes, and dataset={config.dataset.name} has "
+            f"{data.outputs}; take task=classification."
+        )
+    return data if outputs == data.outputs else replace(data, outputs=outputs)
+
+
 def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
     """Run model and loss on one test example, which is public, or on zeros of its shape.
 
     Raises:
         UserError: the model does not take the examples, or the loss not its outputs.
     """
+    seen = ""
     try:
         with torch.no_grad():
             inputs, targets = (
@@ -89,9 +105,11 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetI
                 if isinstance(data, DatasetInfo)
                 else data.test.batch(torch.arange(1))
             )
+            if takes := getattr(task, "targets", ""):
+                seen = f", targets of shape {list(targets.shape[1:])} where the task takes {takes}"
             losses = task.loss(model.eval()(inputs), targets)
     except UNFIT as error:
-        raise _unfit(config, data, error) from error
+        raise _unfit(config, data, error, seen) from error
     finally:
         model.train()
     if losses.shape != (1,) or losses.is_complex():
@@ -107,12 +125,14 @@ def zeros_like(data: DatasetInfo, examples: int) -> Batch:
     )
 
 
-def _unfit(config: Run, data: Splits | DatasetInfo, error: Exception) -> UserError:
+def _unfit(
+    config: Run, data: Splits | DatasetInfo, error: Exception, targets: str = ""
+) -> UserError:
     words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
     return UserError(
         f"model={config.model.name} and task={config.task.name} do not fit "
         f"dataset={config.dataset.name} (records of shape {list(data.input_shape)}, "
-        f"{data.outputs} outputs): {words}."
+        f"{data.outputs} outputs{targets}): {words}."
     )
 
 

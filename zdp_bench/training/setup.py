@@ -35,6 +35,7 @@ from zdp_bench.training.build import (
     build_optimizer,
     check_fit,
     claim_of,
+    fit_outputs,
     zeros_like,
 )
 from zdp_bench.training.devices import arithmetic, pick_device
@@ -118,8 +119,8 @@ class ModelSetup:
         """
         kernels.enable(config.execution.kernels == "auto")
         device = device or pick_device(config.device)
-        data = data or load_data(config)
         task: Task = lookup("task", config.task.name)(**config.task.options)
+        data = fit_outputs(config, task, data or load_data(config))
         model = build_model(config, data)
         start = find_start(config) if isinstance(data, Splits) else None
         if start:

@@ -1,0 +1,123 @@
+"""Small files of every kind that `dataset=folder` reads."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from zdp_bench.data.formats import nifti
+
+RATE = 100  # Hz of the recordings
+
+
+def write_png(path: Path, level: int) -> Path:
+    """A grey picture of 10 × 12 pixels, left half black."""
+    pixels = np.full((10, 12), level, dtype=np.uint8)
+    pixels[:, :6] = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def write_nifti(path: Path, level: int, shape: tuple[int, ...] = (12, 10, 4)) -> Path:
+    """A volume whose left half is 0, and whose planes count up from `level`."""
+    voxels = np.zeros(shape, dtype=np.int16)
+    voxels[shape[0] // 2 :] = level + np.arange(shape[2])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nifti.write(path, voxels, (1.0, 1.0, 2.0))
+    return path
+
+
+def write_wav(path: Path, level: int, samples: int = 40, channels: int = 1) -> Path:
+    """A wav file of one level, in units of 1/256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(np.full(samples * channels, 128 * level, dtype="<i2").tobytes())
+    return path
+
+
+def write_wfdb(path: Path, level: int, samples: int = 40) -> Path:
+    """A record of two leads, I and V5, of level / 100 mV and its negative."""
+    import wfdb
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    signal = np.full((samples, 2), level / 100) * [1, -1]
+    wfdb.wrsamp(
+        path.stem,
+        fs=RATE,
+        units=["mV", "mV"],
+        sig_name=["I", "V5"],
+        p_signal=signal,
+        fmt=["16", "16"],
+        adc_gain=[1000, 1000],
+        baseline=[0, 0],
+        write_dir=str(path.parent),
+    )
+    return path
+
+
+def write_dicom(path: Path, level: int, **changes: object) -> Path:
+    """A grey image of 10 × 12 pixels, left half 0, stored with slope 2."""
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Dataset()
+    image.file_meta = FileMetaDataset()
+    image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    image.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    image.file_meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=[path.name])
+    image.SOPClassUID = SecondaryCaptureImageStorage
+    image.SOPInstanceUID = image.file_meta.MediaStorageSOPInstanceUID
+    image.Rows, image.Columns, image.SamplesPerPixel = 10, 12, 1
+    image.PhotometricInterpretation = "MONOCHROME2"
+    image.BitsAllocated = image.BitsStored = 16
+    image.HighBit, image.PixelRepresentation = 15, 0
+    image.RescaleSlope, image.RescaleIntercept = 2, 0
+    pixels = np.full((10, 12), level // 2, dtype=np.uint16)
+    pixels[:, :6] = 0
+    image.PixelData = pixels.tobytes()
+    for name, value in changes.items():
+        setattr(image, name, value)
+    image.save_as(path, enforce_file_format=True)
+    return path
+
+
+# kind -> (its ending, what writes a file, the options it needs)
+KINDS = {
+    "picture": (".png", write_png, {}),
+    "image": (".dcm", write_dicom, {"window": [0, 255]}),
+    "volume": (".nii.gz", write_nifti, {"window": [0, 255]}),
+    "clip": (".wav", write_wav, {"length": 32, "rate": RATE}),
+    "recording": (".hea", write_wfdb, {"length": 32, "rate": RATE}),
+}
+
+
+def write_classes(folder: Path, kind: str) -> Path:
+    """Two classes of six patients each, with two files; file n of patient p is 100·c + 10·p + n."""
+    ending, write, _ = KINDS[kind]
+    for label, name in enumerate(("sick", "well")):
+        for patient in range(6):
+            for number in range(2):
+                file = folder / name / f"{name[0]}{patient}" / f"{number}{ending}"
+                write(file, 100 * label + 10 * patient + number)
+    return folder
+
+
+def write_masks(folder: Path, kind: str, patients: int = 10) -> Path:
+    """Images of one file a patient, and masks of their right half."""
+    ending, write, _ = KINDS[kind]
+    for patient in range(patients):
+        write(folder / "images" / f"p{patient}" / f"scan{ending}", 200)
+        mask = folder / "masks" / f"p{patient}"
+        if kind == "volume":
+            write_nifti(mask / "scan.nii", 3)
+        else:
+            write_png(mask / "scan.png", 255)
+    return folder

@@ -1,0 +1,227 @@
+"""List the files of a person's own data, in folders or by a CSV. None is opened.
+
+PATH/CLASS/FILE                 each file counts as a patient of its own
+PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
+PATH/images/..., PATH/masks/... the same names below both; the folder below images is the patient
+PATH/train|test|validation/...  split by the person, with either of the above below
+PATH.csv                        columns path, label or mask and, where known, patient and split
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from zdp_bench.data.files import require_inside, visible_files
+from zdp_bench.errors import UserError, suggestion
+
+PARTS = ("train", "test", "validation")
+COLUMNS = ("path", "label", "mask", "patient", "split")
+IMAGES, MASKS = "images", "masks"  # folders of a segmentation
+HEADER = ".hea"  # of WFDB: what else has its name belongs to it
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file, its class or its mask, and its patient.
+
+    Attributes:
+        name: the path below the folder, or as the CSV has it.
+        label: empty where it has a mask.
+        patient: the file's own name where none is known.
+        part: one of PARTS; empty where the split is still to be drawn.
+    """
+
+    path: Path
+    name: str
+    label: str
+    patient: str
+    part: str
+    mask: Path | None = None
+
+
+def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> list[Item]:
+    """List every file, sorted by name.
+
+    Args:
+        suffixes: of the files that are expected.
+        patient: a regular expression whose first group, in the file's name, is the patient.
+
+    Raises:
+        UserError: nothing is there, a file is of another kind or leads out of the folder, or
+            patients or splits contradict one another.
+    """
+    try:
+        if not path.exists():
+            raise UserError(f"dataset.path={path}: there is no such folder or CSV.")
+        found = list(_by_csv(path) if path.suffix == ".csv" else _by_folder(path))
+    except OSError as error:  # no permission, or a name that is too long
+        where = error.filename or path
+        raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
+    if not found:
+        raise UserError(f"dataset.path={path}: holds no file in a class folder.")
+    for item in found:
+        if not item.path.name.lower().endswith(tuple(suffixes)):
+            raise UserError(
+                f"{item.path}: is none of {', '.join(suffixes)}; move it out of the data."
+            )
+    if patient is not None:
+        found = [_with_patient(item, patient) for item in found]
+    _require_consistent(path, found)
+    return sorted(found, key=lambda item: item.name)
+
+
+def _by_folder(path: Path) -> Iterator[Item]:
+    if not path.is_dir():
+        raise UserError(f"dataset.path={path}: is neither a folder nor a CSV.")
+    split = all((path / part).is_dir() for part in PARTS[:2])
+    for part in PARTS if split else ("",):
+        home = path / part
+        if (home / IMAGES).is_dir() and (home / MASKS).is_dir():
+            yield from _with_masks(path, home, part)
+        elif home.is_dir():
+            for folder in visible_files(home):
+                if not folder.is_dir():
+                    raise UserError(
+                        f"{folder}: is no class folder. PATH/CLASS/FILE is expected, or a CSV."
+                    )
+                yield from _items_below(folder, path, folder.name, part)
+
+
+def _with_masks(path: Path, home: Path, part: str) -> Iterator[Item]:
+    """Pair the files below images/ with those of the same name, up to its ending, below masks/."""
+    if others := [f for f in visible_files(home) if f.name not in (IMAGES, MASKS)]:
+        raise UserError(f"{others[0]}: stands beside {IMAGES}/ and {MASKS}/; move it away.")
+    masks: dict[str, Path] = {}
+    for item in _items_below(home / MASKS, path, "", part):
+        if (other := masks.setdefault(_bare(item.path, home / MASKS), item.path)) != item.path:
+            raise UserError(f"{item.path}: is a mask of the same image as {other.name}.")
+    for item in _items_below(home / IMAGES, path, "", part):
+        if (mask := masks.pop(_bare(item.path, home / IMAGES), None)) is None:
+            raise UserError(f"{item.path}: has no mask of the same name below {home / MASKS}.")
+        yield replace(item, mask=mask)
+    if masks:
+        lone = min(masks.values())
+        raise UserError(f"{lone}: is the mask of no image; there is none of its name.")
+
+
+def _bare(path: Path, folder: Path) -> str:
+    """'p1/scan.nii.gz' of a file below a folder -> 'p1/scan'."""
+    name = path.relative_to(folder).as_posix()
+    return re.sub(r"(\.nii)?\.[^./]+$", "", name)
+
+
+def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[Item]:
+    for file in _files_below(folder):
+        require_inside(file, path)
+        inner = file.relative_to(folder).parts
+        name = file.relative_to(path).as_posix()
+        yield Item(file, name, label, inner[0] if len(inner) > 1 else name, part)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    here = visible_files(folder)
+    headers = {path.stem for path in here if path.suffix == HEADER}
+    for path in here:
+        if path.is_dir() and path.is_symlink():
+            raise UserError(f"{path}: is a link to a folder; put the folder itself there.")
+        if path.is_dir():
+            yield from _files_below(path)
+        elif path.suffix == HEADER or path.stem not in headers:
+            yield path
+
+
+def _by_csv(path: Path) -> Iterator[Item]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file)
+            columns = [name.strip() for name in table.fieldnames or []]
+            table.fieldnames = columns
+            lines = list(table)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"{path}: cannot be read as CSV ({type(error).__name__}); save it as UTF-8 text with "
+            "commas."
+        ) from None
+    _require_columns(path, columns)
+    for number, line in enumerate(lines, start=2):
+        yield _item_of(path, f"{path}, line {number}", line, columns)
+
+
+def _require_columns(path: Path, columns: list[str]) -> None:
+    """Refuse columns that lack a needed one, or have one that may be a slip of another's name."""
+    if "path" not in columns or ("label" in columns) == ("mask" in columns):
+        raise UserError(
+            f"{path}: has the columns {', '.join(columns)[:200]}; path and label are needed, or "
+            "path and mask; patient and split where they are known."
+        )
+    lacking = {*COLUMNS} - {*columns} - {"label", "mask"}
+    for name in {*columns} - {*COLUMNS}:
+        if near := suggestion(name.lower(), lacking):
+            raise UserError(f"{path}: column '{name}' is not known.{near} Rename it.")
+
+
+def _item_of(path: Path, where: str, line: dict[str, str], columns: Collection[str]) -> Item:
+    of = {key: (line.get(key) or "").strip() for key in COLUMNS}
+    target = "mask" if "mask" in columns else "label"
+    if not of["path"] or not of[target]:
+        raise UserError(f"{where}: columns path and {target} must both be there and filled.")
+    if ("split" in columns and of["split"] not in PARTS) or (
+        "patient" in columns and not of["patient"]
+    ):
+        raise UserError(
+            f"{where}: split must be {', '.join(PARTS[:2])} or {PARTS[2]}, and patient must "
+            "be filled; leave the column out if it is not known."
+        )
+    mask = _named(path, where, of["mask"]) if target == "mask" else None
+    patient = of["patient"] or of["path"]
+    return Item(
+        _named(path, where, of["path"]), of["path"], of["label"], patient, of["split"], mask
+    )
+
+
+def _named(path: Path, where: str, name: str) -> Path:
+    """Return the file that a CSV's line names, which must be below the CSV's folder."""
+    file = path.parent / name
+    try:
+        require_inside(file, path.parent)
+    except ValueError:
+        raise UserError(f"{where}: {name!r} is no file's name.") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not file.is_file():
+        raise UserError(f"{where}: there is no file {file}.")
+    return file
+
+
+def _with_patient(item: Item, pattern: str) -> Item:
+    try:
+        match = re.search(pattern, item.path.name)
+    except re.error as error:
+        raise UserError(f"dataset.patient={pattern}: is no regular expression: {error}.") from None
+    if not match or not match.groups() or not match[1]:
+        raise UserError(
+            f"{item.path}: its name does not tell the patient by dataset.patient={pattern}, whose "
+            "first group is the patient."
+        )
+    return replace(item, patient=match[1])
+
+
+def _require_consistent(path: Path, found: list[Item]) -> None:
+    """Refuse a patient in two parts, and the same file twice, also by two names."""
+    part_of: dict[str, str] = {}
+    names: dict[Path, str] = {}
+    for item in found:
+        real = item.path.resolve()
+        if real in names:
+            also = "" if names[real] == item.name else f", also as {names[real]}"
+            raise UserError(f"{path}: names {item.name} twice{also}.")
+        names[real] = item.name
+        if part_of.setdefault(item.patient, item.part) != item.part:
+            raise UserError(
+                f"{path}: patient {item.patient} is in {part_of[item.patient]} and in {item.part}; "
+                "split by patient, or the test measures what was trained on."
+            )
