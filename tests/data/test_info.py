@@ -79,6 +79,7 @@ def assert_described(of: Dataset, root: Path) -> tuple[DatasetInfo, Splits]:
 K_SPACE = {"height": 8, "width": 8, "slices": 2}
 LOADED: list[tuple[str, dict[str, Any]]] = [
     ("phase_digits", {"test_share": 0.3}),
+    ("phase_digits", {"validation_share": 0.2}),
     ("synthetic_images", {"train": 30, "test": 20}),
     ("cpsc2018_synthetic", {"count": 45, "seconds": 1.1}),
     (

@@ -32,7 +32,7 @@ def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> 
     assert shown.as_rich().row_count == 2
     one = sheet(select(tmp_path, ["recipe=b"], None, None))
     assert one.title == "1 record"
-    assert one.rows[0][-1] == "b1".ljust(12, "0")  # digests are shortened
+    assert one.rows[0][-1] == "b1".ljust(8, "0")  # digests are shortened
     assert json.loads(one.as_text("json"))[0]["epsilon_tight"] == "inf"
 
 
@@ -98,7 +98,33 @@ def test_what_differs_is_shown_and_what_is_the_same_is_said_once(tmp_path: Path)
     assert shown.numbers[0]["steps"] == 7  # CSV and JSON keep every column
     many = {f"k{n}": {"lr": n} for n in range(9)}
     save(tmp_path, configured(4, 0.1, optimizer={"lr": 0.1}, trainer={"epochs": 3}, **many))
-    assert "Also different: k6.lr, k7.lr" in sheet(select(tmp_path, [], None, None)).notes[-1]
+    assert "k4.lr, k5.lr" in sheet(select(tmp_path, [], None, None)).notes[-1]
+
+
+def test_of_several_recipes_one_column_says_what_differs_within_each(tmp_path: Path) -> None:
+    for rate in (0.1, 0.3):
+        algorithm = {"name": "dp_sgd", "noise_multiplier": rate}
+        config = {"optimizer": {"lr": rate}, "algorithm": algorithm}
+        save(tmp_path, configured(1, rate, privacy={"target_epsilon": 10 * rate}, **config))
+    own = {"optimizer": {"lr": 9.0, "name": "adam"}, "model": {"name": "lenet5"}}
+    other = {"name": "d", "provenance": "synthetic", "digest": "e" * 64, "notes": ""}
+    for run, data in (("b1", {}), ("b2", {"data": other})):
+        made = record("b", 1, 0.5, config=own) | data
+        save(tmp_path, made | {"run": run.ljust(64, "0")})
+    shown = sheet(select(tmp_path, [], None, None))
+    assert shown.columns == ["recipe", "differs", "value", "run"]
+    # The noise follows from the target; what is between recipes is not said.
+    assert [row[:2] for row in shown.rows] == [
+        ["a", "lr 0.1, target_epsilon 1"],
+        ["a", "lr 0.3, target_epsilon 3"],
+        ["b", "official"],
+        ["b", "synthetic"],
+    ]
+    assert "Also different: provenance; --columns shows them." in shown.notes
+    assert shown.numbers[3]["provenance"] == "synthetic"
+    console = Console(width=50, file=StringIO())
+    console.print(shown.as_rich())
+    assert len(console.file.getvalue().splitlines()) < 20  # type: ignore[attr-defined]
 
 
 def test_a_group_says_what_it_averages_over(tmp_path: Path) -> None:

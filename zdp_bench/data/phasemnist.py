@@ -116,12 +116,14 @@ def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pa
     training = Examples(
         examples, torch.from_numpy(labels[made.real]), torch.from_numpy(made.couple)
     )
-    partners = torch.from_numpy(draw_partners(test_labels, seed))
-    return (
-        training,
-        Examples(torch.complex(test_pixels, test_pixels[partners]), torch.from_numpy(test_labels)),
-        made,
-    )
+    return training, pair_public((test_pixels, test_labels), seed), made
+
+
+def pair_public(images: Images, seed: int) -> Examples:
+    """Make examples of test or validation images, each with a drawn partner of its own part."""
+    pixels, labels = images
+    partners = torch.from_numpy(draw_partners(labels, seed))
+    return Examples(torch.complex(pixels, pixels[partners]), torch.from_numpy(labels))
 
 
 def make_splits(train: Images, test: Images, seed: int, source: str, files: str) -> Splits:
@@ -182,29 +184,39 @@ class PhaseDigits(Dataset):
 
     pairing_seed: int = 9
     test_share: float = 0.2
+    validation_share: float | None = None
 
     def load(self, root: Path) -> Splits:
         bunch = load_digits()
         pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # in [0, 1]
         labels = bunch.target.astype(np.int64)
-        train, test = ((pixels[part], labels[part]) for part in self.split(labels))
+        train, test, held = ((pixels[part], labels[part]) for part in self.split(labels))
         files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
         files = f"{files}:{self.test_share}"
-        return make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
+        if self.validation_share is None:
+            return make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
+        files = f"{files}:{self.validation_share}"
+        made = make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
+        return replace(made, validation=pair_public(held, self.pairing_seed))
 
     def info(self, root: Path) -> DatasetInfo:
         labels = load_digits().target
-        train, test = self.split(labels)
+        train, test, held = map(len, parts := self.split(labels))
         digits = DatasetInfo(
-            train=len(train), test=len(test), input_shape=(8, 8), outputs=CLASSES, unit="image"
+            train=train,
+            test=test,
+            validation=held,
+            input_shape=(8, 8),
+            outputs=CLASSES,
+            unit="image",
         )
-        return _count_pairs(digits, labels[train], self.pairing_seed)
+        return _count_pairs(digits, labels[parts[0]], self.pairing_seed)
 
     def split(self, labels: np.ndarray) -> list[np.ndarray]:
-        """Indices of the digits to train and to test on, in equal shares of every label.
+        """Indices of the digits to train, test and validate on, in equal shares of every label.
 
         Raises:
-            UserError: a class would be empty on one side.
+            UserError: a class would be empty in one part.
         """
         count = len(labels)
         held = math.ceil(self.test_share * count) if 0 < self.test_share < 1 else 0
@@ -218,7 +230,17 @@ class PhaseDigits(Dataset):
         parts: list[np.ndarray] = train_test_split(
             everyone, test_size=self.test_share, stratify=labels, random_state=self.pairing_seed
         )
-        return parts
+        if self.validation_share is None:
+            return [*parts, everyone[:0]]
+        train, share = parts[0], self.validation_share
+        held = math.ceil(share * len(train)) if 0 < share < 1 else 0
+        fits = CLASSES <= held <= len(train) - CLASSES
+        rule = f"must leave {CLASSES} digits or more to train and to validate on"
+        require(fits, "dataset.validation_share", share, rule)
+        train, validation = train_test_split(
+            train, test_size=share, stratify=labels[train], random_state=self.pairing_seed
+        )
+        return [train, parts[1], validation]
 
 
 def _count_pairs(images: DatasetInfo, labels: np.ndarray, seed: int) -> DatasetInfo:

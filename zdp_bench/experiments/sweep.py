@@ -42,11 +42,13 @@ class Job:
     Args:
         sweep: a bug of ours is returned as well, after its traceback was printed.
         wait: wait for another process that runs the same job; otherwise return `Busy`.
+        show: print the run's summary at its end.
     """
 
-    def __init__(self, sweep: bool = False, wait: bool = True) -> None:
+    def __init__(self, sweep: bool = False, wait: bool = True, show: bool = True) -> None:
         self.sweep = sweep
         self.wait = wait
+        self.show = show
 
     def __call__(self, config: DictConfig) -> UserError | None:
         from hydra.core.hydra_config import HydraConfig
@@ -54,7 +56,7 @@ class Job:
         raise_if_asked()
         try:
             overrides = list(HydraConfig.get().overrides.task)
-            _carry_out(config, overrides, hydra_files=True, wait=self.wait)
+            _carry_out(config, overrides, hydra_files=True, wait=self.wait, show=self.show)
         except Exception as error:
             if stop := find_stop(error):
                 raise stop from None
@@ -92,7 +94,7 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
 
 
 def launch(
-    driver: Any, jobs: list[list[str]], launcher: str, settings: list[str]
+    driver: Any, jobs: list[list[str]], launcher: str, settings: list[str], show: bool = True
 ) -> list[tuple[list[str], str]]:
     """Give jobs that no sweep could list to a launcher; return the failed (overrides, reason).
 
@@ -100,6 +102,7 @@ def launch(
         driver: Hydra's, from `hydra_session`.
         jobs: the overrides of each.
         settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
+        show: print every run's summary.
 
     Raises:
         UserError: as for `sweep`.
@@ -116,7 +119,7 @@ def launch(
         )
         carrier = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
-            task_function=Job(sweep=True, wait=False),
+            task_function=Job(sweep=True, wait=False, show=show),
             config=chosen,
         )
         words = [[f"launcher={launcher}", *job] for job in jobs]
@@ -176,6 +179,7 @@ def _carry_out(
     hydra_files: bool,
     wait: bool = True,
     runner: Runner | None = None,
+    show: bool = True,
 ) -> None:
     """Check a composed configuration, run it and print its summary."""
     from zdp_bench.report.summary import sheet
@@ -197,7 +201,8 @@ def _carry_out(
         outcome = run(checked, progress, wait, runner)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
-    console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
+    if show:
+        console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
 
 
 def _write_hydra_files(folder: Path, config: DictConfig) -> None:

@@ -121,7 +121,7 @@ def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
-    with _quiet():
+    with quiet():
         accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, steps))
         return float(accountant.get_epsilon(delta))
 
@@ -167,7 +167,7 @@ def _wor_rdp(z: float, sample_rate: float, orders: tuple[int, ...]) -> tuple[flo
     event = dp_accounting.SampledWithoutReplacementDpEvent(
         examples, round(sample_rate * examples), dp_accounting.GaussianDpEvent(z)
     )
-    with _quiet(), np.errstate(all="ignore"):
+    with quiet(), np.errstate(all="ignore"):
         return tuple(RdpAccountant(orders, NeighboringRelation.REPLACE_ONE).compose(event).rdp)
 
 
@@ -175,12 +175,12 @@ def _wor_rdp(z: float, sample_rate: float, orders: tuple[int, ...]) -> tuple[flo
 def poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Return the Rényi divergences of one Poisson-sampled step, by dp-accounting."""
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
-    with _quiet():
+    with quiet():
         return tuple(RdpAccountant(orders).compose(event).rdp)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence dp-accounting's warnings that an order did not converge: without it the bound still
     holds.
     """

@@ -29,6 +29,7 @@ from zdp_bench.privacy.loss_distribution import (
 )
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
+ROUNDING = 1e-9  # relative; two bounds C give one noise multiplier two values of z
 ALWAYS = Mixture((-math.inf, 0.0))  # every step draws it
 
 
@@ -91,11 +92,12 @@ def together(spent: Iterable[Spent], delta: float) -> float:
         ValueError: some runs compare data sets with one example more or less, others with one
             replaced; no ε is known that covers both tightly.
     """
+    taken = [one for one in spent if one.steps]
+    least = _merge_rounding(one.z for one in taken)
     steps: dict[tuple[float, Sampling, int], int] = defaultdict(int)
-    for one in spent:
-        if one.steps:
-            count = min(one.examples, one.sampling.records)
-            steps[one.z, one.sampling, count] += one.steps
+    for one in taken:
+        count = min(one.examples, one.sampling.records)
+        steps[least[one.z], one.sampling, count] += one.steps
     if not steps:
         return 0.0
     if any(z < HOPELESS or sampling.scheme == "shuffled" for z, sampling, _ in steps):
@@ -105,8 +107,8 @@ def together(spent: Iterable[Spent], delta: float) -> float:
             "runs with Poisson and with fixed-size batches protect different neighbours"
         )
     if len(steps) == 1:
-        (((z, sampling, count), taken),) = steps.items()
-        return patient_epsilon(Mechanism.of_z(z, sampling), count, taken, delta)
+        (((z, sampling, count), number),) = steps.items()
+        return patient_epsilon(Mechanism.of_z(z, sampling), count, number, delta)
     # In one order, so that equal spendings have equal ε.
     ordered = sorted(
         steps, key=lambda kind: (kind[0], kind[1].sample_rate, kind[1].records, kind[2])
@@ -114,9 +116,19 @@ def together(spent: Iterable[Spent], delta: float) -> float:
     kinds = [(*_law(*kind), steps[kind]) for kind in ordered]
     replaced = next(iter(steps))[1].adjacency == "replace_one"
     laws, width = uniform_laws if replaced else poisson_laws, shared_width(kinds, delta)
-    every = sum(taken for _, _, taken in kinds)
-    parts = [(laws(z, drawn, every, delta, width), taken) for z, drawn, taken in kinds]
+    every = sum(number for _, _, number in kinds)
+    parts = [(laws(z, drawn, every, delta, width), number) for z, drawn, number in kinds]
     return epsilon_together(parts, delta)
+
+
+def _merge_rounding(values: Iterable[float]) -> dict[float, float]:
+    """Return for each z the least that differs from it by rounding alone: less noise, more ε."""
+    found: dict[float, float] = {}
+    least = -math.inf
+    for z in sorted(set(values)):
+        least = least if z <= least * (1 + ROUNDING) else z
+        found[z] = least
+    return found
 
 
 def _law(z: float, sampling: Sampling, count: int) -> tuple[float, Mixture]:

@@ -31,8 +31,12 @@ TELLING = [
     "provenance",
     "run",
 ]
+# Of these, CSV and JSON have every one; a table only says their names if they differ.
+ASIDE = ("variant", "delta", "steps", "provenance")
 STAY = ("value", "run")  # shown also if they are the same in all records
-MOST = 6  # configuration keys that are shown unasked
+MOST = 4  # configuration keys that are shown unasked, of one recipe
+DIFFERS = "differs"  # of several recipes, one column for all of them
+CALIBRATED = ("privacy.target_epsilon", "privacy.claimed_epsilon")
 OVER = "averages_over"
 # recorded keys that change no result
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
@@ -44,12 +48,14 @@ class Selection:
 
     Attributes:
         same: columns of equal values, which a table names once, below it.
+        aside: columns that differ, and which a table only names below it.
         notes: sentences below the table.
     """
 
     frame: pd.DataFrame
     same: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
 
 
 def select(
@@ -75,14 +81,18 @@ def select(
         _require(column, frame)
         frame = frame[[_equals(cell, value) for cell in frame[column]]]
     same: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if by:
         frame, notes = _group(frame, by.split(","), keys)
         shown = list(frame.columns)
     else:
-        shown, notes = _telling(frame, keys)
+        frame, shown, left = _telling(frame, keys)
         if not columns and len(frame) > 1:
             same = tuple(c for c in shown if c not in STAY and not _differs(frame[c]))
+            aside = tuple(c for c in ASIDE if c not in same)
+        if more := [*aside, *left]:
+            notes = (f"Also different: {', '.join(more)}; --columns shows them.",)
     if columns:
         shown, notes = columns.split(","), notes if by else ()
     if sort:
@@ -90,7 +100,7 @@ def select(
         frame = frame.sort_values(sort, kind="stable", key=_sortable)
     for column in shown:
         _require(column, frame)
-    return Selection(frame[shown], same, notes)
+    return Selection(frame[shown], same, notes, aside)
 
 
 def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
@@ -127,14 +137,39 @@ def _differs(column: pd.Series) -> bool:
     return len({None if cell is False or pd.isna(cell) else str(cell) for cell in column}) > 1
 
 
-def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the columns that are shown unasked, and a note on those that also differ."""
-    found = {key: None for _, runs in frame.groupby("recipe") for key in differing(runs, keys)}
-    shown = list(found)[:MOST]
-    left = ", ".join(list(found)[MOST:])
-    notes = (f"Also different: {left}; --columns shows them.",) if left else ()
+def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str], list[str]]:
+    """Return the records, the columns that are shown unasked, and the keys that also differ.
+
+    Runs of one recipe show the keys in which they differ; those of several have the column
+    `differs`, in which each run says its values of what differs within its recipe.
+    """
     at = TELLING.index("metric")
-    return [*TELLING[:at], *shown, *TELLING[at:]], notes
+    if frame["recipe"].nunique() <= 1:
+        found = _causes(differing(frame, keys))
+        return frame, [*TELLING[:at], *found[:MOST], *TELLING[at:]], found[MOST:]
+    told = pd.Series("", index=frame.index, dtype=object)
+    for _, runs in frame.groupby("recipe"):
+        own = _causes(differing(runs, ["variant", "provenance", *keys]))
+        told[runs.index] = [_tell(run, own) for run in runs[own].to_dict("records")]
+    return frame.assign(**{DIFFERS: told}), [*TELLING[:at], DIFFERS, *TELLING[at:]], []
+
+
+def _causes(keys: list[str]) -> list[str]:
+    """Return keys without the noise that follows from an ε among them; names come first."""
+    follows = "algorithm.noise_multiplier" if any(key in keys for key in CALIBRATED) else ""
+    return sorted((key for key in keys if key != follows), key=lambda key: not key.endswith("name"))
+
+
+def _tell(run: dict[Any, Any], keys: list[str]) -> str:
+    """Return a run's values of some keys, 'dp_sgd, lr 0.1'."""
+    on = [(key, run[key]) for key in keys if not (run[key] is None or run[key] != run[key])]
+    plain = (".name", "variant", "provenance")  # whose values say what they are of
+    return ", ".join(
+        _cell(key, value)
+        if key.endswith(plain)
+        else f"{key.rpartition('.')[2]} {_cell(key, value)}"
+        for key, value in on
+    )
 
 
 def _group(
@@ -194,11 +229,13 @@ def sheet(selection: Selection) -> Sheet:
     title = _count(len(frame), "record")
     if {"n", "mean", "deviation"} <= set(frame.columns):
         title = f"{_count(len(frame), 'group')} of {_count(int(frame['n'].sum()), 'record')}"
-    shown = [column for column in frame.columns if column not in selection.same]
+    left_out = (*selection.same, *selection.aside)
+    shown = [column for column in frame.columns if column not in left_out]
     cells = [[_cell(column, line[column]) for column in shown] for line in lines]
     once = [f"{c} {_cell(c, lines[0][c])}" for c in selection.same if _cell(c, lines[0][c])]
     notes = [f"The same in all: {', '.join(once)}."] if once else []
-    return Sheet(title, shown, cells, [*notes, *selection.notes], numbers=lines)
+    notes = [*notes, *selection.notes]
+    return Sheet(title, shown, cells, notes, numbers=lines, one_line=True)
 
 
 def _count(number: int, what: str) -> str:
@@ -209,5 +246,5 @@ def _cell(column: str, value: object) -> str:
     if value is None:
         return ""
     if column in ("run", "experiment", "data_digest", "ledger_digest", "commit"):
-        return str(value)[:12]
+        return str(value)[:8]
     return f"{value:.4g}" if isinstance(value, float) else str(value)

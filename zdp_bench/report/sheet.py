@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from zdp_bench.records import write_text
 
@@ -21,6 +22,7 @@ Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json", "html")
 # '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that must not be cut
 NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)+")
+DIGEST = re.compile(r"[0-9a-f]{8}")  # half of one names nothing
 LONGEST = 8  # characters of a number's heading that stand in one line
 
 
@@ -34,6 +36,7 @@ class Sheet:
         notes: sentences below the table.
         origin: a sentence below the title of the Markdown page: what made it.
         numbers: what CSV and JSON hold, one mapping a row.
+        one_line: on a terminal each row is one line, however long its words.
     """
 
     title: str
@@ -42,6 +45,7 @@ class Sheet:
     notes: Sequence[str] = ()
     origin: str = ""
     numbers: Sequence[Numbers] = ()
+    one_line: bool = False
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[Numbers]) -> Sheet:
@@ -67,12 +71,14 @@ class Sheet:
         )
         cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
         for heading, column in zip_longest(self.columns, cells, fillvalue=""):
-            if _is_numeric(column):
+            if _must_stay(column):
                 table.add_column(_broken(heading, column), no_wrap=True)
             else:
                 table.add_column(heading, overflow="ellipsis")
         for row in self.rows:
-            table.add_row(*row)
+            # A cell that does not wrap, in a column that may shrink.
+            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row]
+            table.add_row(*(whole if self.one_line else row))
         return table
 
     def as_markdown(self) -> str:
@@ -95,9 +101,10 @@ class Sheet:
         return write_pair(stem, self.as_markdown(), to_csv(self.numbers))
 
 
-def _is_numeric(column: Sequence[str]) -> bool:
+def _must_stay(column: Sequence[str]) -> bool:
+    """True if cells are numbers or short digests, of which a part would mislead."""
     filled = [cell for cell in column if cell]
-    return bool(filled) and all(NUMBER.fullmatch(cell) for cell in filled)
+    return bool(filled) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in filled)
 
 
 def _broken(heading: str, column: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.tasks import Condensing, Scoring, Task
 
+DIVERGED = "diverged at"  # how the sentence of such a run begins
 WATCHED = 50  # steps between two checks for divergence, beside the evaluation of each epoch
 EVALUATION_BATCH = 1000
 EVALUATION_NUMBERS = 2**21  # in the inputs of a batch: a U-Net's maps take 64 times as much
@@ -55,7 +56,7 @@ def refuse_divergence(
     if not math.isfinite(metrics.get("loss", 0.0)):
         at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
-            f"diverged at {at}: the model's outputs or loss are no finite numbers any more. Lower "
+            f"{DIVERGED} {at}: the model's outputs or loss are no finite numbers any more. Lower "
             f"optimizer.lr (it is {rate}), the noise or the bound. Nothing is recorded, but the "
             "steps stay counted in the run's ledger."
         )

@@ -93,15 +93,23 @@ def read_spendings(results: Path) -> tuple[list[Spending], list[Path]]:
     Raises:
         UserError: a record or a plan is damaged.
     """
-    found, unknown = [], []
+    unknown = []
     homes = {path.parent for name in ("record.json", FILE) for path in _runs(results, name)}
-    for home in sorted(homes):
-        record = records.read(home / "record.json")
-        found.append(_read_spending(record or _read_plan(home / FILE), home, bool(record)))
+    found = [read_spending(home) for home in sorted(homes)]
     for path in sorted((results / "runs").rglob("*.jsonl")):
         if not any(parent in homes for parent in path.parents) and _has_steps(path):
             unknown.append(path)
     return found, unknown
+
+
+def read_spending(home: Path) -> Spending:
+    """Return what the run of a folder has spent, or may still spend.
+
+    Raises:
+        UserError: its record or its plan is damaged.
+    """
+    record = records.read(home / "record.json")
+    return _read_spending(record or _read_plan(home / FILE), home, bool(record))
 
 
 def _runs(results: Path, name: str) -> list[Path]:

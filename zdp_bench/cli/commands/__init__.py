@@ -27,6 +27,7 @@ from zdp_bench.cli.commands import (
     reproduce,
     results,
     run,
+    search,
     table,
     validate,
     verify,
@@ -42,6 +43,7 @@ GROUPS: dict[str, str] = {
 
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
+    "search": search,
     "federate": federate,
     "find-lr": find_lr,
     "list": list,

@@ -1,0 +1,145 @@
+"""What a search varies: Hydra's sweep grammar read into Optuna's distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+
+from zdp_bench.config.digests import enters_digest
+from zdp_bench.config.messages import readable_errors
+from zdp_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
+# What all trials share, with the reason.
+SHARED = {
+    "recipe": "a search is of one recipe",
+    "dataset": "all trials train on one data set, or their ε would not add up",
+    "seed": "the best of several seeds is luck, and no hyper-parameter",
+    "privacy": "all trials protect one unit at one δ; privacy.target_epsilon may be searched",
+    "federated": "a search takes one training set",
+}
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search varies, and what it does not.
+
+    Attributes:
+        fixed: the words that every trial shares.
+        searched: the key of each other word and its values.
+    """
+
+    fixed: tuple[str, ...]
+    searched: dict[str, BaseDistribution]
+
+    def words(self, values: dict[str, Any]) -> list[str]:
+        """Return the overrides of a trial."""
+        return [*self.fixed, *(f"{key}={_word(value)}" for key, value in values.items())]
+
+    def example(self) -> list[str]:
+        """Return the overrides of one trial, to check the keys with."""
+        return self.words({key: _first(values) for key, values in self.searched.items()})
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Return every combination of the values, the last key changing first.
+
+        Raises:
+            UserError: an interval has no end of values.
+        """
+        from optuna.distributions import CategoricalDistribution
+
+        for key, values in self.searched.items():
+            if not isinstance(values, CategoricalDistribution):
+                raise UserError(
+                    f"--sampler grid: {key} is an interval, which has no end of values; give a "
+                    "comma list, choice(...) or range(...), or take --sampler tpe."
+                )
+        every = [values.choices for values in self.searched.values()]  # type: ignore[attr-defined]
+        return [dict(zip(self.searched, values, strict=True)) for values in product(*every)]
+
+
+def read_space(overrides: Sequence[str]) -> Space:
+    """Return the space that command-line words describe.
+
+    Raises:
+        UserError: a word cannot be read, none has several values, or one may not be searched.
+    """
+    with readable_errors(list(overrides)):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    searched: dict[str, BaseDistribution] = {}
+    for override in parsed:
+        if override.is_sweep_override():
+            key = str(override.input_line).partition("=")[0]
+            _require_own(override, key.lstrip("+"))
+            searched[key] = _values(override)
+    if not searched:
+        raise UserError(
+            "zdp-bench search: no key has several values. Give one some, such as "
+            "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
+        )
+    fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
+    return Space(tuple(fixed), searched)
+
+
+def _require_own(override: Override, key: str) -> None:
+    """Refuse keys that all trials have to share."""
+    section = key.partition(".")[0]
+    reason = SHARED.get(section)
+    if key in EPSILONS:
+        reason = None
+    elif reason is None and not enters_digest(key):
+        reason = "it changes no result"
+    if reason:
+        raise UserError(f"{override.input_line}: cannot be searched: {reason}. Give it one value.")
+
+
+def _values(override: Override) -> BaseDistribution:
+    """Return the values of a sweep. Those of a list stay words, as Hydra writes them."""
+    from optuna.distributions import CategoricalDistribution
+
+    sweep, line = override.value(), override.input_line
+    unknown = sorted(getattr(sweep, "tags", set()) - {"log"})
+    if unknown:
+        raise UserError(f"{line}: the tag '{unknown[0]}' means nothing here. Allowed: log.")
+    if isinstance(sweep, IntervalSweep):
+        return _interval(str(line), sweep)
+    if not isinstance(sweep, ChoiceSweep | RangeSweep):
+        raise UserError(f"{line}: glob is of files; list the values, or give an interval.")
+    if sweep.tags:
+        raise UserError(f"{line}: the tag 'log' is of intervals.")
+    words = list(dict.fromkeys(override.sweep_string_iterator()))
+    if not words:
+        raise UserError(f"{line}: is an empty range.")
+    return CategoricalDistribution(words)
+
+
+def _interval(line: str, sweep: IntervalSweep) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    low, high, log = sweep.start, sweep.end, "log" in sweep.tags
+    assert low is not None
+    assert high is not None
+    if not -math.inf < low < high < math.inf:
+        raise UserError(f"{line}: an interval goes from a number to a larger one.")
+    if log and low <= 0:
+        raise UserError(f"{line}: tag(log,...) needs numbers above 0.")
+    if isinstance(low, int) and isinstance(high, int):
+        return IntDistribution(low, high, log=log)
+    return FloatDistribution(float(low), float(high), log=log)
+
+
+def _first(values: BaseDistribution) -> Any:
+    return values.choices[0] if hasattr(values, "choices") else values.low  # type: ignore[attr-defined]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
