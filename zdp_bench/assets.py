@@ -22,6 +22,12 @@ RECIPES = _ROOT / "recipes"
 
 def group(folder: Path) -> dict[str, Path]:
     """Return the YAML files of a folder by name, sorted: `{"mnist": .../mnist.yaml, ...}`."""
+    state = folder.stat().st_mtime_ns if folder.is_dir() else 0  # a new file changes it
+    return dict(_list(folder, state))
+
+
+@cache
+def _list(folder: Path, state: int) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

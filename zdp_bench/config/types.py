@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import fields, make_dataclass
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -11,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.errors import UserError, first_line, unknown
 
+_CHECKED: dict[str, dict[str, Any]] = {}
 T = TypeVar("T")
 REQUIRED = MISSING  # the default of a parameter that has none
 WORDS = {
@@ -54,6 +56,13 @@ def check_types(
     for key in values:
         if key not in types:
             raise unknown("key", f"{dot}{key}", [f"{dot}{name}" for name in types])
+    known = repr((types, values))  # the jobs of a sweep have most sections in common
+    if known not in _CHECKED:
+        _CHECKED[known] = _convert(types, values, dot)
+    return deepcopy(_CHECKED[known])
+
+
+def _convert(types: dict[str, tuple[Any, Any]], values: dict[str, Any], dot: str) -> dict[str, Any]:
     plain = [(name, _without_literals(hint), default) for name, (hint, default) in types.items()]
     merged = OmegaConf.structured(make_dataclass("Options", plain))
     for key, value in values.items():

@@ -10,6 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,15 @@ def available() -> list[str]:
         for pattern in ("*/table*.csv", "*/fig*.csv")
         for path in sorted(assets.PAPERS.glob(pattern))
     ]
+
+
+@cache
+def titles() -> dict[str, str]:
+    """Return each paper's name as people cite it: {'zeta_dp_2021': 'Ziller et al. 2021 (ζ-DP)'}."""
+    found: dict[str, str] = {}
+    for table in available():
+        found.setdefault(table.partition("/")[0], reference(table)[0].paper)
+    return found
 
 
 def is_figure(table: str) -> bool:

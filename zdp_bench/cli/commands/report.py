@@ -1,6 +1,4 @@
-"""Every table, ε, curve and figure on one HTML page that needs no network: open it, mail it, print
-it.
-"""
+"""Every run, table, ε and figure on one HTML page that needs no network. Open, mail or print it."""
 
 from __future__ import annotations
 
@@ -26,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.report import page, papers, tables
+    from zdp_bench.sharing.card import card
+    from zdp_bench.sharing.folder import missing_keys
     from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
@@ -35,5 +35,8 @@ def run(options: argparse.Namespace) -> int:
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
     made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
-    print(f"written: {page.write(made, options.results, output)}")
+    written = page.write(
+        made, options.results, output, lambda run: "" if missing_keys(run) else card(run)
+    )
+    print(f"written: {written}")
     return 0

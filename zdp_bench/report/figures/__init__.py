@@ -13,6 +13,7 @@ readers tell apart; with their line styles, the first four also work in grey pri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from zdp_bench.registry import lookup
+from zdp_bench.registry import lookup, names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
@@ -56,6 +57,20 @@ def draw(name: str, results: Path, data_root: Path) -> Figure:
         figure: Figure = builder(results, data_root)
         FigureCanvasAgg(figure).draw()  # lays it out while the style holds
     return figure
+
+
+def captions() -> dict[str, str]:
+    """Return what each figure shows, by the name of its file."""
+    return {stem(name): _says(lookup("figure", name)) for name in names("figure")}
+
+
+def stem(name: str) -> str:
+    """'zeta_dp_2021/fig1' -> 'zeta_dp_2021_fig1'."""
+    return name.replace("/", "_")
+
+
+def _says(builder: Callable[..., Figure]) -> str:
+    return " ".join((builder.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def legend_below(figure: Figure) -> None:

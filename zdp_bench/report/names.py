@@ -1,0 +1,120 @@
+"""Names that people use: 'complex MLP on PhaseMNIST', not `complex_mlp` and `phasemnist`.
+
+What is not listed keeps its id, with spaces for underscores.
+"""
+
+from __future__ import annotations
+
+from zdp_bench.records import Record
+
+MODELS = {
+    "alexnet": "AlexNet",
+    "complex_cnn": "complex CNN",
+    "complex_dfa_cnn": "complex CNN for feedback alignment",
+    "complex_harmonic": "complex harmonic network",
+    "complex_mlp": "complex MLP",
+    "complex_sequence_cnn": "complex sequence CNN",
+    "complex_unet": "complex U-Net",
+    "lenet5": "LeNet-5",
+    "model3": "Model-3",
+    "real_cnn": "CNN",
+    "real_dfa_cnn": "CNN for feedback alignment",
+    "real_mlp": "MLP",
+    "real_sequence_cnn": "sequence CNN",
+    "real_unet": "U-Net",
+    "resnet18_transfer": "ResNet-18, transferred",
+    "resnet20": "ResNet-20",
+    "speech_cnn": "speech CNN",
+    "transposed_unet": "transposed U-Net",
+    "vgg11": "VGG-11",
+    "vgg11_unet": "VGG-11 U-Net",
+}
+DATA = {
+    "chest_xray": "chest X-ray",
+    "chest_xray_synthetic": "drawn chest X-ray",
+    "cifar10": "CIFAR-10",
+    "cpsc2018": "CPSC 2018 ECG",
+    "cpsc2018_synthetic": "synthetic CPSC 2018 ECG",
+    "fashion_mnist": "Fashion-MNIST",
+    "fastmri": "fastMRI knee",
+    "folder": "own pictures",
+    "kspace_from_volumes": "MRI from volumes",
+    "kspace_phantom": "MRI phantoms",
+    "mitbih": "MIT-BIH ECG",
+    "mitbih_synthetic": "synthetic MIT-BIH ECG",
+    "mnist": "MNIST",
+    "mri_sequences": "MRI sequences",
+    "mri_sequences_from_volumes": "MRI sequences from volumes",
+    "mri_sequences_synthetic": "drawn MRI sequences",
+    "msd": "Medical Segmentation Decathlon",
+    "msd_synthetic": "synthetic Segmentation Decathlon",
+    "phase_digits": "phase digits",
+    "phasemnist": "PhaseMNIST",
+    "public_kspace": "k-space of public pictures",
+    "speech_commands": "Speech Commands",
+    "speech_commands_synthetic": "synthetic Speech Commands",
+    "synthetic_images": "generated pictures",
+}
+ALGORITHMS = {
+    "sgd": "non-private",
+    "dp_sgd": "DP-SGD",
+    "zeta_dp_sgd": "ζ-DP-SGD",
+    "spectral_dp": "Spectral-DP",
+    "gredp": "GReDP",
+    "dp_dfa": "DP-DFA",
+}
+METRICS = {
+    "accuracy": "accuracy",
+    "roc_auc": "ROC AUC",
+    "ssim": "SSIM",
+    "psnr": "PSNR",
+    "nmse": "NMSE",
+    "dice": "Dice",
+    "loss": "loss",
+}
+UNITS = {"accuracy": "%", "roc_auc": "%", "psnr": "dB"}
+
+
+def model(name: str) -> str:
+    return MODELS.get(name, _spaced(name))
+
+
+def data(name: str) -> str:
+    return DATA.get(name, _spaced(name))
+
+
+def algorithm(label: str) -> str:
+    """'dp_sgd, per_layer=True' -> 'DP-SGD, per_layer=True'."""
+    name, comma, options = label.partition(", ")
+    return f"{ALGORITHMS.get(name, _spaced(name))}{comma}{options}"
+
+
+def metric(name: str) -> str:
+    return METRICS.get(name, _spaced(name))
+
+
+def unit(metric: str) -> str:
+    """'%' for a share, 'dB' for PSNR, else nothing."""
+    return UNITS.get(metric, "")
+
+
+def scale(metric: str) -> float:
+    """Turns a recorded metric into its unit."""
+    return 100.0 if unit(metric) == "%" else 1.0
+
+
+def axis(metric: str) -> str:
+    """'test accuracy, %': the label of an axis that shows a metric."""
+    after = f", {unit(metric)}" if unit(metric) else ""
+    return f"test {METRICS.get(metric, _spaced(metric))}{after}"
+
+
+def run(record: Record) -> str:
+    """'complex MLP on PhaseMNIST'."""
+    network = record["config"].get("model", {}).get("name")
+    on = data(record["data"]["name"])
+    return f"{model(network)} on {on}" if network else on
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
