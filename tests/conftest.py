@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,15 @@ if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernel
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    amounts = {"kills": 100, "configurations": 1000, "damaged": 400, "attacked": 600}
+    for what, count in amounts.items():
+        parser.addoption(f"--{what}", type=int, default=count, help=f"with --slow: {what}")
+    drawn = random.SystemRandom().randrange(2**32)
+    parser.addoption("--seed", type=int, default=drawn, help="with --slow: repeats what failed")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return f"--seed {config.getoption('seed')}" if config.getoption("--slow") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

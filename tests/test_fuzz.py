@@ -1,6 +1,7 @@
 """Any configuration and any damaged file gives a result or one sentence, never a traceback.
 
-A few examples whenever the tests are run, 1,000 configurations and 200 damaged files with `--slow`.
+A few examples whenever the tests are run; with `--slow`, as many as `--configurations` and
+`--damaged` say, drawn from `--seed`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_mini_mnist
@@ -134,11 +135,11 @@ def one_configuration(words: list[str]) -> None:
             a_sentence(error)
 
 
-def configurations(count: int) -> Callable[[], None]:
+def configurations(count: int, number: int) -> Callable[[], None]:
+    @seed(number)
     @settings(
         max_examples=count,
         deadline=None,
-        derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],  # an example that fails is short enough as it is
@@ -151,13 +152,15 @@ def configurations(count: int) -> Callable[[], None]:
 
 
 def test_any_configuration_is_a_clean_run_or_a_sentence() -> None:
-    configurations(40)()
+    configurations(40, 0)()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_thousand_configurations_are_clean_runs_or_sentences() -> None:
-    configurations(1000)()
+@pytest.mark.timeout(6 * 3600)
+def test_thousands_of_configurations_are_clean_runs_or_sentences(
+    pytestconfig: pytest.Config,
+) -> None:
+    configurations(pytestconfig.getoption("configurations"), pytestconfig.getoption("seed"))()
 
 
 # damaged files
@@ -203,9 +206,9 @@ def whole_set(name: str, root: Path) -> None:
         assert len(inputs) == len(part) > 0
 
 
-def damaged(name: str, root: Path, count: int, seed: int = 0) -> int:
+def damaged(name: str, root: Path, count: int, number: int = 0) -> int:
     """Read the set `count` times with one damaged file each; count the sentences."""
-    rng = random.Random(f"{name}{seed}")
+    rng = random.Random(f"{name}{number}")
     if "mnist" in name:
         write_mini_mnist(root)
     whole_set(name, root)
@@ -223,7 +226,7 @@ def damaged(name: str, root: Path, count: int, seed: int = 0) -> int:
             told += 1
         except Exception as error:
             raise AssertionError(
-                f"{path.name}, {damage.__name__}: {type(error).__name__}: {error}"
+                f"--seed {number}: {path.name}, {damage.__name__}: {type(error).__name__}: {error}"
             ) from error
         finally:
             path.write_bytes(body)
@@ -239,10 +242,13 @@ def test_a_damaged_file_is_read_or_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize("name", FILES)
-def test_two_hundred_damaged_files_are_read_or_named(name: str, tmp_path: Path) -> None:
-    assert damaged(name, tmp_path, 50, seed=1) > 0
+def test_hundreds_of_damaged_files_are_read_or_named(
+    name: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    count = -(-pytestconfig.getoption("damaged") // len(FILES))
+    assert damaged(name, tmp_path, count, pytestconfig.getoption("seed")) > 0
 
 
 def test_every_generated_set_in_a_real_format_is_damaged_here() -> None:

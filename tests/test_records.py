@@ -141,3 +141,14 @@ def test_many_writers_leave_a_whole_csv(tmp_path: Path) -> None:
         )
     assert all((tmp_path / f"x{n}.csv").read_text() == "whole\n" * 1000 for n in range(2))
     assert not list(tmp_path.glob(".x*"))
+
+
+@pytest.mark.parametrize("text", ["inf", 'a "inf"', '"nan', "\\", '\\"-inf"', "nan: 1"])
+def test_only_a_whole_string_is_a_number(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    records.write(path, record(told={"nan": [text], "inf": text}, other=[math.inf]))
+    back = records.read(path)
+    assert back is not None
+    expected = math.inf if text == "inf" else text
+    assert back["told"] == {"nan": [expected], "inf": expected}
+    assert back["other"] == [math.inf]

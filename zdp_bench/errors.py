@@ -7,13 +7,23 @@ line prints its sentence and exits with 2. Any other exception is a bug and show
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LISTED = 24  # the most names in a sentence
+LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # longer than any that means something
 
 
 class UserError(Exception):
-    """Bad input, explained in one sentence that a tired person can act on."""
+    """Bad input, explained in one sentence that a tired person can act on.
+
+    What it quotes may hold line breaks or hundreds of digits: it stays on one line, and a number is
+    cut.
+    """
+
+    def __init__(self, sentence: str = "") -> None:
+        on_one_line = re.sub(r"\s*[\r\n]+\s*", " ", sentence)
+        super().__init__(LONG_NUMBER.sub(lambda n: f"{n[1]}… ({len(n[0])} digits)", on_one_line))
 
 
 class Busy(UserError):  # noqa: N818 - a state of a run, not a fault

@@ -8,10 +8,12 @@ seed: two runs of one seed write the same. `zdp-bench results --write` lists the
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -82,6 +84,12 @@ REQUIRED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("privacy.epsilon_claimed", "privacy.epsilon_tight"), (int, float)),
     **dict.fromkeys(("config", "metrics"), dict),
 }
+# ∞ and NaN as `to_json` writes them: whole strings, not keys.
+_NUMBERS = {
+    f'"{word}"': (re.compile(rf'"{word}"(?<!\\"{word}")(?!\s*:)'), number)
+    for word, number in {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.items()
+}
+
 # Numbers that some records have.
 OPTIONAL = (
     "privacy.epsilon_patient",
@@ -139,7 +147,7 @@ def read(path: Path) -> Record | None:
         UserError: the file is damaged, or no record.
     """
     try:
-        found = from_json(json.loads(path.read_text(encoding="utf-8")))
+        found = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -191,12 +199,13 @@ def read_all(results: Path) -> list[Record]:
     A damaged one is left out with a warning on stderr: no reason to lose the others.
     """
     found = []
-    for path in sorted((results / "runs").glob("*/*/record.json")):
-        try:
-            record = pickle.loads(_read_once(path, _state(path)))
-            found += [record] if record else []
-        except UserError as error:
-            _warn(str(error))
+    with _collector_at_rest():
+        for path in sorted((results / "runs").glob("*/*/record.json")):
+            try:
+                record = pickle.loads(_read_once(path, _state(path)))
+                found += [record] if record else []
+            except UserError as error:
+                _warn(str(error))
     return sorted(found, key=lambda r: (r["recipe"], r["seed"], r["run"]))
 
 
@@ -213,6 +222,21 @@ def _state(path: Path) -> tuple[int, ...]:
     except OSError:  # `read` says what is wrong
         return ()
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Keep the garbage collector from looking for cycles, of which JSON has none.
+
+    It takes half of the time to read thousands of records.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def frame(records: list[Record]) -> pd.DataFrame:
@@ -285,12 +309,9 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(value: Any) -> Any:
-    """Undo `to_json`."""
-    if value in ("inf", "-inf", "nan"):
-        return float(value)
-    if isinstance(value, dict):
-        return {key: from_json(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [from_json(entry) for entry in value]
-    return value
+def from_json(text: str) -> Any:
+    """Return what a JSON text holds, with the numbers that `to_json` wrote as strings."""
+    for word, (pattern, number) in _NUMBERS.items():
+        if word in text:
+            text = pattern.sub(number, text)
+    return json.loads(text)

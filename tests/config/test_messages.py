@@ -187,3 +187,17 @@ def test_a_mistake_ends_in_one_sentence(words: str, sentence: str) -> None:
     with pytest.raises(UserError, match=pattern) as caught:
         configured([*recipe, *words.split()])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["optimizer=\nñ"], "'optimizer= ñ' is no override"),
+        (["trainer.epochs=" + "9" * 400], "trainer.epochs=999999999999… (400 digits): "),
+    ],
+)
+def test_what_is_quoted_stays_on_one_line_and_is_cut(words: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        configured(["recipe=quickstart", *words])
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)

@@ -79,7 +79,7 @@ def test_runs_that_fill_most_rows_an_hour_come_first_and_a_budget_takes_from_the
 ) -> None:
     write_mini_mnist(tmp_path)
     took = {"mnist": 100.0, "phasemnist": 60.0}
-    monkeypatch.setattr(planning, "seconds_of", lambda config, known: took[config.recipe])
+    monkeypatch.setattr(planning, "seconds_of", lambda config, known, may_try: took[config.recipe])
     ordered = planning.order(plan_of(small, tmp_path, seeds=2), small)
     asked = [(work.job.filling.recipe, work.job.seed, work.cells) for work in ordered]
     assert asked == [
@@ -154,3 +154,30 @@ def test_durations(word: str, seconds: float) -> None:
 def test_what_is_no_duration(word: str) -> None:
     with pytest.raises(UserError, match="must be a time such as"):
         planning.read_duration(word)
+
+
+def test_a_plan_tries_steps_for_a_while_and_calls_the_rest_unknown(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mini_mnist(tmp_path)
+    plan = plan_of(small, tmp_path, seeds=3)
+    assert not any("config" in vars(job) for job in plan.jobs), "a plan composes no run"
+    monkeypatch.setattr(planning, "TRIALS", -1.0)
+    ordered = planning.order(plan, small)
+    assert [work.seconds for work in ordered] == [None] * 6
+    notes = planning.sheet(plan, ordered).notes
+    assert any(note.startswith("6 possible runs are of unknown length") for note in notes)
+    monkeypatch.setattr(planning, "TRIALS", 60.0)
+    tried = []
+    validate = planning.validate
+    monkeypatch.setattr(planning, "validate", lambda one: tried.append(one) or validate(one))
+    assert all(work.seconds for work in planning.order(plan, small))
+    assert len(tried) == 2, "a row is tried once, not once a seed"
+
+
+def test_an_epoch_in_batches_of_another_size_takes_about_as_long() -> None:
+    config = configured(["recipe=quickstart", "trainer.sample_rate=0.25"])
+    other = configured(["recipe=quickstart", "trainer.sample_rate=0.5", "trainer.epochs=10"])
+    measured = {"measured": {"train_seconds": 8.0}, "config": config.resolved}
+    known = planning._recorded([measured])
+    assert planning.seconds_of(other, known) == 80.0 / config.trainer.epochs

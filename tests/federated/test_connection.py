@@ -25,8 +25,7 @@ from tests.federated.test_network import certificate
 from zdp_bench.errors import UserError
 from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from zdp_bench.federated.messages import content, values_of
-from zdp_bench.federated.network import endpoint
-from zdp_bench.federated.network import fleet_api as server_end
+from zdp_bench.federated.network import door, endpoint
 from zdp_bench.federated.network import link as node_end
 from zdp_bench.federated.network.fleet_api import LinkGrid, fleet_api, identify
 from zdp_bench.federated.network.link import Link, Lost, Refused, connected
@@ -55,7 +54,7 @@ def wire(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Wire]:
     identify()
-    monkeypatch.setattr(server_end, "_logged", {})
+    monkeypatch.setattr(door, "_logged", {})
     chain, key = certificate(tmp_path, "server")
     file = node_keys(tmp_path, 2)
     keys = [
@@ -241,9 +240,7 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
         {"content-type": "application/x-protobuf"},
     )
     with httpx.Client(verify=ssl.create_default_context(cafile=wire.chain)) as client:
-        assert (
-            client.post(url, content=bytes(server_end.LARGEST + 1), headers=kind).status_code == 413
-        )
+        assert client.post(url, content=bytes(door.LARGEST + 1), headers=kind).status_code == 413
         assert (
             client.post(url, content=iter([b"x"] * 3), headers=kind).status_code == 413
         )  # no length is told
@@ -259,7 +256,7 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
         )
         assert raw.recv(100).split()[1] in (b"413", b"400")
     assert told(caplog) == [
-        f"a client at 127.0.0.1: a request of more than {server_end.LARGEST} bytes; it is dropped"
+        f"a client at 127.0.0.1: a request of more than {door.LARGEST} bytes; it is dropped"
     ]
 
 

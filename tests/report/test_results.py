@@ -162,3 +162,13 @@ def test_at_80_columns_numbers_stay_and_names_are_cut(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for number in ("0.1234", "0.2468", "3.305", "6.61", "1.977", "3.954"):
         assert number in text
+
+
+def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:
+    save(tmp_path, *(record(seed=seed) for seed in range(5)))
+    found = select(tmp_path, [], None, None)
+    short = sheet(found, most=2)
+    assert short.title == "5 records"
+    assert len(short.rows) == 2
+    assert "The first 2; filter or group them (--by), or print all (--format csv)." in short.notes
+    assert len(sheet(found).rows) == 5

@@ -114,14 +114,17 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
 def on_other_data(claims: list[Claim], results: Path) -> list[Filling]:
     """Return the same jobs with another data set in place of the recipe's, where records exist."""
     found = []
-    done = records.read_all(results)
+    used: dict[str, list[dict[str, Any]]] = {}  # the data sets of a recipe's records, each once
+    for run in records.read_all(results):
+        datasets = used.setdefault(run["recipe"], [])
+        if run["config"]["dataset"] not in datasets:
+            datasets.append(run["config"]["dataset"])
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for claim in claims:
         own.setdefault(claim.filling.recipe, []).append(claim.config.resolved["dataset"])
     for claim in claims:
         recipe = claim.filling.recipe
-        used = [run["config"]["dataset"] for run in done if run["recipe"] == recipe]
-        others = [dataset for dataset in used if dataset not in own[recipe]]
+        others = [dataset for dataset in used.get(recipe, []) if dataset not in own[recipe]]
         for digest, label in _digests_on(others, claim.composed).items():
             found.append(dataclasses.replace(claim.filling, digest=digest, on=label))
     return found

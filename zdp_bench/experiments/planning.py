@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from zdp_bench.report.rows import Filling
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.setup import build_dataset
 
+TRIALS = 15.0  # seconds after which a plan times no more steps
+
 # Options of an algorithm that do not change how long a step takes.
 AS_LONG = ("noise_multiplier", "max_grad_norm", "error_clip")
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?")
@@ -31,12 +35,23 @@ DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?")
 
 @dataclass(frozen=True)
 class Job:
-    """One run that a table wants."""
+    """One run that a table wants.
+
+    Attributes:
+        row: the run that the recipe describes, whatever its seed.
+        words: overrides, without the seed.
+    """
 
     table: str
     filling: Filling
     seed: int
-    config: Run
+    row: Run
+    words: tuple[str, ...]
+
+    @cached_property
+    def config(self) -> Run:
+        """The run itself, composed when it is asked for: a plan holds hundreds."""
+        return configured([*self.words, f"seed={self.seed}"])
 
     def __str__(self) -> str:
         return " ".join(self.overrides)
@@ -101,32 +116,33 @@ def make_plan(
     planned: set[tuple[str, str]] = set()
     equals = Equals(folder)
     smoke = profile == "smoke"
+    here = configured(["recipe=quickstart", f"paths.results={folder}", *extra]).paths
     for table in names:
         claims = claims_of(table, jobs_with_new_settings if smoke else None)
         wanted[table] = fillings = [] if smoke else on_other_data(claims, folder)
         for claim in claims:
             filling, reason = claim.filling, ""
+            row = dataclasses.replace(claim.config, paths=here)
             if as_published and filling.variant:
                 fillings.append(filling)
                 continue
             reduced = smoke_overrides(claim.config) if smoke else []
             words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}"]
             words += [*extra, *(reduced or [])]
-            each = range(1, (seeds or papers.seeds(table)) + 1)
-            configs = [configured([*words, f"seed={seed}"]) for seed in each]
             if reduced is None:
                 reason = f"no stand-in for data set '{claim.config.dataset.name}'"
             elif smoke:
-                filling = _mark_smoke(filling, configs[0])
+                row = configured(words)
+                filling = _mark_smoke(filling, row)
             elif profile == "here":
-                reason = missing_data(configs[0])
+                reason = missing_data(row)
             fillings.append(filling)
             if reason:
                 missing[filling.digest] = reason
                 continue
             own = [
-                Job(table, filling, seed, config)
-                for seed, config in enumerate(configs, 1)
+                Job(table, filling, seed, row, tuple(words))
+                for seed in range(1, (seeds or papers.seeds(table)) + 1)
                 if (filling.recipe, filling.digest) not in planned
                 and equals.claim(filling, seed) == filling.recipe
             ]
@@ -207,15 +223,18 @@ def smoke_overrides(config: Run) -> list[str] | None:
 def order(plan: Plan, results: Path) -> list[Work]:
     """Return the runs that have no record, most cells per hour first.
 
-    A run that lacks data counts as one whose time cannot be told; such runs come last.
+    A run that lacks data counts as one whose time cannot be told; such runs come last. Times are
+    those of records, then of trial steps, for `TRIALS` seconds; what is left is unknown.
     """
-    done = {(run["experiment"], run["seed"]) for run in records.read_all(results)}
+    every = records.read_all(results)
+    done = {(run["experiment"], run["seed"]) for run in every}
     filled = {experiment for experiment, _ in done}
     rows: dict[str, set[tuple[str, str, str | None]]] = {}
     for table, fillings in plan.fillings.items():
         for one in fillings:
             rows.setdefault(one.digest, set()).add((table, one.row, one.variant))
-    known = _recorded(results)
+    known, until = _recorded(every), time.monotonic() + TRIALS
+    estimates: dict[str, tuple[float | None, str]] = {}
     found = []
     for job in plan.jobs:
         digest = job.filling.digest
@@ -223,12 +242,19 @@ def order(plan: Plan, results: Path) -> list[Work]:
             continue
         cells = 0 if digest in filled else len(rows.get(digest, ()))
         filled.add(digest)
-        lacks = missing_data(job.config)
-        try:
-            found.append(Work(job, cells, seconds_of(job.config, known), lacks))
-        except UserError as error:
-            found.append(Work(job, cells, None, lacks or str(error)))
+        if digest not in estimates:
+            estimates[digest] = _estimate(job.row, known, until)
+        found.append(Work(job, cells, *estimates[digest]))
     return sorted(found, key=_worth)
+
+
+def _estimate(config: Run, known: dict[str, float], until: float) -> tuple[float | None, str]:
+    """Return (seconds of a run, None if they cannot be told; what it lacks)."""
+    lacks = missing_data(config)
+    try:
+        return seconds_of(config, known, not lacks and time.monotonic() < until), lacks
+    except UserError as error:
+        return None, lacks or str(error)
 
 
 def _worth(work: Work) -> tuple[bool, float, float]:
@@ -253,37 +279,45 @@ def hours(ordered: Iterable[Work]) -> float:
     return sum(work.seconds or 0.0 for work in ordered if not work.lacks) / 3600
 
 
-def seconds_of(config: Run, known: dict[str, float]) -> float:
+def seconds_of(config: Run, known: dict[str, float], may_try: bool = True) -> float | None:
     """Return how long a run takes, by records of runs that take as long, else by steps of it.
 
     Args:
         known: seconds of an epoch, by what they depend on; what is found out is added.
+        may_try: False if no step may be tried; what is not known is None then.
 
     Raises:
         UserError: the recipe would not run.
     """
-    key = _alike(config.resolved)
-    if key not in known:
+    exact, about = _alike(config.resolved), _alike(config.resolved, batch=False)
+    if exact not in known and about not in known:
+        if not may_try:
+            return None
         cost = validate(config).cost
         assert cost is not None
-        known[key] = cost.seconds / config.trainer.epochs
-    return known[key] * config.trainer.epochs
+        known[exact] = known[about] = cost.seconds / config.trainer.epochs
+    return known.get(exact, known.get(about, 0.0)) * config.trainer.epochs
 
 
-def _recorded(results: Path) -> dict[str, float]:
-    """Return the seconds of an epoch of the runs that have records."""
+def _recorded(every: Iterable[records.Record]) -> dict[str, float]:
+    """Return the seconds of an epoch of the runs that have records.
+
+    An epoch in batches of another size holds as many examples, and takes about as long.
+    """
     found = {}
-    for run in records.read_all(results):
+    for run in every:
         spent, epochs = run["measured"]["train_seconds"], run["config"]["trainer"]["epochs"]
         if epochs and run["measured"].get("resumed_at_step") is None:
             found[_alike(run["config"])] = spent / epochs
+            found.setdefault(_alike(run["config"], batch=False), spent / epochs)
     return found
 
 
-def _alike(config: Mapping[str, Any]) -> str:
-    """Return what the length of an epoch depends on, as text."""
+def _alike(config: Mapping[str, Any], batch: bool = True) -> str:
+    """Return what the length of an epoch depends on, as text; `batch` includes the batch's size."""
     parts = [dict(config[part]) for part in ("model", "dataset", "algorithm")]
-    parts.append({key: config["trainer"].get(key) for key in ("sample_rate", "batch_size")})
+    sizes = ("sample_rate", "batch_size") if batch else ()
+    parts.append({key: config["trainer"].get(key) for key in sizes})
     parts.append({"nodes": (config.get("federated") or {}).get("nodes")})
     # Records sort their keys, and those of an earlier version lack what is null by default.
     told = [{k: v for k, v in part.items() if v is not None and k not in AS_LONG} for part in parts]
@@ -331,11 +365,17 @@ def sheet(plan: Plan, ordered: Iterable[Work]) -> Sheet:
         )
     possible = [work for work in ordered if not work.lacks]
     cells = sum(work.cells for work in possible)
+    untold = sum(work.seconds is None for work in possible)
     total = f"{len(possible)} runs fill {cells} empty rows in about {hours(possible):.1f} hours"
     notes = [
         f"{total}, one after another on this machine.",
         f"{len(ordered) - len(possible)} runs lack what the last column says.",
+        f"{untold} possible runs are of unknown length and not in the sum: no record tells it, "
+        f"and no step was tried after {TRIALS:.0f} seconds."
+        if untold
+        else "",
         f"{plan.merged} more rows are filled by runs that are planned or made already.",
     ]
     columns = ["table", "run", "seeds", "empty rows", "time", "lacks"]
-    return Sheet("What is to be run, most rows per hour first", columns, lines, notes)
+    title = "What is to be run, most rows per hour first"
+    return Sheet(title, columns, lines, [note for note in notes if note])

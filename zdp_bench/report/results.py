@@ -134,7 +134,8 @@ def differing(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def _differs(column: pd.Series) -> bool:
-    return len({None if cell is False or pd.isna(cell) else str(cell) for cell in column}) > 1
+    values = {None if cell is False or cell != cell else cell for cell in column}
+    return len({None if value is None else str(value) for value in values}) > 1
 
 
 def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str], list[str]]:
@@ -219,21 +220,26 @@ def _require(column: str, frame: pd.DataFrame) -> None:
         raise unknown("column", column, frame.columns)
 
 
-def sheet(selection: Selection) -> Sheet:
-    """Return a selection ready to show; digests are shortened in its cells."""
-    frame = selection.frame
+def sheet(selection: Selection, most: int | None = None) -> Sheet:
+    """Return a selection ready to show, `most` lines of it; digests are shortened in its cells."""
+    frame = selection.frame if most is None else selection.frame.head(most)
     lines = [
         {str(key): None if value != value else value for key, value in line.items()}
         for line in frame.to_dict("records")
     ]
-    title = _count(len(frame), "record")
+    title = _count(len(selection.frame), "record")
     if {"n", "mean", "deviation"} <= set(frame.columns):
-        title = f"{_count(len(frame), 'group')} of {_count(int(frame['n'].sum()), 'record')}"
+        total = _count(int(selection.frame["n"].sum()), "record")
+        title = f"{_count(len(selection.frame), 'group')} of {total}"
     left_out = (*selection.same, *selection.aside)
     shown = [column for column in frame.columns if column not in left_out]
     cells = [[_cell(column, line[column]) for column in shown] for line in lines]
     once = [f"{c} {_cell(c, lines[0][c])}" for c in selection.same if _cell(c, lines[0][c])]
     notes = [f"The same in all: {', '.join(once)}."] if once else []
+    if len(lines) < len(selection.frame):
+        notes.append(
+            f"The first {len(lines)}; filter or group them (--by), or print all (--format csv)."
+        )
     notes = [*notes, *selection.notes]
     return Sheet(title, shown, cells, notes, numbers=lines, one_line=True)
 

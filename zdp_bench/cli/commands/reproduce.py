@@ -137,12 +137,14 @@ def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
     lacking = {id(work.job) for work in ordered}
     done = [job for job in plan.jobs if id(job) not in lacking]
     hours = planning.hours(ordered)
+    unknown = sum(work.seconds is None and not work.lacks for work in ordered)
     if options.budget:
         ordered = planning.within(planning.read_duration(options.budget), ordered)
-    elif hours > UNASKED:
+    elif hours > UNASKED or unknown:
+        more = f" and {unknown} of unknown length" if unknown else ""
         raise UserError(
-            f"{len(ordered)} runs of about {hours:.1f} hours together: say --yes to start all, "
-            "--budget 2h for what fits in that time, or --plan to read the list."
+            f"{len(ordered) - unknown} runs of about {hours:.1f} hours together{more}: say --yes "
+            "to start all, --budget 2h for what fits in that time, or --plan to read the list."
         )
     return [*done, *(work.job for work in ordered)]
 

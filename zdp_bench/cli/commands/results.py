@@ -13,6 +13,7 @@ from zdp_bench.errors import UserError
 
 GROUP = "understand"
 HELP = "the records as a table"
+LONGEST = 200  # lines on a terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
             "Name the results folder of your runs."
         )
     found = results.select(folder, options.filters, options.columns, options.sort, options.by)
-    print_sheet(results.sheet(found), options.format)
+    most = LONGEST if options.format == "rich" else None
+    print_sheet(results.sheet(found, most), options.format)
     if options.write:
         from zdp_bench.records import rebuild_csv
 

@@ -6,10 +6,11 @@ would load torch anew for each private step. Its SuperLink takes an answer of an
 node with a key of its own answer in the name of another. So this file and `link.py` put Flower's
 own parts together in one process: on the server its Fleet API over TLS, its state and its node
 authentication; at a site its HTTP client with its signatures. This file checks what Flower does
-not: who speaks, how much, and that a node has one client.
+not: that a node speaks for itself, how much, and that it has one client. `door.py` bounds what
+strangers can take.
 
-These two files hold all imports of Flower's private modules. Flower may move those in any release,
-so pyproject.toml holds to 1.41.
+These three files hold all imports of Flower's private modules. Flower may move those in any
+release, so pyproject.toml holds to 1.41.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from zdp_bench.federated.flower import FIRST, SERVER, Error, Grid, Message, RecordDict
 
 # isort: split
-import logging
+import gc
 import socket
 import threading
 import time
@@ -53,11 +54,10 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.routers.fleet.router import router as fleet
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import CRASHED
+from zdp_bench.federated.network.door import Door, Limit, log_once_a_minute
 from zdp_bench.federated.network.endpoint import BEAT, RUN
 
 __all__ = ["FlowerRun", "LinkGrid", "fleet_api", "identify"]
@@ -65,26 +65,15 @@ __all__ = ["FlowerRun", "LinkGrid", "fleet_api", "identify"]
 TASK = 1  # Flower's number of the one task of the one run
 PAUSE = 0.05  # seconds between two looks for messages
 GOODBYE = 10.0  # seconds that the API's thread has to end
-LARGEST = 32 * 2**20  # bytes of one request; Flower sends tensors in pieces of 20 MiB
 MORE = 2**16  # bytes by which an answer may be longer than its question: ledger state and headers
 PIECES = 4  # objects by which an answer may have more than its question
-MINUTE = 60.0  # seconds in which the log repeats no sentence about the same client
-
-log = logging.getLogger(__name__)
-_logged: dict[tuple[str, str], float] = {}  # (client, sentence) -> when it was last logged
+WAITING = 128  # connections that the system keeps until they are accepted
+IDLE = 15  # seconds that a node's connection may wait for its next request; longer than a beat
 
 
 def identify(run: int = RUN) -> None:
     """Set the sender that Flower writes into messages: this run, the server."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SERVER, TASK
-
-
-def _log_once_a_minute(who: str, what: str) -> None:
-    """Log one line; a client that repeats itself fills no disk."""
-    now = time.monotonic()
-    if now - _logged.get((who, what), -MINUTE) >= MINUTE:
-        _logged[who, what] = now
-        log.warning("%s: %s", who, what)
 
 
 @contextmanager
@@ -110,7 +99,9 @@ def fleet_api(
     for number, public in enumerate(keys):
         _register(state, FIRST + number, public)
     grid = LinkGrid(state)
-    layers = [Middleware(Limit), Middleware(BaseHTTPMiddleware, dispatch=http_error_translator)]
+    door = Door(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    layers = [Middleware(Limit, door=door, keys=state.node_public_key_to_node_id)]
+    layers += [Middleware(BaseHTTPMiddleware, dispatch=http_error_translator)]
     layers += [Middleware(ProtobufTranslationMiddleware), Middleware(NodeAuthMiddleware)]
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=layers)
     app.state.linkstate_factory, app.state.enable_supernode_auth = factory, True
@@ -119,11 +110,10 @@ def fleet_api(
         _check(grid, state, getattr(request.state, "protobuf_request", None))
 
     app.include_router(fleet, dependencies=[Depends(check)])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
+            door.bind((host, port))
         except OSError as error:
             raise UserError(
                 f"federated.address={host}:{port}: cannot listen there: {error.strerror or error}."
@@ -135,11 +125,20 @@ def fleet_api(
             log_level="error",
             access_log=False,
             ws="none",
+            proxy_headers=False,  # a client is who connects, not who it says
+            loop="asyncio",  # it calls the door's accept
+            http="h11",  # it bounds a request's headers
+            backlog=WAITING,
+            timeout_keep_alive=IDLE,
+            callback_notify=door.end_late_ones,
+            timeout_notify=1,
         )
+        # A closed connection's 256 KB are garbage in a cycle. They are found the sooner, the fewer
+        # objects the collector has to look at.
+        gc.freeze()
+        gc.collect()
         server = uvicorn.Server(settings)
-        thread = threading.Thread(
-            target=server.run, args=([listener],), name="fleet-api", daemon=True
-        )
+        thread = threading.Thread(target=server.run, args=([door],), name="fleet-api", daemon=True)
         thread.start()
         try:
             while thread.is_alive() and not server.started:
@@ -153,6 +152,7 @@ def fleet_api(
         finally:
             server.should_exit = True
             thread.join(timeout=GOODBYE)
+            gc.unfreeze()
 
 
 def _register(state: InMemoryLinkState, node: int, public: bytes) -> None:
@@ -168,36 +168,6 @@ def _register(state: InMemoryLinkState, node: int, public: bytes) -> None:
     state.owner_to_node_ids[NOOP_FLWR_AID] = set(state.nodes)
 
 
-class Limit:
-    """Refuse oversized requests before they are read, and log clients without a key of this run."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        who = f"a client at {scope['client'][0]}" if scope.get("client") else "a client"
-        headers = dict(scope["headers"])
-        length = (
-            b"" if b"transfer-encoding" in headers else headers.get(b"content-length", b"")
-        )  # in chunks: of any length
-        if not length.isdigit() or len(length) > 12 or int(length) > LARGEST:
-            _log_once_a_minute(who, f"a request of more than {LARGEST} bytes; it is dropped")
-            await JSONResponse({"detail": "too large"}, status_code=413)(scope, receive, send)
-            return
-
-        async def told(message: Any) -> None:
-            if message.get("status") == 401:
-                _log_once_a_minute(
-                    who, "has no key of federated.node_keys, or another clock; it is refused"
-                )
-            await send(message)
-
-        await self._app(scope, receive, told)
-
-
 def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
     """Check what Flower leaves open: a node speaks for itself alone, and not too much.
 
@@ -209,7 +179,7 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
         if node is None:
             raise HTTPException(401, "unknown key")
         if state.get_node_info(node_ids=[node])[0].status == NodeStatus.ONLINE:
-            _log_once_a_minute(
+            log_once_a_minute(
                 f"node {node - FIRST}",
                 "a second client asks to be it; it is refused until the first is gone",
             )
@@ -223,13 +193,13 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
             or len(roots) != 1
             or roots != [tree.object_id for tree in asked.message_object_trees]
         ):
-            _log_once_a_minute(
+            log_once_a_minute(
                 f"node {node - FIRST}", "an answer that is not its own, or not one; it is dropped"
             )
             raise HTTPException(400, "not one answer of this node")
         pieces = sum(1 for _ in iterate_object_tree(asked.message_object_trees[0]))
         if pieces > grid.asked.get(to, (0, 0))[0]:
-            _log_once_a_minute(
+            log_once_a_minute(
                 f"node {node - FIRST}",
                 "an answer that comes late, or in too many pieces; it is dropped",
             )
