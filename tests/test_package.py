@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -76,6 +77,24 @@ def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "results" / "tables" / "zeta_dp_2021_table1.md").is_file()
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
+
+
+def test_the_wheel_makes_a_model_of_timm_private(unpacked: Path, tmp_path: Path) -> None:
+    """The script of the library's page, copied into an empty folder."""
+    pytest.importorskip("timm")
+    shutil.copy(ROOT / "docs" / "example" / "timm_model.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "timm_model.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "ε = 8.00"
+    assert (tmp_path / "timm-run" / "ledger.jsonl").is_file()
 
 
 def test_constraints_are_pins_without_addresses() -> None:

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -354,7 +355,7 @@ def library(quick: bool, threads: int) -> list[Case]:
     hidden, width = ([32], 16) if quick else ([512, 256], 64)
     images, words = (3, 16, 16) if quick else (3, 32, 32), (12, 16) if quick else (48, 64)
     sides = ["non-private, whole loop", "private, zdp-bench's whole loop", *_opacus(whole=True)]
-    networks = {
+    networks: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         "MLP": ("real_mlp", (1, 28, 28), {"hidden": hidden}),
         "CNN with GroupNorm": ("norm_cnn", images, {"width": width}),
         "LSTM": ("lstm", words, {"width": width}),

@@ -6,11 +6,13 @@ Every loop draws all examples at each step, so that all steps are of one size.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+from weakref import finalize
 
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,7 +59,8 @@ def non_private(workload: Workload) -> Step:
     def answer() -> Tensor:
         optimizer.zero_grad()
         backward()
-        return _in_order({n: p.grad * workload.batch for n, p in model.named_parameters()})  # type: ignore[operator]
+        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        return _in_order(found) * workload.batch
 
     return Step(run, answer)
 
@@ -65,7 +68,7 @@ def non_private(workload: Workload) -> Step:
 def library(workload: Workload) -> Step:
     """`make_private`, its ledger in memory: what a disk takes to keep a line is the disk's."""
     model, examples = workload.build(), workload.examples(last=False)
-    folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
+    folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
     private = make_private(
         model,
         workload.optimizer_of(model.parameters()),
@@ -76,11 +79,13 @@ def library(workload: Workload) -> Step:
         noise_multiplier=1.0,
         max_grad_norm=BOUND,
         delta=1e-5,
-        ledger=Path(folder.name) / "ledger.jsonl",
+        algorithm="zeta_dp_sgd" if workload.is_complex else "dp_sgd",
+        ledger=folder / "ledger.jsonl",
     )
+    finalize(private, shutil.rmtree, folder, ignore_errors=True)
     batches = private.batches()
 
-    def run(_: Any = folder) -> None:  # the folder lives as long as the step
+    def run() -> None:
         private.step(next(batches))
 
     return Step(run, lambda: _in_order(clipped_sum(model, workload.loss_of, examples, BOUND).sums))
@@ -90,6 +95,7 @@ def opacus(workload: Workload, mode: Literal["hooks", "ghost"]) -> Step:
     """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's."""
     # from Opacus's own hooks on a first layer
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    warnings.filterwarnings("ignore", message="Secure RNG turned off")
     from opacus import PrivacyEngine
     from opacus.validators import ModuleValidator
 

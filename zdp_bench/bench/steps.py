@@ -312,7 +312,8 @@ def computes(side: str) -> str:
     """
     if side in ALGORITHMS:
         return side
-    return "gradient" if side.startswith("non-private") else "clipped sum"
+    kind = "gradient" if side.startswith("non-private") else "clipped sum"
+    return f"{kind}, by name" if "whole loop" in side else kind
 
 
 def may_be_baseline(side: str) -> bool:

@@ -183,8 +183,9 @@ def _open(setting: Setting, size: Size) -> Private:
     """Open, or go on with, the ledger; one training at a time. Rank 0 does, for all."""
     ranks, path = setting.ranks, setting.ledger_file
     if not ranks.is_first:
-        saved, counting = ranks.broadcast(None)
-        return Private(setting, counting, saved, size, ExitStack())
+        of_first: Any = ranks.broadcast(None)
+        saved, copy = of_first
+        return Private(setting, copy, saved, size, ExitStack())
     require(path.suffix == ".jsonl", "ledger", path, "name a file that ends in .jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
