@@ -26,6 +26,8 @@ from tests.data.test_info import assert_described
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.data.folder import Folder
+from zdp_bench.data.formats import nifti
+from zdp_bench.data.formats.volumes import read_volume_mask
 from zdp_bench.errors import UserError
 from zdp_bench.training.run import run
 
@@ -124,6 +126,19 @@ def test_a_recording_is_cut_padded_scaled_and_made_a_spectrogram(tmp_path: Path)
         folder(write_classes(tmp_path / "d", "clip"), "clip", spectrum=8), tmp_path
     )
     assert (info.dtype, info.input_shape) == (torch.complex64, (1, 7, 5))
+
+
+def test_channels_are_kept_and_a_mask_has_none(tmp_path: Path) -> None:
+    data = folder(tmp_path, "volume", channels=2, mean=0.0, deviation=1.0)
+    voxels = np.broadcast_to(np.array([255, 51], dtype=np.int16), (8, 8, 3, 2))
+    nifti.write(tmp_path / "v.nii", voxels, (1.0, 1.0, 1.0))
+    made = data.prepare(tmp_path / "v.nii")
+    assert made.shape == (3, 2, 8, 8)
+    assert made.amin(dim=(0, 2, 3)).tolist() == pytest.approx([1.0, 0.2])
+    with pytest.raises(UserError, match="a mask has three dimensions"):
+        read_volume_mask(tmp_path / "v.nii", data.form)
+    nifti.write(tmp_path / "m.nii", voxels[..., :1], (1.0, 1.0, 1.0))
+    assert read_volume_mask(tmp_path / "m.nii", data.form).sum() == 3 * 8 * 8
 
 
 def test_an_mr_plane_is_scaled_by_itself_alone(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def read_volume_mask(path: Path, form: Form) -> np.ndarray:
         UserError: it cannot be read (`nifti.read_labels`), or has channels.
     """
     labels = nifti.read_labels(path).data
-    if labels.ndim != 3:
+    if labels.shape[3:] not in ((), (1,)):
         raise UserError(f"{path}: has shape {list(labels.shape)}; a mask has three dimensions.")
-    planes = _choose(_turn((labels > 0)[..., None]), form)[:, 0].float()
+    planes = _choose(_turn((labels > 0).reshape(*labels.shape[:3], 1)), form)[:, 0].float()
     mask = crop_square(planes) if form.fit == "crop" else planes
     return resample_mask(mask, (form.size, form.size)).byte().numpy().reshape(-1, *form.mask)
 
