@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import Busy, UserError, explain_missing
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import (
@@ -65,6 +65,8 @@ class Job:
             if isinstance(error, OSError) and (sentence := explain_os_error(error)):
                 return sentence
             if sentence := explain_memory_error(error):
+                return sentence
+            if isinstance(error, ImportError) and (sentence := explain_missing(error)):
                 return sentence
             if not self.sweep:
                 raise

@@ -51,7 +51,9 @@ class Logger:
         try:
             experiment = client.create_experiment(self._recipe)
         except MlflowException:  # it is there
-            experiment = client.get_experiment_by_name(self._recipe).experiment_id
+            known = client.get_experiment_by_name(self._recipe)
+            assert known is not None
+            experiment = known.experiment_id
         there = client.search_runs([experiment], f"tags.`{TAG}` = '{self._name}'")
         if there:
             self._run = there[0].info.run_id

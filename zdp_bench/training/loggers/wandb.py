@@ -15,7 +15,7 @@ import wandb
 
 from zdp_bench.config.schema import Run
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "console": "off",
     "disable_git": True,
     "disable_job_creation": True,
