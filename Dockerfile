@@ -1,4 +1,4 @@
-# zdp-bench for CPUs: docker build -t zdp-bench . && docker run --rm -v "$PWD/results:/work/results" zdp-bench run recipe=quickstart
+# zdp-bench for CPUs: docker build -t zdp-bench . && docker run --rm -v "$PWD/results:/experiment/results" zdp-bench run recipe=quickstart
 FROM python:3.11-slim
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE CHANGELOG.md ./
@@ -7,11 +7,12 @@ COPY conf ./conf
 COPY datasets ./datasets
 COPY papers ./papers
 COPY recipes ./recipes
-# The CPU builds of PyTorch have the same versions as the pins, and no CUDA libraries beside them.
-RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu \
+# --build-arg TORCH_INDEX=URL, the index of PyTorch's CPU builds, saves the CUDA libraries (4 GB).
+ARG TORCH_INDEX
+RUN pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX} \
     '.[medical,audio,kernels,search]'
-RUN useradd --create-home zdp && mkdir /work /data && chown zdp /work /data
+RUN useradd --create-home zdp && mkdir /experiment /data && chown zdp /experiment /data
 USER zdp
-WORKDIR /work
+WORKDIR /experiment
 ENV ZDP_DATA=/data
 ENTRYPOINT ["zdp-bench"]
