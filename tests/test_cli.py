@@ -59,7 +59,7 @@ MISTAKES = [
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("table", "`zdp-bench table` needs PAPER/N; see `zdp-bench table --help`."),
     ("figure", "`zdp-bench figure` needs PAPER/figN; see"),
-    ("", "`zdp-bench` needs one of run, federate, find-lr, "),
+    ("", "`zdp-bench` needs one of run, search, federate, "),
     ("federate", "`zdp-bench federate` needs one of server, client; see"),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
     (

@@ -10,6 +10,16 @@ import difflib
 import re
 from collections.abc import Iterable
 
+# What only some runs need, and the extra that brings it.
+EXTRAS = {
+    "flwr": "federated",
+    "h5py": "medical",
+    "nibabel": "medical",
+    "opacus": "peers",
+    "ray": "federated",
+    "soundfile": "audio",
+    "wfdb": "medical",
+}
 LISTED = 24  # the most names in a sentence
 LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # longer than any that means something
 
@@ -65,6 +75,17 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
     """
     if not condition:
         raise UserError(f"{key}={'null' if value is None else value}: {rule}.")
+
+
+def explain_missing(error: ImportError) -> UserError | None:
+    """Return the sentence for a package of an extra that is not installed; None for any other."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    extra = EXTRAS[package]
+    return UserError(
+        f"this needs {package}, which is not installed: `pip install 'zdp-bench[{extra}]'`."
+    )
 
 
 def first_line(error: Exception) -> str:

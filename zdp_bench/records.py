@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import Busy, UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -273,7 +273,7 @@ def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def rebuild_csv(results: Path) -> Path:
     """Write `records.csv` from all records, one process at a time, so that no row is lost."""
     path = results / "records.csv"
-    with _lock(results / ".records.lock"):
+    with hold_lock(results / ".records.lock"):
         for left_behind in results.glob(f".{path.name}.*.partial"):
             left_behind.unlink()
         write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
@@ -281,13 +281,24 @@ def rebuild_csv(results: Path) -> Path:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[None]:
+    """Hold the lock at `path`, for as long as the process lives at most.
+
+    Raises:
+        Busy: another process holds it, and `wait` is false; says `otherwise`.
+    """
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    with path.open("a") as lock:  # what may be there is not cut off
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Busy(otherwise) from None
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def get(record: Record, path: str) -> Any:

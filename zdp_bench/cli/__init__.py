@@ -19,7 +19,7 @@ from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.completion import complete
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.cli.streams import lasting_output
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, explain_missing
 from zdp_bench.training.interrupts import (
     Stopped,
     explain_memory_error,
@@ -62,6 +62,11 @@ def _carry_out(words: list[str]) -> int:
             return COMMANDS[options.verb].run(options)
     except UserError as error:
         _say(hide_environment(str(error), overrides))
+        return 2
+    except ImportError as error:
+        if (missing := explain_missing(error)) is None:
+            raise
+        _say(str(missing))
         return 2
     except (MemoryError, RuntimeError) as error:
         if (lacking := explain_memory_error(error)) is None:

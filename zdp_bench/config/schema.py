@@ -118,14 +118,15 @@ class Execution:
         deterministic: refuse operations whose result differs from call to call (CUDA has some).
         kernels: auto (compiled CPU kernels run where they can) or off (torch and numpy only).
         prefetch: micro-batches that another thread reads ahead. null: 1 for a GPU, 0 for a CPU.
-        tensorboard: also write TensorBoard's event files; needs the extra `tensorboard`.
+        loggers: of tensorboard, mlflow and wandb, those that write the run's numbers too; each
+            needs the extra of its name. null: none.
     """
 
     checkpoint_steps: int | None
     deterministic: bool
     kernels: Literal["auto", "off"]
     prefetch: int | None
-    tensorboard: bool
+    loggers: list[str] | None
 
 
 @dataclass(frozen=True)

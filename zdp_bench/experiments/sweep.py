@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import Busy, UserError, explain_missing
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import (
@@ -65,6 +65,8 @@ class Job:
             if isinstance(error, OSError) and (sentence := explain_os_error(error)):
                 return sentence
             if sentence := explain_memory_error(error):
+                return sentence
+            if isinstance(error, ImportError) and (sentence := explain_missing(error)):
                 return sentence
             if not self.sweep:
                 raise
@@ -183,9 +185,9 @@ def _carry_out(
 ) -> None:
     """Check a composed configuration, run it and print its summary."""
     from zdp_bench.report.summary import sheet
+    from zdp_bench.training.loggers import Reporter
     from zdp_bench.training.progress import Live, Silent, console
     from zdp_bench.training.run import run
-    from zdp_bench.training.tensorboard import Board
 
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
@@ -196,8 +198,7 @@ def _carry_out(
     if distributed.rank():  # of several ranks, only the first prints
         run(checked, Silent(), runner=runner)
         return
-    with Live(console()) as live:
-        progress = Board(live, checked) if checked.execution.tensorboard else live
+    with Live(console()) as live, Reporter(live, checked) as progress:
         outcome = run(checked, progress, wait, runner)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,8 @@ def enable(on: bool) -> None:
 
 
 def enabled() -> bool:
-    """True if kernels may run."""
-    return _enabled
+    """True if kernels may run: they were not turned off, and numba is installed."""
+    return _enabled and _has_numba()
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def may_run(dtype: torch.dtype, *tensors: Tensor) -> bool:
     They must be plain, non-empty CPU tensors of this dtype on a processor with AVX-512, outside of
     torch's transforms, autocast, `torch.compile` and double backward.
     """
-    if not _enabled or torch.compiler.is_compiling() or not _has_avx512():
+    if not enabled() or torch.compiler.is_compiling() or not _has_avx512():
         return False
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
@@ -70,6 +71,11 @@ def may_run(dtype: torch.dtype, *tensors: Tensor) -> bool:
         and x.numel() > 0
         for x in tensors
     )
+
+
+@cache
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
 
 
 @cache

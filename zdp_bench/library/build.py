@@ -24,6 +24,7 @@ from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger, LedgerError
+from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH
@@ -32,7 +33,6 @@ from zdp_bench.training.distributed import join
 from zdp_bench.training.environment import execution_digest
 from zdp_bench.training.micro_batches import Size
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.run_folder import hold_lock
 
 log = logging.getLogger(__name__)
 

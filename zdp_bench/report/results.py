@@ -148,11 +148,13 @@ def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[s
     if frame["recipe"].nunique() <= 1:
         found = _causes(differing(frame, keys))
         return frame, [*TELLING[:at], *found[:MOST], *TELLING[at:]], found[MOST:]
-    told = pd.Series("", index=frame.index, dtype=object)
+    told: dict[Any, str] = {}
     for _, runs in frame.groupby("recipe"):
         own = _causes(differing(runs, ["variant", "provenance", *keys]))
-        told[runs.index] = [_tell(run, own) for run in runs[own].to_dict("records")]
-    return frame.assign(**{DIFFERS: told}), [*TELLING[:at], DIFFERS, *TELLING[at:]], []
+        lines = runs[own].to_dict("records")
+        told |= {at: _tell(line, own) for at, line in zip(runs.index, lines, strict=True)}
+    differs = [told[at] for at in frame.index]
+    return frame.assign(**{DIFFERS: differs}), [*TELLING[:at], DIFFERS, *TELLING[at:]], []
 
 
 def _causes(keys: list[str]) -> list[str]:

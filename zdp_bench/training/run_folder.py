@@ -9,10 +9,10 @@ from pathlib import Path
 
 from zdp_bench import records
 from zdp_bench.config.schema import Run
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record
+from zdp_bench.records import Record, hold_lock
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
 
@@ -82,26 +82,6 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     with hold_lock(home.with_suffix(".lock"), f"{home}: another process is at this run.", wait):
         yield
-
-
-@contextmanager
-def hold_lock(path: Path, otherwise: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock at `path`, for as long as the process lives at most.
-
-    Raises:
-        Busy: another process holds it, and `wait` is false; says `otherwise`.
-    """
-    import fcntl
-
-    with open(path, "a") as lock:  # what may be there is not cut off
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise Busy(otherwise) from None
-        try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def open_ledger(

@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL
 
 from zdp_bench.experiments.search.plan import Search
 from zdp_bench.privacy.selection import draw_number
-from zdp_bench.training.run_folder import hold_lock
+from zdp_bench.records import hold_lock
 
 DRAWN = "number of trials"
 Direction = Literal["minimize", "maximize"]
@@ -99,5 +99,5 @@ class Study:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with hold_lock(self._folder / "study.lock", ""):
+        with hold_lock(self._folder / "study.lock"):
             yield
