@@ -102,6 +102,11 @@ def test_what_cannot_be_drawn_is_one_sentence(
         own.draw(results, filters, x, y)
 
 
+def test_a_folder_without_records_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no record passes"):
+        own.draw(tmp_path, ["recipe=a"], "seed", "accuracy")
+
+
 def test_the_command_writes_the_file_asked_for_or_all_formats(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

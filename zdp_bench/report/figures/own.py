@@ -86,8 +86,9 @@ def draw(folder: Path, filters: list[str], x: str, metric: str) -> Drawing:
 
 
 def _choose(folder: Path, filters: list[str]) -> list[Record]:
-    passing = set(results.select(folder, filters, "run", None).frame["run"])
-    chosen = [run for run in records.read_all(folder) if run["run"] in passing]
+    every = records.read_all(folder)
+    passing = set(results.select(folder, filters, "run", None).frame["run"]) if every else ()
+    chosen = [run for run in every if run["run"] in passing]
     if not chosen:
         shown = f" {' '.join(filters)}" if filters else ""
         raise UserError(f"{folder}: no record passes{shown}; `zdp-bench results` lists them.")
@@ -145,7 +146,7 @@ def _draw(
     figure = Figure(figsize=(figures.WIDTH, 0.6 * figures.WIDTH))
     axes = figure.subplots()
     every_x = sorted({x for curve in curves.values() for x in curve if math.isfinite(x)})
-    counts = []
+    counts: list[int] = []
     for label, curve in curves.items():
         counts += map(len, curve.values())
         for x in sorted(x for x in curve if math.isinf(x)):
