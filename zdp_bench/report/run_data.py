@@ -104,8 +104,8 @@ def build(
             "cells": _cells(run, line),
             "config": [pairs.place(pair) for pair in flatten(run["config"]).items()],
             "curve": _curve(run),
-            "privacy": _privacy(run),
-            "facts": _facts(run),
+            "privacy": [pairs.place(pair) for pair in _privacy(run)],
+            "facts": [pairs.place(pair) for pair in _facts(run)],
             "card": [words.place(word) for word in _card(card(run), parser)],
             "record": _link(run, results, page),
         }
