@@ -58,7 +58,7 @@ MISTAKES = [
     ("list algoritms", "Did you mean 'algorithms'?"),
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("table", "`zdp-bench table` needs PAPER/N; see `zdp-bench table --help`."),
-    ("figure", "`zdp-bench figure` needs PAPER/figN; see"),
+    ("figure", "`zdp-bench figure` needs PAPER/figN, or --runs"),
     ("", "`zdp-bench` needs one of run, search, federate, "),
     ("federate", "`zdp-bench federate` needs one of server, client; see"),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),

@@ -44,7 +44,7 @@ def structure(page: Page) -> dict[str, Any]:
 
 def write_page(folder: Path) -> Path:
     """Write the page of the committed records, without the papers' tables, which take a while."""
-    return page.write([], ROOT / "results", folder / "report.html", lambda record: "")
+    return page.write([], ROOT / "results", folder / "report.html")
 
 
 def digests() -> dict[str, str]:

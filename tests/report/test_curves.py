@@ -216,3 +216,42 @@ def test_every_figure_of_a_paper_is_drawn_and_has_axes_and_recipes() -> None:
     for name in figures_of_papers:
         assert papers.recipes_of(name)
         assert papers.axes(name).label
+
+
+@pytest.fixture
+def sweep(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The figure over the learning rate: 0.1, 0.2 and 0.3; the hybrid lacks 0.2."""
+    axes = papers.Axes("", "config.optimizer.lr", "learning rate")
+    monkeypatch.setattr(papers, "axes", lambda figure: axes)
+    save(results, *(make_run("hybrid", seed, 0.5) for seed in (1, 3)))
+    build(results).write(results)
+    return results
+
+
+def drawn(results: Path) -> dict[str, list[float]]:
+    figure = figures.draw(FIGURE, results, results)
+    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == PANEL)
+    return {str(line.get_label()): list(line.get_ydata()) for line in panel.get_lines()}
+
+
+def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
+    assert drawn(sweep)["DP-DFA hybrid"] == pytest.approx([80, math.nan, 80], nan_ok=True)
+
+
+def test_training_without_protection_is_a_line_across_where_it_is_no_curve(sweep: Path) -> None:
+    table = sweep / "tables" / "dp_dfa_2020_fig2.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(line for line in lines if "nonprivate" not in line) + "\n")
+    assert "non-private" not in drawn(sweep)
+    plain = make_run("other", 7, 0.65, math.inf, 0.0)
+    plain["config"] |= {"algorithm": {"name": "sgd"}}
+    save(sweep, plain)
+    assert drawn(sweep)["non-private"] == pytest.approx([95, 95])
+
+
+def test_equal_curves_are_told_apart_by_width_dash_and_mark() -> None:
+    styles = [figures.curve_style(place) for place in range(5)]
+    for key in ("color", "marker", "linewidth", "markersize", "zorder"):
+        assert len({style[key] for style in styles}) == 5, key
+    widths = [style["linewidth"] for style in styles]
+    assert widths == sorted(widths, reverse=True)

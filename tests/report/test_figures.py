@@ -20,12 +20,13 @@ def test_a_figure_is_the_same_file_each_time(tmp_path: Path) -> None:
     made = []
     for _ in range(2):
         paths = figures.write(figures.draw("epsilon", tmp_path, tmp_path), "epsilon", tmp_path)
-        assert [path.name for path in paths] == ["epsilon.png", "epsilon.svg"]
+        assert [path.name for path in paths] == ["epsilon.png", "epsilon.svg", "epsilon.pdf"]
         made.append([path.read_bytes() for path in paths])
     assert made[0] == made[1]
     assert made[0][0].startswith(b"\x89PNG")
     assert "ε tight" in made[0][1].decode()
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "epsilon.pdf",
         "epsilon.png",
         "epsilon.svg",
     ]

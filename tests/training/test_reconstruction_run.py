@@ -68,6 +68,7 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
         if axes.get_title(loc="center")
     ]
     assert titles == ["reference", "zero-filled", "non-private", "private, batch 3"]
+    assert figure.axes[1].get_title(loc="center").startswith("zero-filled\nSSIM 0.")
     carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
     carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")
     figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
@@ -77,10 +78,10 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
         if axes.get_title(loc="center")
     ]
     wanted = [
-        "unet, non-private, SSIM",
-        "unet, private, batch 3",
-        "harmonic, non-private, SSIM",
-        "harmonic, private, batch 1",
+        "U-Net, non-private, SSIM",
+        "U-Net, private, batch 3",
+        "harmonic network, non-private, SSIM",
+        "harmonic network, private, batch 1",
     ]
     assert all(title.startswith(start) for title, start in zip(titles[2:], wanted, strict=True)), (
         titles

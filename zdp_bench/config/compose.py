@@ -39,8 +39,12 @@ def hydra_session() -> Iterator[Any]:
 def _register_yaml() -> None:
     """Enter recipes, data sets (without their cards) and other packages' plug-ins into Hydra."""
     for name, path in files("recipe").items():
+        if _STORED.get(("recipe", name)) == path:
+            continue
         _store("recipe", name, path, {**assets.read_yaml(path), "recipe": name}, "_global_")
     for name, path in files("dataset").items():
+        if _STORED.get(("dataset", name)) == path:
+            continue
         options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
         _store("dataset", name, path, options, "dataset")
     for kind in PLUGIN_KINDS:

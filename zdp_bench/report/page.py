@@ -67,7 +67,10 @@ class Section:
 
 
 def write(
-    tables: Sequence[Table], results: Path, path: Path, card: Callable[[Record], str]
+    tables: Sequence[Table],
+    results: Path,
+    path: Path,
+    card: Callable[[Record], str] = lambda record: "",
 ) -> Path:
     """Write the page to `path`, whole or not at all; links to records are relative to it.
 

@@ -95,7 +95,7 @@ def build(
         card: gives a record's model card in Markdown; empty where the record lacks what one states.
     """
     frame, keys = read_frame(every)
-    lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    lines: list[dict[Any, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     pairs, words = _Pool(), _Pool()
     parser = markdown_parser()
     varied = [key for key in keys if len({str(value) for value in frame[key]}) > 1]
@@ -104,8 +104,8 @@ def build(
             "cells": _cells(run, line),
             "config": [pairs.place(pair) for pair in flatten(run["config"]).items()],
             "curve": _curve(run),
-            "privacy": _privacy(run),
-            "facts": _facts(run),
+            "privacy": [pairs.place(pair) for pair in _privacy(run)],
+            "facts": [pairs.place(pair) for pair in _facts(run)],
             "card": [words.place(word) for word in _card(card(run), parser)],
             "record": _link(run, results, page),
         }
@@ -142,7 +142,7 @@ class _Pool:
         return self._places[key]
 
 
-def _cells(run: Record, line: dict[str, Any]) -> dict[str, Any]:
+def _cells(run: Record, line: dict[Any, Any]) -> dict[str, Any]:
     """Return the values of `COLUMNS`, those that the run has."""
     claims = run.get("claims") or {}
     named = {

@@ -13,20 +13,35 @@ readers tell apart; with their line styles, the first four also work in grey pri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
+MARKERS = "osD^v<>P"
+# The line of training without protection.
+REFERENCE: dict[str, Any] = {"color": "0.35", "linewidth": 0.9, "linestyle": (0, (1, 1.5))}
 WIDTH = 6.3  # inches: the text width of an A4 page
+
+# Of each format, what would make two files of one figure differ.
+METADATA: dict[str, dict[str, None]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
 
 STYLE: dict[Any, Any] = {
     "axes.prop_cycle": cycler(color=COLOURS) + cycler(linestyle=LINES),
@@ -41,6 +56,7 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "image.cmap": "gray",
     "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # fonts that journals take
     "svg.hashsalt": "zdp-bench",  # the same figure is the same file, byte for byte
     "svg.fonttype": "none",  # text stays text
 }
@@ -73,32 +89,95 @@ def _says(builder: Callable[..., Figure]) -> str:
     return " ".join((builder.__doc__ or "").strip().split("\n\n")[0].split())
 
 
-def legend_below(figure: Figure) -> None:
-    """Give a figure one legend, below it, with every label of its axes once."""
+def curve_style(place: int) -> dict[str, Any]:
+    """Return how the curve of a place is drawn, of several that may be equal.
+
+    A later one lies above and is thinner, and its marks are rings around those below.
+    """
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": LINES[place % len(LINES)],
+        "linewidth": max(0.9, 2.6 - 0.5 * place),
+        "marker": MARKERS[place % len(MARKERS)],
+        "markersize": 3 + 0.9 * place,
+        "markerfacecolor": "none" if place else COLOURS[0],
+        "zorder": 2 + 0.01 * place,
+    }
+
+
+def draw_mean(
+    axes: Axes, x: Sequence[float], seeds: Sequence[Sequence[float]], **style: Any
+) -> None:
+    """Draw the mean over seeds, and a band from the least to the largest; no seeds are a gap."""
+    mean = [sum(values) / len(values) if values else math.nan for values in seeds]
+    axes.plot(x, mean, **style)
+    if max(map(len, seeds), default=0) > 1:
+        low = [min(values, default=math.nan) for values in seeds]
+        high = [max(values, default=math.nan) for values in seeds]
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def say_runs(counts: Iterable[int]) -> str:
+    """'each point: the mean of 1 to 3 seeds, with a band from the least to the largest'."""
+    least, most = min(found := list(counts)), max(found)
+    if most == 1:
+        return "each point: one seed (n = 1)"
+    number = f"n = {most}" if least == most else f"n = {least} to {most}"
+    return f"each point: the mean over seeds ({number}), with a band from the least to the largest"
+
+
+def log_ticks(axis: Axis, values: Iterable[float]) -> None:
+    """Write the values that occur at an axis, those that do not run into their neighbours."""
+    shown: list[float] = []
+    every = sorted(set(values))
+    for value in every:
+        if not shown or value > shown[-1] * (every[-1] / every[0]) ** 0.07:
+            shown.append(value)
+    axis.set_major_locator(FixedLocator(shown))
+    axis.set_major_formatter(FixedFormatter([_shorten(value) for value in shown]))
+    axis.set_minor_locator(NullLocator())
+
+
+def _shorten(value: float) -> str:
+    whole = f"{value:g}"
+    return whole if len(whole) < 6 else f"{value:.3g}"
+
+
+def legend_below(figure: Figure, says: str = "") -> None:
+    """Give a figure one legend, below it, with every label of its axes once, and a sentence."""
     handles = {
         label: handle
         for axes in figure.axes
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(4, len(handles)),
+        title=says,
+        title_fontsize=7.5,
     )
 
 
 def write(figure: Figure, name: str, results: Path) -> list[Path]:
-    """Write `results/figures/PAPER_figN.png` and `.svg`, each whole or not at all."""
-    folder = results / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = name.replace("/", "_")
-    paths = []
-    with mpl.rc_context(STYLE):
-        for suffix, metadata in (
-            (".png", {"Software": None}),
-            (".svg", {"Date": None, "Creator": None}),
-        ):
-            path = folder / f"{stem}{suffix}"
-            partial = path.with_name(f".{path.name}")
-            figure.savefig(partial, format=suffix[1:], metadata=metadata)
-            partial.replace(path)
-            paths.append(path)
+    """Write `results/figures/PAPER_figN.png`, `.svg` and `.pdf`."""
+    paths = [results / "figures" / f"{stem(name)}{suffix}" for suffix in METADATA]
+    for path in paths:
+        save(figure, path)
     return paths
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all, the same bytes each time.
+
+    Raises:
+        UserError: the file's ending is none of `METADATA`.
+    """
+    if path.suffix not in METADATA:
+        raise UserError(f"{path}: a figure ends in {', '.join(METADATA)}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}")
+    with mpl.rc_context(STYLE):
+        figure.savefig(partial, format=path.suffix[1:], metadata=METADATA[path.suffix])
+    partial.replace(path)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
+from zdp_bench.report import papers
 from zdp_bench.report.figures import WIDTH
 
 MARKERS = "osD^v"
@@ -38,7 +39,7 @@ def printed_against_tight(results: Path, data_root: Path) -> Figure:
             points["printed"],
             points["tight"],
             marker,
-            label=str(paper),
+            label=papers.titles().get(str(paper), str(paper)),
             markersize=5,
             alpha=0.75,
             linestyle="none",
@@ -47,14 +48,21 @@ def printed_against_tight(results: Path, data_root: Path) -> Figure:
         finite[["printed", "tight"]].min().min() / 1.5,
         finite[["printed", "tight"]].max().max() * 1.5,
     )
-    axes.plot([low, high], [low, high], color="0.4", linewidth=1, linestyle="-", label="as printed")
+    axes.plot(
+        [low, high],
+        [low, high],
+        color="0.4",
+        linewidth=1,
+        linestyle="-",
+        label="as printed",
+    )
     axes.set(
         xscale="log",
         yscale="log",
         xlim=(low, high),
         ylim=(low, high),
-        xlabel="ε printed",
-        ylabel="ε tight",
+        xlabel="ε as the paper prints it",
+        ylabel="ε tight, of the mechanism as described",
     )
     unbounded = int((claims["tight"] == float("inf")).sum())
     not_drawn = (

@@ -8,18 +8,29 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
+from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
+from zdp_bench.report import names
 from zdp_bench.report.faceoff import NON_PRIVATE, RECIPE, read
-from zdp_bench.report.figures import COLOURS, LINES, WIDTH, legend_below
+from zdp_bench.report.figures import (
+    REFERENCE,
+    WIDTH,
+    curve_style,
+    draw_mean,
+    legend_below,
+    log_ticks,
+    non_private,
+    say_runs,
+)
 
 HEIGHT = 2.8  # inches a row of panels
 
 
 @register("figure", "faceoff")
 def faceoff(results: Path, data_root: Path) -> Figure:
-    """All algorithms at equal tight ε: mean over seeds, with a band from least to largest."""
-    found = read(results)
+    """Face-off: the test metric of all algorithms at equal tight ε, a panel for each setting."""
+    found, every = read(results), records.read_all(results)
     if not found:
         raise UserError(
             f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`."
@@ -28,34 +39,26 @@ def faceoff(results: Path, data_root: Path) -> Figure:
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(WIDTH, HEIGHT * rows + 0.5))
     grid = figure.subplots(rows, columns, squeeze=False)
-    names = sorted({algorithm for one in found for algorithm in one.algorithms})
-    style = {
-        name: (COLOURS[i % len(COLOURS)], LINES[i % len(LINES)]) for i, name in enumerate(names)
-    }
+    algorithms = sorted({name for one in found for name in one.algorithms if name != NON_PRIVATE})
+    style = {name: curve_style(place) for place, name in enumerate(algorithms)}
+    counts = []
     for axes, one in zip(grid.flat, found, strict=False):
+        scale = names.scale(one.metric)
         finite = [epsilon for epsilon in one.epsilons if epsilon < math.inf]
-        if open_values := one.values(NON_PRIVATE, math.inf):
-            axes.axhline(mean(open_values), color="black", linewidth=0.8, label="non-private")
-        for algorithm in [name for name in one.algorithms if name != NON_PRIVATE]:
-            points = [(e, v) for e in finite if (v := one.values(algorithm, e))]
-            x, (colour, line) = [e for e, _ in points], style[algorithm]
-            above = (
-                2 if line == "-" else 3
-            )  # of two equal curves (zeta_dp_sgd is dp_sgd on a real network) both are seen
-            y = [mean(v) for _, v in points]
-            axes.plot(
-                x, y, line, color=colour, label=algorithm, marker="o", markersize=3, zorder=above
-            )
-            if any(len(v) > 1 for _, v in points):
-                low, high = [min(v) for _, v in points], [max(v) for _, v in points]
-                axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.set_title(one.title)
+        run = next(iter(one.runs.values()))[0]
+        unprotected = one.values(NON_PRIVATE, math.inf)
+        if values := unprotected or non_private.values(run, every, one.metric):
+            axes.axhline(scale * mean(values), label="non-private", **REFERENCE)
+        for name in [name for name in algorithms if name in one.algorithms]:
+            seeds = [[scale * value for value in one.values(name, e)] for e in finite]
+            counts += [len(values) for values in seeds if values]
+            draw_mean(axes, finite, seeds, label=names.algorithm(name), **style[name])
+        axes.set_title(f"{names.model(one.model)} on {names.data(one.dataset)} ({one.provenance})")
         axes.set_xscale("log")
-        axes.set_xticks(finite, [f"{e:g}" for e in finite])
-        axes.minorticks_off()
+        log_ticks(axes.xaxis, finite)
         axes.set_xlabel("tight ε")
-        axes.set_ylabel(f"test {one.metric.replace('_', ' ')}")
+        axes.set_ylabel(names.axis(one.metric))
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
-    legend_below(figure)
+    legend_below(figure, say_runs(counts))
     return figure

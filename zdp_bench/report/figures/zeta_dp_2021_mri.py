@@ -12,6 +12,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.registry import register
+from zdp_bench.report import names
 from zdp_bench.report.figures import WIDTH
 from zdp_bench.report.papers import recipes_of
 
@@ -33,7 +34,7 @@ def reconstructions(results: Path, data_root: Path) -> Figure:
     runs = choose_runs(records.read_all(results), results)
     examples = [np.load(_example(results, run), allow_pickle=False) for run in runs]
     reference = examples[0]["reference"]
-    images = {"reference": reference, "zero-filled": examples[0]["zero_filled"]}
+    images = {"reference": reference, _zero_filled(runs[0]): examples[0]["zero_filled"]}
     several = len({repr(run["config"]["model"]) for run in runs}) > 1
     for run, example in zip(runs, examples, strict=True):
         images[_label(run, several)] = example["reconstruction"]
@@ -56,7 +57,7 @@ def reconstructions(results: Path, data_root: Path) -> Figure:
     bar.set_label("|error|", fontsize=7.5)
     bar.set_ticks([0, 0.25 * largest, 0.5 * largest], labels=["0", "¼ max", "½ max"], fontsize=7)
     data = runs[0]["data"]
-    of = f"{data['name']} ({data['provenance']}), a test slice of {height} x {width}"
+    of = f"{names.data(data['name'])} ({data['provenance']}), a test slice of {height} x {width}"
     figure.suptitle(f"{of}, 4x acceleration; SSIM over all test volumes", fontsize=8)
     return figure
 
@@ -103,11 +104,20 @@ def _place(run: Record) -> tuple[int, float]:
     return ROWS.index(run["claims"]["row"]), run["privacy"]["sampling"]["sample_rate"]
 
 
+def _zero_filled(run: Record) -> str:
+    ssim = run["metrics"].get("zero_filled_ssim")
+    return "zero-filled" if ssim is None else f"zero-filled\nSSIM {ssim:.3f}"
+
+
+def _network(run: Record) -> str:
+    return names.model(run["config"]["model"]["name"]).removeprefix("complex ")
+
+
 def _label(run: Record, by_model: bool) -> str:
-    model = f"{run['config']['model']['name'].removeprefix('complex_')}\n" if by_model else ""
+    model = f"{_network(run)}\n" if by_model else ""
     ssim = f"SSIM {run['metrics']['ssim']:.3f}"
     if run["claims"]["row"] == "mri_nonprivate":
         return f"{model}non-private\n{ssim}"
     batch = run["privacy"]["sampling"]["expected_batch_size"]
     spent = run["privacy"]["epsilon_tight"]
-    return f"{model}private, batch {batch:.0f}\nε {spent:.2g}, {ssim}"
+    return f"{model}private, batch {batch:.0f}\ntight ε {spent:.2g}\n{ssim}"

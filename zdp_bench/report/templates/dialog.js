@@ -6,8 +6,8 @@ let curve = null;
 
 const tile = (title, value) => element("div", {}, element("span", { textContent: title }), element("b", { textContent: value }));
 
-function pairsTable(pairs) {
-  const rows = pairs.map(([key, value]) =>
+function pairsTable(places) {
+  const rows = places.map((place) => PAGE.pairs[place]).map(([key, value]) =>
     element("tr", {}, element("td", { textContent: key }), element("td", { textContent: value === null ? "null" : String(value) })),
   );
   return element("table", { className: "pairs" }, element("tbody", {}, ...rows));
@@ -55,7 +55,7 @@ function show(run) {
     "div",
     { className: "halves" },
     element("div", {}, folded("Privacy and ledger", true, pairsTable(run.privacy)), folded("The run", true, pairsTable(run.facts))),
-    element("div", {}, folded("Configuration", true, pairsTable(run.config.map((pair) => PAGE.pairs[pair])))),
+    element("div", {}, folded("Configuration", true, pairsTable(run.config))),
   );
   const none = element("p", { className: "soft", textContent: "Records of older versions lack what a model card states." });
   const model = folded("Model card", false, run.card.length ? card : none);
