@@ -197,7 +197,7 @@ def test_what_takes_over_an_hour_waits_for_a_yes(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "missing_data", lambda config: "")
-    monkeypatch.setattr(planning, "seconds_of", lambda config, known: 2000.0)
+    monkeypatch.setattr(planning, "seconds_of", lambda config, known, may_try: 2000.0)
     words = ["zeta_dp_2021/1", "--results", str(small), "--seeds", "1", "paths.data=/nowhere"]
     code, _, err = run(capsys, "reproduce", *words)
     assert code == 2

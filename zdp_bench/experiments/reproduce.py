@@ -25,6 +25,7 @@ from pathlib import Path
 
 from zdp_bench.bench import tables as measured
 from zdp_bench.config.compose import hydra_session
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.planning import Job, Plan, show_duration
 from zdp_bench.experiments.sweep import launch
@@ -86,11 +87,11 @@ def launch_jobs(
 def _each(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, str, str]]:
     """Yield every job as it ends, with how it ended and, if it failed, why."""
     if workers == 1:
-        yield from map(_run_job, jobs)
+        yield from (_run_job(job, job.config) for job in jobs)
         return
     # Spawned, for torch's threads would be missing in a fork.
     with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
-        for done in as_completed([pool.submit(_run_job, job) for job in jobs]):
+        for done in as_completed([pool.submit(_run_job, job, job.config) for job in jobs]):
             yield done.result()
 
 
@@ -107,9 +108,9 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _run_job(job: Job) -> tuple[Job, str, str]:
+def _run_job(job: Job, config: Run) -> tuple[Job, str, str]:
     try:
-        outcome = run(job.config, Silent())
+        outcome = run(config, Silent())
     except UserError as error:
         return job, f"failed: {error}", str(error)
     headline = outcome.record["headline"]
