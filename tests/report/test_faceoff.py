@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +126,15 @@ def test_runs_without_privacy_stand_at_infinity_and_are_no_part_of_the_sweep(
         assert axes.get_legend_handles_labels()[1][0] == "non-private"
     finally:
         path.unlink(missing_ok=True)
+
+
+def test_a_record_older_than_an_option_is_part_of_its_face_off(
+    results: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(results / "runs", tmp_path / "runs")
+    path = min((tmp_path / "runs").glob("*/*/record.json"))
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record["config"]["trainer"]["ema"], record["config"]["privacy"]["unit"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    names = [found.name for found in faceoff.read(results)]
+    assert [found.name for found in faceoff.read(tmp_path)] == names

@@ -179,7 +179,7 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
 def test_a_plateau_needs_validation_records() -> None:
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
     with pytest.raises(
-        UserError, match=r"dataset=phase_digits has none: .*or a data set that has some"
+        UserError, match=r"dataset=phase_digits has none: .*or more dataset\.validation_share"
     ) as run:
         build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED, 1)
     with pytest.raises(UserError) as told:  # as early as that, and in the same words

@@ -126,11 +126,17 @@ def read(results: Path) -> list[FaceOff]:
 
 
 def _setting(run: Record) -> str:
-    """Return the SHA-256 of what the runs of one face-off share: not algorithm, ε, seed, claims."""
-    varied = ("algorithm", "seed", "claims")
-    config = {key: value for key, value in run["config"].items() if key not in varied}
-    privacy = config["privacy"].items()
-    config["privacy"] = {key: value for key, value in privacy if key != "target_epsilon"}
+    """Return the SHA-256 of what the runs of one face-off share: not algorithm, ε, seed, claims.
+
+    As in an experiment's digest, an option that is off counts as not there: records that are older
+    than it belong to the same face-off.
+    """
+    varied = ("algorithm.", "claims.", "seed", "privacy.target_epsilon")
+    config = {
+        key: value
+        for key, value in records.flatten(run["config"]).items()
+        if not (key.startswith(varied) or value is None or value is False or value == "record")
+    }
     shared = json.dumps([config, run["data"]["digest"]], sort_keys=True)
     return hashlib.sha256(shared.encode()).hexdigest()
 

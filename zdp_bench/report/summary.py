@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zdp_bench.records import Record
+from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report.number_format import epsilon, interval, name_one
 from zdp_bench.report.sheet import Sheet
 
@@ -25,9 +25,10 @@ def sheet(record: Record, path: Path, found: bool) -> Sheet:
     if (many := privacy.get("records_per_patient", 1)) > 1:
         together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
         owner = name_one(privacy.get("unit", "patient"))
-        rows.append(
-            [f"ε of {owner}", f"{together}  (tight, of its {many:,} training records together)"]
-        )
+        whose = f"of its {many:,} training records together"
+        if is_of_unit(privacy):
+            whose = "its records drawn and clipped as one"
+        rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
     stopped = "" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"
     notes = f": {data['notes']}" if data["notes"] else ""
     rows += [
