@@ -65,16 +65,7 @@ def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> N
         "threads=1",
     ]
     for command in (words, ["table", "zeta_dp_2021/1"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "zdp_bench", *command],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stderr
+        run_from_the_wheel(unpacked, tmp_path, "-m", "zdp_bench", *command)
     assert (tmp_path / "results" / "tables" / "zeta_dp_2021_table1.md").is_file()
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
 
@@ -83,9 +74,16 @@ def test_the_wheel_makes_a_model_of_timm_private(unpacked: Path, tmp_path: Path)
     """The script of the library's page, copied into an empty folder."""
     pytest.importorskip("timm")
     shutil.copy(ROOT / "docs" / "example" / "timm_model.py", tmp_path)
+    printed = run_from_the_wheel(unpacked, tmp_path, "timm_model.py")
+    assert printed.splitlines()[-1] == "ε = 8.00"
+    assert (tmp_path / "timm-run" / "ledger.jsonl").is_file()
+
+
+def run_from_the_wheel(unpacked: Path, folder: Path, *words: str) -> str:
+    """Carry out Python with the wheel's packages in a folder, and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "timm_model.py"],
-        cwd=tmp_path,
+        [sys.executable, *words],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -93,8 +91,7 @@ def test_the_wheel_makes_a_model_of_timm_private(unpacked: Path, tmp_path: Path)
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "ε = 8.00"
-    assert (tmp_path / "timm-run" / "ledger.jsonl").is_file()
+    return done.stdout
 
 
 def test_constraints_are_pins_without_addresses() -> None:

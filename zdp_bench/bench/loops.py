@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 from weakref import finalize
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,6 +42,13 @@ def _in_order(tensors: dict[str, Tensor]) -> Tensor:
     return flat(dict(sorted(tensors.items())))
 
 
+def _take_step(optimizer: torch.optim.Optimizer, backward: Callable[[], None]) -> None:
+    """Take a step with the gradients that `backward` leaves."""
+    optimizer.zero_grad()
+    backward()
+    optimizer.step()
+
+
 def non_private(workload: Workload) -> Step:
     """torch alone."""
     model, dataset = workload.build(), TensorDataset(*workload.examples(last=False))
@@ -51,18 +59,13 @@ def non_private(workload: Workload) -> Step:
         inputs, targets = next(batches)
         workload.loss_of(model(inputs), targets).mean().backward()
 
-    def run() -> None:
-        optimizer.zero_grad()
-        backward()
-        optimizer.step()
-
     def answer() -> Tensor:
         optimizer.zero_grad()
         backward()
         found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         return _in_order(found) * workload.batch
 
-    return Step(run, answer)
+    return Step(lambda: _take_step(optimizer, backward), answer)
 
 
 def library(workload: Workload) -> Step:
@@ -123,11 +126,6 @@ def opacus(workload: Workload, mode: Literal["hooks", "ghost"]) -> Step:
         else:
             workload.loss_of(module(inputs), targets).mean().backward()
 
-    def run() -> None:
-        optimizer.zero_grad()
-        backward()
-        optimizer.step()
-
     def answer() -> Tensor:
         optimizer.zero_grad()
         backward()
@@ -142,4 +140,4 @@ def opacus(workload: Workload, mode: Literal["hooks", "ghost"]) -> Step:
         optimizer.zero_grad()
         return found
 
-    return Step(run, answer)
+    return Step(lambda: _take_step(optimizer, backward), answer)

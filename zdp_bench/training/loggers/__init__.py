@@ -10,7 +10,6 @@ To add one, write a module with a class `Logger` as below and enter it in `LOGGE
 from __future__ import annotations
 
 from importlib import import_module
-from types import TracebackType
 from typing import Any, Protocol
 
 from zdp_bench.config.digests import experiment_digest
@@ -59,12 +58,7 @@ class Reporter:
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for logger in self._loggers:
             logger.close()
 
