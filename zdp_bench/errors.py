@@ -16,6 +16,7 @@ EXTRAS = {
     "h5py": "medical",
     "nibabel": "medical",
     "opacus": "peers",
+    "pydicom": "medical",
     "ray": "federated",
     "soundfile": "audio",
     "wfdb": "medical",

@@ -58,12 +58,8 @@ def extent_of_dicom(path: Path, form: Form) -> tuple[int, ...]:
 
 def _open(path: Path, **options: Any) -> Any:
     """Read the data set of a file, and refuse what is no single grey image."""
-    try:
-        import pydicom
-    except ImportError:
-        raise UserError(
-            f"{path}: DICOM is read by pydicom, which is not installed: pip install pydicom."
-        ) from None
+    import pydicom
+
     if path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path}: has {path.stat().st_size:,} bytes, more than an image of DICOM.")
     try:
