@@ -28,8 +28,8 @@ from zdp_bench.training.setup import build_dataset
 
 TRIALS = 15.0  # seconds after which a plan times no more steps
 
-# Options of an algorithm that do not change how long a step takes.
-AS_LONG = ("noise_multiplier", "max_grad_norm", "error_clip")
+# Options that do not change how long a step takes.
+AS_LONG = ("noise", "noise_multiplier", "max_grad_norm", "error_clip")
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?")
 
 
@@ -319,8 +319,11 @@ def _alike(config: Mapping[str, Any], batch: bool = True) -> str:
     sizes = ("sample_rate", "batch_size") if batch else ()
     parts.append({key: config["trainer"].get(key) for key in sizes})
     parts.append({"nodes": (config.get("federated") or {}).get("nodes")})
-    # Records sort their keys, and those of an earlier version lack what is null by default.
-    told = [{k: v for k, v in part.items() if v is not None and k not in AS_LONG} for part in parts]
+    # Records sort their keys, and those of an earlier version lack what is off by default.
+    told = [
+        {k: v for k, v in part.items() if v not in (None, False) and k not in AS_LONG}
+        for part in parts
+    ]
     return json.dumps(told, default=str, sort_keys=True)
 
 
