@@ -105,6 +105,21 @@ def test_a_run_without_its_data_is_last_and_never_taken(small: Path, tmp_path: P
     assert lines.notes[0].startswith("0 runs fill 0 empty rows")
 
 
+def test_a_plan_says_how_many_rows_it_leaves_out_and_why(small: Path, tmp_path: Path) -> None:
+    extra = [f"paths.data={tmp_path}", "threads=1"]
+    plan = planning.make_plan(["zeta_dp_2021/1"], "here", 1, small, extra)
+    notes = planning.sheet(plan, planning.order(plan, small)).notes
+    assert notes[0].startswith("0 runs fill 0 empty rows")
+    assert any(note.startswith("2 rows are left out: the data root lacks ") for note in notes)
+
+
+def test_a_record_that_lacks_what_is_off_takes_as_long() -> None:
+    config = configured(["recipe=mnist_cnn"]).resolved
+    earlier = {k: v for k, v in config["model"].items() if v is not False}
+    assert len(earlier) < len(config["model"])
+    assert planning._alike({**config, "model": earlier}) == planning._alike(config)
+
+
 def test_a_row_has_as_many_runs_as_the_paper(small: Path, tmp_path: Path) -> None:
     assert papers.seeds("zeta_dp_2021/4") == 5
     assert papers.seeds("zeta_dp_2021/1") == 1

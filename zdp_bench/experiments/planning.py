@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -378,6 +379,10 @@ def sheet(plan: Plan, ordered: Iterable[Work]) -> Sheet:
         if untold
         else "",
         f"{plan.merged} more rows are filled by runs that are planned or made already.",
+        *(
+            f"{count} rows are left out: {why}."
+            for why, count in Counter(plan.missing.values()).most_common()
+        ),
     ]
     columns = ["table", "run", "seeds", "empty rows", "time", "lacks"]
     title = "What is to be run, most rows per hour first"
