@@ -26,6 +26,10 @@ MISTAKES = [
     ("+optimizer.momentun=1", "optimizer.momentun...Did you mean 'optimizer.momentum'"),
     ("algorithm.noise_multiplier=abc", "algorithm.noise_multiplier=abc: must be a number"),
     ("seed=one", "seed=one: must be a whole number"),
+    (
+        "execution.loggers=tensorboard",
+        "execution.loggers=tensorboard: must be a list, each of it text, such as [a,b]",
+    ),
     ("model.hidden=[a]", "model.hidden=['a']: must be a list, each of it a whole number"),
     ("algorithm.noise=circluar", "algorithm.noise 'circluar'...Did you mean 'circular'"),
     ("trainer.sampling=poison", "trainer.sampling 'poison'...Did you mean 'poisson'"),

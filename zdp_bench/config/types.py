@@ -102,8 +102,11 @@ def _without_literals(hint: Any) -> Any:
 def _rule_of(hint: Any) -> str:
     """Return in words what a value of this type must be; empty if the type is not a simple one."""
     inside = [one for one in (get_args(hint) or (hint,)) if one is not Ellipsis]
+    if optional := [one for one in inside if get_origin(one) in (list, tuple)]:
+        return _rule_of(optional[0])
     if not all(one in WORDS for one in inside):
         return ""
     if get_origin(hint) in (list, tuple):
-        return f"must be a list, each of it {WORDS[inside[0]]}, such as [1,2]"
+        example = "[a,b]" if inside[0] is str else "[1,2]"
+        return f"must be a list, each of it {WORDS[inside[0]]}, such as {example}"
     return f"must be {' or '.join(WORDS[one] for one in inside)}"
