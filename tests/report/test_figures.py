@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
@@ -41,3 +42,15 @@ def test_the_nearest_figure_is_suggested(tmp_path: Path) -> None:
 def test_a_figure_without_records_and_data_says_how_to_get_them(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"zdp-bench|paths\.data|--root"):
         figures.draw(name, tmp_path / "results", tmp_path / "data")
+
+
+@pytest.mark.parametrize("labels", [["a"], ["short"] * 4, ["a curve with a long name " * 3] * 5])
+def test_a_legend_is_as_wide_as_its_figure_at_most(labels: list[str]) -> None:
+    figure = Figure(figsize=(7, 3))
+    axes = figure.subplots()
+    for place, label in enumerate(labels):
+        axes.plot([0, 1], label=f"{label} {place}")
+    figures.legend_below(figure)
+    (legend,) = figure.legends
+    assert legend.get_window_extent().width <= figure.bbox.width
+    assert len(legend.get_texts()) == len(labels)

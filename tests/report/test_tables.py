@@ -276,10 +276,15 @@ def test_the_test_set_does_not_choose_among_variants(tmp_path: Path) -> None:
         assert lines(tmp_path, other)["phasemnist_private"]["what differs"] == "tuned"
 
 
+@pytest.fixture(scope="module")
+def done() -> set[str]:
+    """The experiments that have a committed record."""
+    return {run["experiment"] for run in records.read_all(Path("results"))}
+
+
 @pytest.mark.parametrize("name", [n for n in papers.available() if not papers.is_figure(n)])
-def test_no_committed_row_has_two_variants_to_choose_from(name: str) -> None:
+def test_no_committed_row_has_two_variants_to_choose_from(name: str, done: set[str]) -> None:
     rules, variants = papers.coverage(name), dict[str, set[str]]()
-    done = {run["experiment"] for run in records.read_all(Path("results"))}
     for one in fillings(name, Path("results")):
         if one.digest in done and one.variant and not rules.is_aside(one.variant):
             variants.setdefault(one.row, set()).add(one.variant)

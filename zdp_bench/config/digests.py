@@ -26,16 +26,17 @@ def experiment_digest(run: Run) -> str:
     for section in ("trainer", "privacy"):
         options = content[section].items()
         content[section] = {k: v for k, v in options if f"{section}.{k}" not in left_out}
-    content = _without_empty(content)
+    content = drop_empty(content)
     if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _without_empty(node: Any) -> Any:
+def drop_empty(node: Any) -> Any:
+    """Return a configuration without null and false values and the sections left empty by that."""
     if not isinstance(node, dict):
         return node
-    kept = {k: _without_empty(v) for k, v in node.items() if v is not None and v is not False}
+    kept = {k: drop_empty(v) for k, v in node.items() if v is not None and v is not False}
     return {key: value for key, value in kept.items() if value != {}}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import fields, make_dataclass
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
@@ -102,8 +102,8 @@ def _without_literals(hint: Any) -> Any:
 def _rule_of(hint: Any) -> str:
     """Return in words what a value of this type must be; empty if the type is not a simple one."""
     inside = [one for one in (get_args(hint) or (hint,)) if one is not Ellipsis]
-    if optional := [one for one in inside if get_origin(one) in (list, tuple)]:
-        return _rule_of(optional[0])
+    if get_origin(hint) is UnionType and get_origin(inside[0]) in (list, tuple):  # list[str] | None
+        return _rule_of(inside[0])
     if not all(one in WORDS for one in inside):
         return ""
     if get_origin(hint) in (list, tuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from zdp_bench import assets, records
 from zdp_bench.config import configured
-from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.digests import drop_empty, experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
@@ -321,10 +321,7 @@ def _alike(config: Mapping[str, Any], batch: bool = True) -> str:
     parts.append({key: config["trainer"].get(key) for key in sizes})
     parts.append({"nodes": (config.get("federated") or {}).get("nodes")})
     # Records sort their keys, and those of an earlier version lack what is off by default.
-    told = [
-        {k: v for k, v in part.items() if v not in (None, False) and k not in AS_LONG}
-        for part in parts
-    ]
+    told = [drop_empty({k: v for k, v in part.items() if k not in AS_LONG}) for part in parts]
     return json.dumps(told, default=str, sort_keys=True)
 
 

@@ -2,7 +2,7 @@
 
 `papers/PAPER/paper.yaml` says which data is the paper's and why a row was not run
 (`papers.Coverage`). A run without a variant has the paper's settings. A run with one is ours: one
-variant stands in the line, the others in `tableN_runs.md`. Which one is no matter of test metrics.
+variant stands in the line, the others in `tableN_runs.md`. No test metric decides which one.
 """
 
 from __future__ import annotations
@@ -297,8 +297,7 @@ def _choose(
         limit, data = SAME_EPSILON * headline(own).tight, headline(own).data
         ours = [pool for pool in ours if headline(pool).tight <= limit]
         ours = [p for p in ours if headline(p).data != data or score(p) > score(own)]
-    ours.sort(key=lambda pool: not headline(pool).published_data)
-    return own, ours[0] if ours else None
+    return own, min(ours, key=lambda pool: not headline(pool).published_data, default=None)
 
 
 def _differs(own: Pool | None, best: Pool | None, rules: Coverage) -> str:

@@ -37,9 +37,10 @@ PER_UNIT = (
 )
 
 READING = (
-    "In brackets: on other data than the paper's, compared with nothing. Best of ours: one variant "
-    "a row, picked by no test result, where it beats the row as published with no more tight ε; "
-    "its recipe says what it was chosen on. ε tight is the privacy loss distribution of what was "
+    "In brackets: on other data than the paper's, compared with nothing. Best of ours: the one "
+    "variant of a row that `paper.yaml` leaves, not the best on the test set; its recipe says what "
+    "its settings were chosen on. It is not shown if its tight ε is larger than that of the row as "
+    "published, or its result is worse. ε tight is the privacy loss distribution of what was "
     "really run; hyper-parameter search is in no ε."
 )
 RUN_COLUMNS = (

@@ -144,20 +144,27 @@ def _shorten(value: float) -> str:
 
 
 def legend_below(figure: Figure, says: str = "") -> None:
-    """Give a figure one legend, below it, with every label of its axes once, and a sentence."""
+    """Give a figure one legend, below it, with every label of its axes once, and a sentence.
+
+    It has as many columns as fit the figure's width, at most four.
+    """
     handles = {
         label: handle
         for axes in figure.axes
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(4, len(handles)),
-        title=says,
-        title_fontsize=7.5,
-    )
+    for columns in range(min(4, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside lower center",
+            ncols=columns,
+            title=says,
+            title_fontsize=7.5,
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def write(figure: Figure, name: str, results: Path) -> list[Path]:

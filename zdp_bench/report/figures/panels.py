@@ -76,12 +76,13 @@ def panels(name: str, results: Path) -> Figure:
         if of.log:
             axes.set_xscale("log")
             log_ticks(axes.xaxis, every_x)
-    for axes in grid[-1]:
-        axes.set_xlabel(of.label)
     for axes in grid[:, 0]:
         axes.set_ylabel(names.axis(metric))
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
+    for axes in grid.flat[: len(titles)][-columns:]:  # nothing is drawn below these
+        axes.set_xlabel(of.label)
+        axes.tick_params(labelbottom=True)
     legend_below(figure, say_runs(points["values"].str.split().map(len)))
     return figure
 
