@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE | {"privacy"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,
-    "library": BASE | CORE | {"training"},
+    "library": BASE | CORE | {"training", "sharing"},
     "federated": BASE | CORE | {"training", "report"},
     "audit": BASE | CORE | {"training", "report"},
     "bench": BASE | CORE | {"training", "library", "report"},

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.records import from_json, to_json
 
 POISSON = Sampling("poisson", 0.1, 10.0, 100)
 UNIFORM = Sampling("uniform", 0.1, 10.0, 100)
@@ -240,3 +241,17 @@ def test_a_mechanism_is_plain_json_that_holds_every_number() -> None:
     assert [block["std"] for block in written["blocks"]] == [0.7, 0.0]
     assert written["sampling"]["sample_rate"] == 0.1
     assert written["joint"] is False
+
+
+def test_a_mechanism_comes_back_from_its_description() -> None:
+    whole = Block("whole", (2,), "float32", 1, 1, "real")  # 1 and 1.0 have other digests
+    unbounded = Block("free", (2,), "float32", math.inf, 0.0, "none")
+    spectrum = Block("s", (4, 3), "complex64", 1.5, 0.7, "hermitian", fft_dims=(0, 1))
+    mechanism = Mechanism((whole, unbounded, spectrum), UNIFORM, joint=False)
+    read = from_json(json.dumps(to_json(mechanism.as_dict())))
+    for plain in (mechanism.as_dict(), read):
+        assert Mechanism.from_dict(plain) == mechanism
+        assert Mechanism.from_dict(plain).digest() == mechanism.digest()
+    del read["blocks"][0]["bound"]
+    with pytest.raises(ValueError, match="describes no mechanism"):
+        Mechanism.from_dict(read)

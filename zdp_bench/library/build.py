@@ -129,6 +129,7 @@ def make_private(
         model=model,
         optimizer=optimizer,
         algorithm=private,
+        named=algorithm,
         examples=examples,
         plan=plan,
         delta=delta,

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
-from zdp_bench.gradients.parts import map_leaves, pack, unpack
+from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
 from zdp_bench.training.checkpoint import state_digest
 
 DIGESTED = 256  # examples at once
@@ -65,6 +65,12 @@ class Items:
         """Return a batch without an example, of the first item's shapes and dtypes."""
         inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in self.batch([0]))
         return inputs, targets
+
+    def describe(self) -> str:
+        """Return the dtype and shape of a batch of inputs: 'float32 [n, 3, 32, 32]'."""
+        leaves = leaves_of(self.like()[0])
+        parts = [f"{leaf.dtype} {['n', *leaf.shape[1:]]}" for leaf in leaves]
+        return " and ".join(parts).replace("torch.", "").replace("'", "")
 
     def digest(self) -> str:
         """Return the SHA-256 of all examples in order; reads each of them once."""

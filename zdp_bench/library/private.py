@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +19,11 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
+from zdp_bench.library.owners import owners_digest
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
+from zdp_bench.sharing.own_export import write_own
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import read_in_pieces, seed_layers
 from zdp_bench.training.devices import arithmetic
@@ -39,6 +41,7 @@ class Setting:
 
     Attributes:
         run: the digest of mechanism, plan and owners; a checkpoint of another training is refused.
+        named: the algorithm's name.
         ledger_file: rank 0 writes it.
         owners: whose the examples are, if owners are drawn; None: an example is its own unit.
         ranks: the processes that train together.
@@ -48,6 +51,7 @@ class Setting:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm
+    named: str
     examples: Items
     plan: Plan
     delta: float
@@ -211,9 +215,8 @@ class Private:
         buffers and frozen parameters that the output depends on and no ε covers.
         """
         setting, releases = self.setting, self.ledger.releases
-        report = released_report(
-            setting.algorithm, self.ledger, releases, setting.delta, setting.keys.secure
-        )
+        mechanism, secure = setting.algorithm.mechanism(), setting.keys.secure
+        report = released_report(mechanism, self.ledger, releases, setting.delta, secure)
         owners = setting.owners
         whose: dict[str, Any] = {"epsilon_of": "record"}
         if owners is not None:
@@ -222,9 +225,45 @@ class Private:
             whose
             | report
             | {
+                "noise_multiplier": setting.algorithm.noise_multiplier,
                 "randomness_from": setting.keys.source(),
                 "fixed_state": setting.fixed_state,
             }
+        )
+
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        name: str | None = None,
+        data: str = "own data",
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write the model, as it is now, as a folder to hand on (`sharing`); its ε is that so far.
+
+        `zdp_bench.load(folder, model=...)` reads it, `zdp-bench verify` computes its ε again.
+
+        Args:
+            folder: is made, or empty.
+            name: of the model, on its card; the name of its class otherwise.
+            data: what to call the training data.
+            metrics: what you measured on data that is not of the training, by name.
+
+        Raises:
+            UserError: the folder holds something, or a metric is no number.
+        """
+        setting = self.setting
+        if not setting.ranks.is_first:  # all have the same
+            return
+        about = {
+            "name": name or type(setting.model).__name__,
+            "algorithm": setting.named,
+            "inputs": setting.examples.describe(),
+            "data": {"name": data, "provenance": "own", "train": len(setting.examples)},
+            "owners": owners_digest(setting.owners),
+        }
+        write_own(
+            Path(folder), setting.model, setting.ledger_file, about, self.report(), metrics or {}
         )
 
     @property

@@ -192,6 +192,25 @@ class Mechanism:
         std = sampling.shift * z
         return Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling)
 
+    @staticmethod
+    def from_dict(plain: dict[str, Any]) -> Mechanism:
+        """Return the mechanism that `as_dict` described.
+
+        Raises:
+            ValueError: it describes none.
+        """
+        try:
+            blocks = [
+                block
+                | {name: tuple(block[name]) for name in ("shape", "fft_dims")}
+                | ({"bound": math.inf} if block["bound"] == "inf" else {})
+                for block in plain["blocks"]
+            ]
+            sampling = Sampling(**plain["sampling"])
+            return Mechanism(tuple(Block(**block) for block in blocks), sampling, plain["joint"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this describes no mechanism: {error}") from None
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values for ledger and record; an infinite bound becomes "inf"."""
         plain = dataclasses.asdict(self)

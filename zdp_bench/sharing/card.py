@@ -31,37 +31,23 @@ UNKNOWN_LICENCE = "its owner's"
 
 def card(record: Record) -> str:
     """Return the model card of a record."""
-    head = yaml.safe_dump(head_of(record), sort_keys=False, allow_unicode=True)
-    return f"---\n{head}---\n\n" + "\n".join(_body(record))
+    return with_head(head_of(record), _body(record))
+
+
+def with_head(head: dict[str, Any], body: list[str]) -> str:
+    """Return a card's text."""
+    written = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    return f"---\n{written}---\n\n" + "\n".join(body)
 
 
 def head_of(record: Record) -> dict[str, Any]:
     """Return the card's YAML head; its `differential_privacy` holds what `verify` recomputes."""
     task, data = record["config"]["task"]["name"], record["data"]
     kind = HUB_TASKS.get((task, len(data["example"]["input_shape"])))
-    measured = [
-        {"type": name, "name": f"test {name}", "value": value}
-        for name, value in record["metrics"].items()
-    ]
+    name, algorithm = f"{record['recipe']}-{record['run'][:12]}", record["config"]["algorithm"]
     return to_json(
-        {
-            "library_name": "zdp-bench",
-            **({"pipeline_tag": kind} if kind else {}),
-            "tags": ["differential-privacy", record["config"]["algorithm"]["name"]],
-            "datasets": [data["name"]],
-            "metrics": list(record["metrics"]),
-            "model-index": [
-                {
-                    "name": f"{record['recipe']}-{record['run'][:12]}",
-                    "results": [
-                        {
-                            "task": {"type": kind or task, "name": task.replace("_", " ")},
-                            "dataset": {"type": data["name"], "name": data["name"]},
-                            "metrics": measured,
-                        }
-                    ],
-                }
-            ],
+        hub_head(name, algorithm["name"], data["name"], record["metrics"], task, kind)
+        | {
             "data": {key: data[key] for key in ("name", "provenance", "digest", "train", "test")},
             "differential_privacy": privacy_of(record),
             "run": {
@@ -72,6 +58,35 @@ def head_of(record: Record) -> dict[str, Any]:
             },
         }
     )
+
+
+def hub_head(
+    name: str,
+    algorithm: str,
+    data: str,
+    metrics: dict[str, float],
+    task: str = "other",
+    kind: str | None = None,
+) -> dict[str, Any]:
+    """Return what model hubs read of a head; `kind` is the hub's name for the task, if any."""
+    measured = [
+        {"type": metric, "name": f"test {metric}", "value": value}
+        for metric, value in metrics.items()
+    ]
+    result = {
+        "task": {"type": kind or task, "name": task.replace("_", " ")},
+        "dataset": {"type": data, "name": data},
+        "metrics": measured,
+    }
+    return {
+        "library_name": "zdp-bench",
+        **({"pipeline_tag": kind} if kind else {}),
+        "tags": ["differential-privacy", algorithm],
+        "datasets": [data],
+        "metrics": list(metrics),
+        # A hub refuses results without a number.
+        **({"model-index": [{"name": name, "results": [result]}]} if metrics else {}),
+    }
 
 
 def privacy_of(record: Record) -> dict[str, Any]:
@@ -91,7 +106,6 @@ def _body(record: Record) -> list[str]:
     licence = _licence(data["name"])
     notes = f": {data['notes']}" if data["notes"] else ""
     takes = f"`{example['input_dtype']} {['n', *example['input_shape']]}`".replace("'", "")
-    metrics = [f"| {name} | {value:.4f} |" for name, value in record["metrics"].items()]
     return [
         f"# {model['name']} on {data['name']}",
         "",
@@ -125,10 +139,7 @@ def _body(record: Record) -> list[str]:
         "",
         "## Results on the test set",
         "",
-        "| metric | value |",
-        "| --- | --- |",
-        *metrics,
-        "",
+        *metric_rows(record["metrics"]),
         "## Data",
         "",
         f"{data['name']}, {data['provenance']}{notes}. {data['train']:,} examples to train, "
@@ -140,7 +151,7 @@ def _body(record: Record) -> list[str]:
 
 def _privacy_rows(record: Record) -> list[tuple[str, str]]:
     privacy, start = record["privacy"], record.get("start")
-    sampling, many = privacy["sampling"], privacy["records_per_patient"]
+    many = privacy["records_per_patient"]
     tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
     owner = interval(privacy["epsilon_patient_at_least"], privacy["epsilon_patient"])
     owned = f"ε of {name_one(privacy['unit'])} with {many} example{'' if many == 1 else 's'}"
@@ -154,6 +165,17 @@ def _privacy_rows(record: Record) -> list[tuple[str, str]]:
             "ε claimed",
             f"{epsilon(privacy['epsilon_claimed'])} (accountant {privacy['claimed_by']})",
         ),
+        *sampling_rows(privacy),
+        ("randomness", privacy["randomness"]),
+        ("public start", began),
+        *ledger_rows(privacy, record["environment"]),
+    ]
+
+
+def sampling_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows on δ, neighbours, sampling and noise."""
+    sampling = privacy["sampling"]
+    return [
         ("δ", f"{privacy['delta']:g}"),
         ("neighbours", privacy["adjacency"].replace("_", " ")),
         (
@@ -162,11 +184,22 @@ def _privacy_rows(record: Record) -> list[tuple[str, str]]:
             f"{sampling['records']:,}, {privacy['steps']:,} steps",
         ),
         ("noise", f"σ {privacy['noise_multiplier']:.4g}, z {privacy['z']:.4g} where it is least"),
-        ("randomness", privacy["randomness"]),
-        ("public start", began),
-        ("ledger", f"{privacy['ledger']['entries']:,} entries, {privacy['ledger']['digest']}"),
-        ("zdp-bench", f"{record['environment']['versions']['zdp-bench']}"),
     ]
+
+
+def ledger_rows(privacy: dict[str, Any], environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows on the ledger and the version that wrote it."""
+    ledger = privacy["ledger"]
+    return [
+        ("ledger", f"{ledger['entries']:,} entries, {ledger['digest']}"),
+        ("zdp-bench", f"{environment['versions']['zdp-bench']}"),
+    ]
+
+
+def metric_rows(metrics: dict[str, float]) -> list[str]:
+    """Return the lines of a table of metrics; none without a metric."""
+    rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
+    return ["| metric | value |", "| --- | --- |", *rows, ""] if rows else []
 
 
 def _not_covered(record: Record) -> list[str]:

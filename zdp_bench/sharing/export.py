@@ -31,8 +31,7 @@ def export(results: Path, asked: str, to: Path) -> Record:
     home = find_weights(results, asked)
     record = records.read(home / "record.json")
     assert record is not None
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"--to {to}: is there and not empty; name a new folder.")
+    files.require_empty(to, "--to ")
     if lacking := files.missing_keys(record):
         raise UserError(
             f"{home / 'record.json'}: is of an older version, for it lacks {', '.join(lacking)}. "

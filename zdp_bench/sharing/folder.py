@@ -18,6 +18,7 @@ from zdp_bench.records import Record
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 RECORD = "record.json"
+REPORT = "report.json"
 RECIPE = "recipe.yaml"
 LEDGER = "ledger.jsonl"
 SUMS = "SHA256SUMS"
@@ -35,6 +36,13 @@ STATED = (
     *("epsilon_tight", "epsilon_tight_at_least", "epsilon_patient", "epsilon_patient_at_least"),
     *("noise_multiplier", "z", "steps", "sampling", "randomness", "ledger"),
 )
+# What it states of the report of a loop of one's own.
+STATED_OF_OWN = (
+    *("epsilon_of", "adjacency", "delta", "epsilon_tight", "epsilon_tight_at_least"),
+    *("epsilon_rdp", "noise_multiplier", "z", "steps", "sampling", "randomness"),
+    *("randomness_from", "ledger"),
+)
+Report = dict[str, Any]  # `private.report()`, and what the model is
 _AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)
 
 
@@ -48,7 +56,7 @@ def read_record(folder: Path) -> Record:
     if record is None or not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder}: is no exported model, for it lacks {RECORD} or {WEIGHTS}. "
-            f"`zdp-bench export RUN --to {folder}` writes one."
+            f"`zdp-bench export RUN --to {folder}` writes one, and so does `private.export`."
         )
     if lacking := missing_keys(record):
         raise UserError(
@@ -56,6 +64,37 @@ def read_record(folder: Path) -> Record:
             "version. Export the run again."
         )
     return record
+
+
+def is_own(folder: Path) -> bool:
+    """True if the folder holds the model of a loop of one's own, and not that of a run."""
+    return (folder / REPORT).is_file()
+
+
+def read_report(folder: Path) -> Report:
+    """Return the report of an exported model that `is_own`.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = folder / REPORT
+    try:
+        found = records.from_json(path.read_text(encoding="utf-8"))
+        of_owner = ("records_per_owner",) if found["owners"] else ()
+        _ = [found["privacy"][k] for k in (*STATED_OF_OWN, "mechanism", "fixed_state", *of_owner)]
+        _ = found["measured"]["weights"]["digest"], found["environment"]["versions"]["zdp-bench"]
+        _ = [found[key] for key in ("name", "algorithm", "inputs", "data", "metrics")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(
+            f"{path}: is damaged, or of an older version. Export the model again."
+        ) from None
+    return found
+
+
+def require_empty(folder: Path, key: str = "") -> None:
+    """Refuse a folder that holds something, or that is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{key}{folder}: is there and not empty; name a new folder.")
 
 
 def missing_keys(record: Record) -> list[str]:

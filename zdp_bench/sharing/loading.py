@@ -18,21 +18,32 @@ from zdp_bench.sharing import folder as files
 from zdp_bench.training.build import build_model
 
 
-def load(folder: str | Path) -> nn.Module:
-    """Return an exported model with its weights, in eval mode, on the CPU.
+def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """Return an exported model with its weights, in eval mode.
+
+    Args:
+        model: your own network, which the weights go into, on its device. None for a run's: it is
+            built from the record, on the CPU.
 
     Raises:
-        UserError: the folder is no exported model, or its weights do not fit its recipe.
+        UserError: the folder is no exported model, its weights do not fit the model, or it is of a
+            loop of your own and `model` is missing.
     """
-    folder = Path(folder)
-    record = files.read_record(folder)
-    model = build_model(without_download(config_of(record)), info_of(record))
+    folder, named = Path(folder), "the model that was given"
+    if model is None:
+        if files.is_own(folder):
+            name = files.read_report(folder)["name"]
+            raise UserError(
+                f"{folder}: holds the weights of '{name}', a network of somebody's own code. Build "
+                f"it as for its training, and give it: zdp_bench.load({str(folder)!r}, model=...)."
+            )
+        record, named = files.read_record(folder), f"the model of {files.RECORD}"
+        model = build_model(without_download(config_of(record)), info_of(record))
     try:
         model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
     except RuntimeError as error:
         raise UserError(
-            f"{folder / files.WEIGHTS}: does not fit the model of {files.RECORD}: "
-            f"{in_one_line(error)}."
+            f"{folder / files.WEIGHTS}: does not fit {named}: {in_one_line(error)}."
         ) from None
     return model.eval()
 

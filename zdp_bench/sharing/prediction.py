@@ -14,7 +14,7 @@ from torch import Tensor
 from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.sharing.folder import read_record
+from zdp_bench.sharing.folder import is_own, read_record
 from zdp_bench.sharing.loading import config_of, load
 from zdp_bench.training.evaluation import forward
 from zdp_bench.training.setup import build_dataset
@@ -29,6 +29,11 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
         UserError: a file has another format, or the inputs do not fit the model.
     """
     _require_format(out, "--out")
+    if is_own(folder):
+        raise UserError(
+            f"{folder}: holds a network of somebody's own code, which no command can build. Run it "
+            f"in Python: zdp_bench.load({str(folder)!r}, model=...)(inputs)."
+        )
     record = read_record(folder)
     example = record["data"]["example"]
     shape, dtype = tuple(example["input_shape"]), getattr(torch, example["input_dtype"])

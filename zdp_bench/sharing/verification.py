@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,19 +28,26 @@ from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, to_json
 from zdp_bench.sharing import folder as files
+from zdp_bench.sharing import own_card
 from zdp_bench.sharing.card import card, head_of
 from zdp_bench.sharing.export import recipe_of
+from zdp_bench.sharing.folder import Report
 from zdp_bench.sharing.loading import config_of, info_of, without_download
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.record import privacy_report
+from zdp_bench.training.record import privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]
 CLOSE = 1e-6  # relative: an ε of another machine differs by rounding
+NOT_COMPUTED = ("noise_multiplier", "randomness_from", "fixed_state", "records_per_owner")
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: a run written "
     "anew as a whole looks like a true one",
     "the training data, the test metrics and the most examples of one patient: no data is here",
+)
+UNPROVABLE_OF_OWN = (
+    f"privacy.{', '.join(NOT_COMPUTED)}: no ε follows from them; and that the owner's loop was "
+    "private outside of its steps",
 )
 
 
@@ -59,6 +66,8 @@ def verify(folder: Path) -> list[Check]:
     Raises:
         UserError: the folder is no exported model, or its configuration is not known here.
     """
+    if files.is_own(folder):
+        return _verify_own(folder)
     record = files.read_record(folder)
     config = config_of(record)
     setup = ModelSetup.of(without_download(config), info_of(record), torch.device("cpu"))
@@ -67,10 +76,39 @@ def verify(folder: Path) -> list[Check]:
         _check_weights(folder, record),
         _check_names(config, record),
         *_check_privacy(folder, record, setup),
-        _check_head(folder, record),
-        *_check_texts(folder, record),
+        _check_head(folder, head_of(record)),
+        *_check_texts(folder, record, {files.RECIPE: recipe_of, files.CARD: card}),
         *(Check(what, "not checked") for what in UNPROVABLE),
     ]
+
+
+def _verify_own(folder: Path) -> list[Check]:
+    """Check the model of a loop of one's own: ε follows from its mechanism and ledger alone."""
+    report = files.read_report(folder)
+    return [
+        *_check_sums(folder),
+        _check_weights(folder, report),
+        *_check_own_privacy(folder, report),
+        _check_head(folder, own_card.head_of(report)),
+        *_check_texts(folder, report, {files.CARD: own_card.card}),
+        *(Check(what, "not checked") for what in (*UNPROVABLE, *UNPROVABLE_OF_OWN)),
+    ]
+
+
+def _check_own_privacy(folder: Path, report: Report) -> Iterator[Check]:
+    """Compute ε, z and steps again from the mechanism that the ledger's head names."""
+    privacy = report["privacy"]
+    try:
+        mechanism = Mechanism.from_dict(privacy["mechanism"])
+        ledger = _read_ledger(folder, mechanism, False, report["owners"])
+    except (LedgerError, ValueError) as error:
+        yield Check(files.LEDGER, "wrong", str(error))
+        return
+    secure = privacy["randomness"] == "cryptographic"
+    again = released_report(mechanism, ledger, ledger.releases, privacy["delta"], secure)
+    again["epsilon_of"] = "owner" if report["owners"] else "record"
+    stated = {key: value for key, value in privacy.items() if key not in NOT_COMPUTED}
+    yield from _compare_privacy(report, again, stated, "privacy")
 
 
 def _check_sums(folder: Path) -> Iterator[Check]:
@@ -121,7 +159,7 @@ def _check_privacy(folder: Path, record: Record, setup: ModelSetup) -> Iterator[
     yield from _compare_privacy(record, again, privacy, "privacy")
 
 
-def _read_ledger(folder: Path, mechanism: Mechanism, repeatable: bool) -> Ledger:
+def _read_ledger(folder: Path, mechanism: Mechanism, repeatable: bool, whose: str = "") -> Ledger:
     """Read a copy of the ledger and of those set aside: opening one may mend it."""
     if not (folder / files.LEDGER).is_file():
         raise LedgerError(f"{files.LEDGER}: is missing")
@@ -129,7 +167,7 @@ def _read_ledger(folder: Path, mechanism: Mechanism, repeatable: bool) -> Ledger
         for path in folder.glob(f"{files.LEDGER}*"):
             shutil.copyfile(path, Path(place) / path.name)
         try:
-            ledger = Ledger(Path(place) / files.LEDGER, mechanism, repeatable)
+            ledger = Ledger(Path(place) / files.LEDGER, mechanism, repeatable, whose=whose)
         except LedgerError as error:
             raise LedgerError(str(error).replace(f"{place}/", "")) from None
         ledger.close()
@@ -179,21 +217,23 @@ def _check_text(path: Path, expected: str) -> Check:
     return Check(what, "right")
 
 
-def _check_head(folder: Path, record: Record) -> Check:
-    """Compare the head of the card with the record, value by value."""
+def _check_head(folder: Path, expected: dict[str, Any]) -> Check:
+    """Compare the head of the card with what it should be, value by value."""
     path = folder / files.CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     try:
         head = yaml.safe_load(text.split("---\n")[1])
     except (yaml.YAMLError, IndexError):
         head = None
-    wrong = list(_differences(head_of(record), head, "")) if isinstance(head, dict) else ["no head"]
+    wrong = list(_differences(expected, head, "")) if isinstance(head, dict) else ["no head"]
     return _check(f"head of {path.name} says what the record says", "; ".join(wrong[:5]))
 
 
-def _check_texts(folder: Path, record: Record) -> Iterator[Check]:
-    """Compare card and recipe with what this version would write, if it made the record."""
-    for name, write in ((files.RECIPE, recipe_of), (files.CARD, card)):
+def _check_texts(
+    folder: Path, record: Record, writers: dict[str, Callable[[Record], str]]
+) -> Iterator[Check]:
+    """Compare each file with what this version would write, if it made the record."""
+    for name, write in writers.items():
         if _other_version(record):
             yield Check(f"text of {name}", "not checked", "another version wrote it")
         else:

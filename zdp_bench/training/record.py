@@ -6,13 +6,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import surgery
 from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
 from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
@@ -132,22 +132,22 @@ def privacy_report(
         "unit": unit,
         "epsilon_of": unit if by_patient else "record",
         "range_test_steps": plan.range_test_steps,
-        **released_report(setup.algorithm, ledger, releases, delta, config.privacy.secure),
+        "noise_multiplier": setup.algorithm.noise_multiplier,
+        **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
     }
 
 
 def released_report(
-    algorithm: Algorithm, ledger: Ledger, releases: int, delta: float, secure: bool
+    mechanism: Mechanism, ledger: Ledger, releases: int, delta: float, secure: bool
 ) -> dict[str, Any]:
     """Return what follows from the releases alone: tight ε, and what it was computed from."""
-    mechanism, position = algorithm.mechanism(), ledger.position
+    position = ledger.position
     at_least, tight = tight_interval(mechanism, releases, delta)
     return {
         "epsilon_tight": tight,
         "epsilon_tight_at_least": at_least,
         "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
         "delta": delta,
-        "noise_multiplier": algorithm.noise_multiplier,
         "z": mechanism.z,
         "steps": releases,
         "adjacency": mechanism.sampling.adjacency,

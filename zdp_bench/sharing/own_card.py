@@ -1,0 +1,129 @@
+"""The model card of a loop of one's own, all of it from its report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from zdp_bench.records import to_json
+from zdp_bench.report.number_format import epsilon, interval
+from zdp_bench.sharing import folder as files
+from zdp_bench.sharing.card import (
+    NOT_PRIVATE,
+    SECURE,
+    hub_head,
+    ledger_rows,
+    metric_rows,
+    sampling_rows,
+    with_head,
+)
+from zdp_bench.sharing.folder import Report
+
+SEEDED = (
+    "**Not for release to an adversary.** Noise and batches follow from the seed: whoever knows "
+    "it, the code and all of the data but one example can test guesses of that one. For a model "
+    "that you give away, train with `secure=True`."
+)
+KEYED = (
+    "Noise and batches follow from one key, which the operating system drew and nobody kept. For a "
+    "model that you give to an adversary, train with `secure=True`: every number is drawn from it."
+)
+_SENTENCES = {"the operating system, for every number": SECURE, "the operating system, once": KEYED}
+
+
+def card(report: Report) -> str:
+    """Return the model card of a report."""
+    return with_head(head_of(report), _body(report))
+
+
+def head_of(report: Report) -> dict[str, Any]:
+    """Return the card's YAML head; its `differential_privacy` holds what `verify` recomputes."""
+    stated = {key: report["privacy"][key] for key in files.STATED_OF_OWN}
+    return to_json(
+        hub_head(report["name"], report["algorithm"], report["data"]["name"], report["metrics"])
+        | {
+            "data": report["data"],
+            "differential_privacy": stated,
+            "run": {
+                "weights_sha256": report["measured"]["weights"]["digest"],
+                "commit": report["environment"]["commit"],
+                "versions": report["environment"]["versions"],
+            },
+        }
+    )
+
+
+def _body(report: Report) -> list[str]:
+    """Return the lines of the card's text."""
+    privacy, data = report["privacy"], report["data"]
+    measured = metric_rows(report["metrics"]) or ["None was given.", ""]
+    return [
+        f"# {report['name']} on {data['name']}",
+        "",
+        NOT_PRIVATE
+        if math.isinf(privacy["epsilon_tight"])
+        else _SENTENCES.get(privacy["randomness_from"], SEEDED),
+        "",
+        "## Privacy",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in _privacy_rows(report)),
+        "",
+        "This ε does not cover:",
+        "",
+        *(f"- {what}" for what in _not_covered(privacy)),
+        "",
+        "## Model",
+        "",
+        f"Trained with {report['algorithm']} in a loop of its owner's, "
+        f"{report['parameters_real']:,} real parameters. It takes `{report['inputs']}`. Its code "
+        "is not in this folder: build the network, then",
+        "",
+        "```python",
+        "import zdp_bench",
+        "",
+        "model = zdp_bench.load(FOLDER, model=network)  # in eval mode",
+        "```",
+        "",
+        "`zdp-bench verify FOLDER` recomputes ε from mechanism and ledger.",
+        "",
+        "## Results, as the loop's owner measured them",
+        "",
+        *measured,
+        "## Data",
+        "",
+        f"{data['name']}, {data['provenance']}. {data['train']:,} examples to train.",
+        "",
+    ]
+
+
+def _privacy_rows(report: Report) -> list[tuple[str, str]]:
+    privacy = report["privacy"]
+    whose = "one example"
+    if report["owners"]:
+        many = privacy["records_per_owner"]
+        whose = f"one owner with {many} example{'' if many == 1 else 's'} or fewer in a step"
+    tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
+    return [
+        (f"ε of {whose}, tight", tight),
+        ("ε by Rényi divergences", epsilon(privacy["epsilon_rdp"])),
+        *sampling_rows(privacy),
+        ("randomness from", privacy["randomness_from"]),
+        *ledger_rows(privacy, report["environment"]),
+    ]
+
+
+def _not_covered(privacy: dict[str, Any]) -> list[str]:
+    """Return what the ε of a report leaves out."""
+    found = ["tuning: other trainings on the same examples, of which this may be the best;"]
+    found += ["what the loop did with the examples outside of `private.step`;"]
+    if privacy["epsilon_of"] == "record":
+        found.append("a person who owns several examples;")
+    if privacy["fixed_state"]:
+        names = ", ".join(f"`{name}`" for name in privacy["fixed_state"][:8])
+        more = "" if len(privacy["fixed_state"]) <= 8 else " and others"
+        found.append(f"what was not trained here: {names}{more};")
+    if privacy["randomness"] != "cryptographic" and privacy["randomness_from"] not in _SENTENCES:
+        found.append("an adversary who knows the seed and nearly all of the data;")
+    return [*found[:-1], f"{found[-1][:-1]}."]

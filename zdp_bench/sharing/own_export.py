@@ -1,0 +1,64 @@
+"""Write the model of a loop of one's own as a folder that can be handed on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from zdp_bench import records
+from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.sharing import folder as files
+from zdp_bench.sharing.own_card import card
+from zdp_bench.training.build import count_real
+from zdp_bench.training.checkpoint import state_digest
+from zdp_bench.training.environment import environment
+
+
+def write_own(
+    to: Path,
+    model: nn.Module,
+    ledger: Path,
+    about: dict[str, Any],
+    privacy: dict[str, Any],
+    metrics: Mapping[str, float],
+) -> None:
+    """Write weights, ledger, report and card into an empty or new folder.
+
+    Args:
+        about: name, algorithm, inputs, data and owners, as `Private.export` gives them.
+        privacy: what `Private.report` returned.
+
+    Raises:
+        UserError: the folder holds something, or a metric is no number.
+    """
+    files.require_empty(to)
+    weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    report = {
+        "format": 1,
+        **about,
+        "parameters_real": count_real(trainable(model).values()),
+        "privacy": privacy,
+        "metrics": {name: _number(name, value) for name, value in metrics.items()},
+        "environment": environment(next(model.parameters()).device),
+        "measured": {"weights": {"digest": state_digest(weights)}},
+    }
+    to.mkdir(parents=True, exist_ok=True)
+    files.write_weights(to / files.WEIGHTS, weights)
+    records.write(to / files.REPORT, report)
+    for part in [ledger, *sorted(ledger.parent.glob(f"{ledger.name}.*"))]:
+        shutil.copyfile(part, to / part.name.replace(ledger.name, files.LEDGER, 1))
+    records.write_text(to / files.CARD, card(files.read_report(to)))
+    files.write_sums(to)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a metric as a float, for a card."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"metrics: '{name}' is {value!r}; give one number for each name.") from None
