@@ -4,12 +4,16 @@ blind.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from tests.audit.subjects import subject, weakened
+from zdp_bench.audit import canaries
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.plan import Plan
 
 
@@ -60,3 +64,25 @@ def test_input_canaries_are_seen_where_nothing_protects(monkeypatch: pytest.Monk
     ]
     finding = attack_with_inputs(subject(*more), 0.99, 400, 10_000)
     assert finding.lower_bound > 0.5, finding
+
+
+def test_a_patient_is_a_canary_with_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records come together or not at all, and each carries another patient's target."""
+    of = subject("privacy.unit=patient")
+    assert of.patients is not None
+    owned = {frozenset(of.examples_of(unit).tolist()) for unit in range(of.units)}
+    assert sorted(map(len, owned))[-1] == 2
+    taken: list[tuple[int, ...]] = []
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        pieces = micro_batches(*args, **kwargs)
+        if kwargs.get("patients"):
+            drawn, shares = kwargs["patients"].take(args[1], args[4], 0)
+            taken.extend(map(tuple, np.split(drawn, np.cumsum(shares)[:-1])))
+        return pieces
+
+    monkeypatch.setattr(canaries, "micro_batches", spy)
+    finding = attack_with_inputs(of, 0.99, 100, 3)
+    assert {frozenset(map(int, share)) for share in taken if len(share)} <= owned
+    assert finding.epsilon_claimed > 0
+    assert finding.verdict == "passes"

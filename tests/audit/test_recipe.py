@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.audit.subjects import UNIFORM, forget_imaginary, forget_one_bias, subject, weakened
+from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.recipe import attack_recipe_release
@@ -17,6 +18,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipping, reference
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
+
+PATIENTS = ["privacy.unit=patient"]
+UNIFORM_PATIENTS = [*UNIFORM[:2], "trainer.batch_size=72"]
 
 
 def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
@@ -27,7 +31,9 @@ def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
     ]
 
 
-@pytest.mark.parametrize("overrides", [[], UNIFORM, ["privacy.secure=true"]])
+@pytest.mark.parametrize(
+    "overrides", [[], UNIFORM, ["privacy.secure=true"], PATIENTS, [*PATIENTS, *UNIFORM_PATIENTS]]
+)
 def test_a_sound_recipe_passes(overrides: list[str]) -> None:
     # drawn anew in every run of this test, which must not fail by chance
     secure = "privacy.secure=true" in overrides
@@ -93,6 +99,24 @@ def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     # noise and mechanism agree; it is the contributions that are too large
     assert worst.verdict == "passes"
     assert hostile.verdict == "flagged"
+
+
+def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each record is clipped by itself, and a patient's are added up."""
+    real = ZetaDPSGD.accumulate
+    monkeypatch.setattr(
+        ZetaDPSGD, "accumulate", lambda self, total, batch, shares=None: real(self, total, batch)
+    )
+    with pytest.raises(UserError, match="does not fit the way"):
+        subject(*PATIENTS)
+    monkeypatch.setattr(Setup, "check_model", lambda *_: [])
+    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 2400)
+    assert worst.verdict == "passes"
+    assert hostile.verdict == "flagged", hostile
+    assert "hostile patients" in hostile.case
+    assert attack_recipe_release(subject(), 0.99, 1200)[1].verdict == "passes"  # of one record
 
 
 def test_what_has_no_epsilon_is_not_audited() -> None:

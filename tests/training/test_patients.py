@@ -13,7 +13,6 @@ import torch
 from tests.training.test_run import Silent, repeatable
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.dp_sgd import DPSGD
-from zdp_bench.audit.subject import Subject
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
@@ -210,11 +209,6 @@ def test_what_cannot_be_is_one_sentence(overrides: list[str], words: str) -> Non
     plain = ["recipe=quickstart", "privacy.unit=patient", *overrides]
     with pytest.raises(UserError, match=words):
         configured(plain)
-
-
-def test_an_audit_which_puts_single_records_in_and_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="zdp-bench audit puts single records in and out"):
-        Subject.prepare(config(tmp_path))
 
 
 def test_a_batch_of_more_patients_than_there_are_is_refused(tmp_path: Path) -> None:

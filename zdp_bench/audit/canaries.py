@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +29,15 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.training.batches import micro_batches
-from zdp_bench.training.step import Training, private_step
+from zdp_bench.training.micro_batches import MicroBatches
+from zdp_bench.training.step import Training, arguments_of, private_step
 
 
 class WithCanaries:
     """An algorithm whose batches hold canaries among the examples, and whose releases are all read.
 
-    Canaries come as a batch of their own, (their numbers, how much of each); see
-    `attack_with_gradients`.
+    Canaries come as a batch of their own, (their numbers, how much of each), and the others as the
+    arguments of an algorithm's `accumulate`; see `attack_with_gradients`.
     """
 
     private = True
@@ -53,9 +55,9 @@ class WithCanaries:
     def mechanism(self) -> Mechanism:
         return self.inner.mechanism()
 
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+    def accumulate(self, total: dict[str, Tensor], batch: Any) -> None:
         if batch is not self.drawn:
-            self.inner.accumulate(total, batch)
+            self.inner.accumulate(total, *batch)
             return
         self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
         numbers, amounts = batch
@@ -87,31 +89,25 @@ def attack_with_gradients(
 ) -> Finding:
     """Attack the whole run with gradient canaries (white box), drawn by the recipe's own sampling.
 
-    Each takes a training example's place. A canary that is out contributes nothing, or, if
-    neighbours differ by a replaced example, its opposite.
+    Each takes the place of a training example, or of a patient if patients are drawn. A canary that
+    is out contributes nothing, or, if neighbours differ by a replaced example, its opposite.
     """
     mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
     rng = subject.rng("gradients")
     steps = min(steps, subject.plan.steps)
     most = coordinates.size if mechanism.joint else max(coordinates.sizes)
-    canaries = min(canaries, most, len(subject.data.train) // 2)
+    canaries = min(canaries, most, subject.units // 2)
     width = max(1, min(16, int(1e8 / (steps * canaries))))
     indices, values = canary_supports(mechanism, coordinates, canaries, width, rng)
-    slots = rng.permutation(len(subject.data.train))[:canaries]
-    number = np.full(len(subject.data.train), -1)
+    slots = rng.permutation(subject.units)[:canaries]
+    number = np.full(subject.units, -1)
     number[slots] = np.arange(canaries)
     included = rng.random(canaries) < 0.5
     replaced = mechanism.sampling.shift == 2
     audited = WithCanaries(subject.algorithm, coordinates, indices, values)
 
-    def batches(drawn: np.ndarray) -> Iterator[Batch]:
-        yield from micro_batches(
-            subject.data.train,
-            drawn[number[drawn] < 0],
-            subject.config,
-            subject.device,
-            subject.key,
-        )
+    def batches(drawn: np.ndarray) -> Iterator[Any]:
+        yield from arguments_of(_batches(subject, subject.data.train, drawn[number[drawn] < 0]))
         here = number[drawn][number[drawn] >= 0]
         amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
         audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
@@ -194,7 +190,7 @@ class WrongTargets:
 
 def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
     """Attack the whole run with input canaries (black box): examples with another's target, by how
-    far their loss fell.
+    far their loss fell. A patient is a canary with all records, if patients are drawn.
 
     A canary that is out is not in the training set, or, if neighbours differ by a replaced example,
     has its own target.
@@ -202,14 +198,17 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
     rng = subject.rng("inputs")
     train = subject.data.train
     steps = min(steps, subject.plan.steps)
-    canaries = min(canaries, max(2, len(train) // 5))
-    slots = rng.permutation(len(train))[:canaries]
+    canaries = min(canaries, max(2, subject.units // 5))
+    slots = rng.permutation(subject.units)[:canaries]
     included = rng.random(canaries) < 0.5
-    wrong = torch.arange(len(train))
-    wrong[slots] = torch.from_numpy(np.roll(slots, 1))
-    partner = torch.arange(len(train))
-    partner[slots[included]] = wrong[slots[included]]
-    out = np.zeros(len(train), dtype=bool)
+    owned = [subject.examples_of(slot) for slot in slots]
+    everyone = np.concatenate(owned)
+    wrong, partner = torch.arange(len(train)), torch.arange(len(train))
+    for mine, others, is_in in zip(owned, [owned[-1], *owned[:-1]], included, strict=True):
+        wrong[mine] = torch.from_numpy(np.resize(others, len(mine)))
+        if is_in:
+            partner[mine] = wrong[mine]
+    out = np.zeros(subject.units, dtype=bool)
     if subject.mechanism.sampling.shift == 1:
         out[slots[~included]] = True
     trained_on, judged = WrongTargets(train, partner), WrongTargets(train, wrong)
@@ -219,19 +218,19 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
             parts = [
                 subject.task.loss(subject.model(x), y).cpu()
                 for x, y in micro_batches(
-                    judged, slots, subject.config, subject.device, subject.key
+                    judged, everyone, subject.config, subject.device, subject.key
                 )
             ]
-        return torch.cat(parts).double().numpy()
+        each = torch.cat(parts).double().numpy()
+        many = [len(mine) for mine in owned]
+        return np.add.reduceat(each, np.cumsum([0, *many[:-1]])) / many
 
     before = losses()
     releases = _train(
         subject,
         subject.algorithm,
         steps,
-        lambda drawn: micro_batches(
-            trained_on, drawn[~out[drawn]], subject.config, subject.device, subject.key
-        ),
+        lambda drawn: _batches(subject, trained_on, drawn[~out[drawn]]),
     )
     delta = subject.config.privacy.delta
     bound, evidence = guess(np.nan_to_num(before - losses()), included, delta, confidence)
@@ -244,6 +243,13 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
         confidence,
         "passes",
         evidence,
+    )
+
+
+def _batches(subject: Subject, source: Source, drawn: np.ndarray) -> MicroBatches:
+    """Return the examples of the drawn units, as a run takes them."""
+    return micro_batches(
+        source, drawn, subject.config, subject.device, subject.key, patients=subject.patients
     )
 
 

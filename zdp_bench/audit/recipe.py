@@ -17,6 +17,8 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import add_noise
 from zdp_bench.training.step import Total
 
+MOST_RECORDS = 12  # of a hostile patient
+
 
 def attack_recipe_release(
     subject: Subject, confidence: float, trials: int = 10_000
@@ -28,7 +30,8 @@ def attack_recipe_release(
       bound in the direction where it saw the least;
     - a hostile example's: of training examples, scaled up or not, with another example's target,
       the one that moves the algorithm's own sum furthest. It finds a clipper that lets more through
-      than the bound.
+      than the bound. With `privacy.unit=patient` it is a hostile patient's, all of whose records
+      come at once: a clipper of single records is found.
 
     If the recipe's noise multiplier promises more than its mechanism gives, a third finding
     compares the first with that promise. Either verdict is expected: the tight ε beside the claim
@@ -85,9 +88,10 @@ def attack_recipe_release(
 
     z, sigma = mechanism.z, subject.algorithm.noise_multiplier
     claim = f"its mechanism: z = {z:.4g}"
+    hostile = "records" if subject.patients is None else "patients"
     findings = [
         compare("release, worst contribution", z, claim, "passes", by_worst),
-        compare("release, hostile records", z, claim, "passes", by_example),
+        compare(f"release, hostile {hostile}", z, claim, "passes", by_example),
     ]
     if z < 0.9 * sigma:
         claim = f"its noise multiplier: z = {sigma:g}"
@@ -127,7 +131,9 @@ def _worst_contribution(
 
 
 def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
-    """Return the furthest move of the algorithm's own sum by one hostile example: [size], float64.
+    """Return the furthest move of the algorithm's own sum by one hostile unit: [size], float64.
+
+    A hostile patient has one record many times, or many different ones.
 
     Distances count in standard deviations of each block's noise. If neighbours differ by a replaced
     example, it is the furthest move from one such example to another.
@@ -142,10 +148,14 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
     some = torch.from_numpy(subject.rng("hostile").permutation(len(subject.data.train))[:16])
     inputs, targets = (part.to(subject.device) for part in subject.data.train.batch(some))
     wrong = targets.roll(1, dims=0)
+    by_patient = subject.patients is not None
+    many = min(subject.patients.largest, MOST_RECORDS) if subject.patients else 1
 
     def summed(x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum over four units of one example each and, if there are more, a hostile."""
         total = Total(mechanism, subject.device)
-        subject.algorithm.accumulate(total, (x, y))
+        shares = (1, 1, 1, 1, *([len(x) - 4] if len(x) > 4 else []))
+        subject.algorithm.accumulate(total, (x, y), *([shares] if by_patient else []))
         return coordinates.of(total.whole()).double().cpu()
 
     rest = summed(inputs[:4], targets[:4])
@@ -157,7 +167,10 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
         numbers = inputs.dtype.is_floating_point or inputs.dtype.is_complex
         for scale in (1e-2, 1.0, 1e2, 1e4) if numbers else (1,):
             for i in range(4, len(inputs)):
-                yield move_by(inputs[i : i + 1] * scale, wrong[i : i + 1])
+                x, y = inputs[i : i + 1] * scale, wrong[i : i + 1]
+                yield move_by(x.repeat_interleave(many, 0), y.repeat_interleave(many, 0))
+            if many > 1:
+                yield move_by(inputs[4 : 4 + many] * scale, wrong[4 : 4 + many])
         if numbers:  # all positions alike, so that a layer's terms may cancel
             one = inputs[4:5]
             alike = one.mean(dim=tuple(range(1, one.dim())), keepdim=True).expand_as(one)

@@ -36,11 +36,6 @@ class Subject(Setup):
                 recipe has no finite ε.
         """
         require_central(config, "audit")
-        if config.privacy.by_patient:
-            raise UserError(
-                "zdp-bench audit puts single records in and out, and privacy.unit=patient draws "
-                "whole patients: add privacy.unit=record privacy.max_records=null."
-            )
         if config.trainer.augmentations:
             raise UserError(
                 "zdp-bench audit draws one view of a record, and trainer.augmentations several: "
@@ -58,6 +53,18 @@ class Subject(Setup):
         own = f"{digest_of(config, setup.data.digest)}:audit"
         key = run_key(own, setup.mechanism, foreign_code(config.plugins))
         return Subject(**vars(setup), key=key)
+
+    @property
+    def units(self) -> int:
+        """How many examples or, with `privacy.unit=patient`, patients a step draws from."""
+        return len(self.data.train) if self.patients is None else self.patients.count
+
+    def examples_of(self, unit: int) -> np.ndarray:
+        """Return the training examples that come and go with one unit."""
+        if self.patients is None:
+            return np.array([unit])
+        start, end = self.patients.starts[unit : unit + 2]
+        return self.patients.examples[start:end]
 
     def rng(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(stream(self.config.seed, "audit", purpose))

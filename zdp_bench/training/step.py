@@ -140,7 +140,7 @@ def sum_contributions(
     while True:
         total = Total(mechanism, device)  # S, one tensor a block
         try:
-            pieces = _pieces(micro_batches)
+            pieces = arguments_of(micro_batches)
             ahead = list(islice(pieces, 2))
             with weights_kept(model) if model is not None and len(ahead) > 1 else nullcontext():
                 while ahead:
@@ -156,7 +156,7 @@ def sum_contributions(
         free_memory()  # after `except`: the error holds on to the tensors of the pass that failed
 
 
-def _pieces(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
+def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
     """Yield each piece as `accumulate` takes it: the batch and, if there are any, its shares."""
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
         shares = [own for _, own in micro_batches.cuts()]
