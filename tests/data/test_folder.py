@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 from tests.data.helpers import assert_refused
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
+from zdp_bench.data import Part
 from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
@@ -154,6 +156,7 @@ def test_damaged_files_are_named_and_may_be_skipped(
     assert_refused(lambda: folder(scans).load(tmp_path), str(bad), "dataset.bad_records=skip")
     with caplog.at_level(logging.WARNING):
         splits = folder(scans, bad_records="skip").load(tmp_path)
+    assert splits.notes.endswith("; 1 unusable skipped")
     assert len(splits.train) + len(splits.test) == 39
     assert str(bad) in caplog.text
 
@@ -187,6 +190,31 @@ def test_a_wrong_csv_is_refused_by_line(tmp_path: Path, text: str, names: str, s
         write_picture(tmp_path / name, 3)
     path = csv_of(tmp_path, text)
     assert_refused(lambda: folder(path).info(tmp_path), names, says)
+
+
+def test_a_folder_larger_than_memory_trains(tmp_path: Path) -> None:
+    """Examples stay in one mapped file: what Python holds does not grow with the files."""
+
+    def held(count: int) -> int:
+        """Return the peak of what is allocated while so many pictures are read and drawn."""
+        place = tmp_path / str(count)
+        for number in range(count):
+            write_picture(place / CLASSES[number % 2] / f"p{number}" / "a.png", number % 256)
+        tracemalloc.start()
+        splits = Folder(path=str(place), size=256).load(tmp_path)
+        for step in range(20):
+            splits.train.batch(torch.arange(4) + step % 4)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        parts = [part for part in (splits.train, splits.test) if isinstance(part, Part)]
+        assert [part.whole.inputs.untyped_storage().nbytes() for part in parts] == [
+            count * 256 * 256
+        ] * 2
+        assert parts[0].whole is parts[1].whole  # neither is a copy
+        return peak
+
+    held(60)  # what is imported and made once
+    assert held(200) - held(40) < 0.1 * 160 * 256 * 256
 
 
 def test_options_that_mean_nothing_are_refused(scans: Path, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_the_real_recordings(data_root: Path) -> None:
     assert train.groups is not None
     assert test.groups is not None
     assert (len(train.groups.unique()), len(test.groups.unique())) == (31, 10)
-    patients = group_by_patient(data_root / FOLDER)
+    patients = group_by_patient(data_root / FOLDER, list_recordings(data_root / FOLDER))
     normal = sum(len(one.normal) for members in patients.values() for one in members)
     blocked = {
         name: count

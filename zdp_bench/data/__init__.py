@@ -70,6 +70,31 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some examples of a set, taken out as they are drawn: what is mapped from a file stays there.
+
+    Attributes: see `Source`, and rows: their places in `whole`, [n].
+    """
+
+    whole: Source
+    rows: Tensor
+
+    @property
+    def groups(self) -> Tensor | None:
+        return None if self.whole.groups is None else self.whole.groups[self.rows]
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.whole.is_stochastic
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.whole.batch(self.rows[indices], uniforms)
+
+
+@dataclass(frozen=True)
 class Splits:
     """A data set ready to train on.
 
@@ -99,7 +124,7 @@ class Splits:
     examples_per_patient: int = 1
     augment: Augment | None = None
     augment_targets: Augment | None = None
-    validation: Examples | None = None
+    validation: Source | None = None
     unit: str = "patient"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from zdp_bench.errors import UserError
 
@@ -15,14 +16,7 @@ log = logging.getLogger(__name__)
 BadRecords = Literal["refuse", "skip"]
 
 
-class HasPath(Protocol):
-    """Anything that is read from a file."""
-
-    @property
-    def path(self) -> Path: ...
-
-
-T = TypeVar("T", bound=HasPath)
+T = TypeVar("T")
 
 
 def refuse_or_skip(bad_records: BadRecords, wrong: str) -> None:
@@ -53,9 +47,15 @@ def refuse_damage(path: Path) -> Iterator[None]:
 
 
 def keep_readable(
-    bad_records: BadRecords, items: Iterable[T], read: Callable[[T], object]
+    bad_records: BadRecords,
+    items: Iterable[T],
+    read: Callable[[T], object],
+    path_of: Callable[[T], Path] = attrgetter("path"),
 ) -> list[T]:
     """Return the items that `read` takes; the log names the others.
+
+    Args:
+        path_of: an item's file.
 
     Raises:
         UserError: one cannot be read, and bad files are refused.
@@ -65,10 +65,28 @@ def keep_readable(
         try:
             read(item)
         except (UserError, OSError) as error:
-            refuse_or_skip(bad_records, _tell(item.path, error))
+            refuse_or_skip(bad_records, _tell(path_of(item), error))
         else:
             kept.append(item)
     return kept
+
+
+def skip_unreadable(
+    bad_records: BadRecords | None,
+    items: Sequence[T],
+    read: Callable[[T], object],
+    path_of: Callable[[T], Path] = attrgetter("path"),
+) -> list[T]:
+    """Return the items that `read` takes if others are skipped, and else all of them, unread.
+
+    Those are then refused where they are read for training (`refuse_damage`).
+    """
+    return keep_readable("skip", items, read, path_of) if bad_records == "skip" else [*items]
+
+
+def note_skipped(before: int, after: int) -> str:
+    """Return what a record's notes say of files that were left out; empty if none was."""
+    return f"{before - after:,} unusable skipped" if after < before else ""
 
 
 def _tell(path: Path, error: UserError | OSError) -> str:

@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Provenance, Splits
 from zdp_bench.data.affine import Affine
+from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
     digest,
@@ -162,26 +163,31 @@ class Films(Dataset):
             owners=len({film.patient for film in split.train}),
         )
 
-    def load_folder(self, folder: Path, provenance: Provenance, seed: int) -> Splits:
-        """Read the films of a folder and split them; `groups` number the patients."""
-        size, found = self.size, find_films(folder)
+    def load_films(
+        self, folder: Path, found: list[Film], provenance: Provenance, seed: int
+    ) -> Splits:
+        """Read films of a folder and split them; `groups` number the patients."""
+        size = self.size
         digests = [sha256(film.path) for film in found]
         split = self.split(found, digests, seed)
         each = zip(found, digests, strict=True)
         names = "".join(f"{film.path.relative_to(folder)}:{digest_}" for film, digest_ in each)
         files = digest(f"{size}:{names}")
-        blocks = (read_film(film.path, size)[None, None] for film in found)
         shape = (len(found), 1, size, size)
-        pixels = torch.from_numpy(load_or_make("films", files, shape, np.uint8, blocks))
+        pixels = torch.from_numpy(
+            load_or_make("films", files, shape, np.uint8, _read_films(found, size))
+        )
         row_of = {film.path: row for row, film in enumerate(found)}
         people = sorted({film.patient for film in found})
         number_of = {name: number for number, name in enumerate(people)}
 
-        def take(films: list[Film]) -> Examples:
+        groups = torch.tensor([number_of[film.patient] for film in found])
+        labels = torch.tensor([film.label for film in found])
+        everything = Examples(pixels, labels, groups, PIXELS)
+
+        def take(films: list[Film]) -> Part:
             rows = torch.tensor([row_of[film.path] for film in films], dtype=torch.long)
-            groups = torch.tensor([number_of[film.patient] for film in films], dtype=torch.long)
-            labels = torch.tensor([film.label for film in films])
-            return Examples(pixels[rows], labels, groups, PIXELS)
+            return Part(everything, rows)
 
         options = (size, self.validation_share, seed, self.max_per_patient, self.augment, PIXELS)
         return Splits(
@@ -217,29 +223,42 @@ class Films(Dataset):
         return "; ".join(notes)
 
 
+def _read_films(found: list[Film], size: int) -> Iterator[np.ndarray]:
+    """Yield each film as bytes [1, 1, size, size]."""
+    for film in found:
+        with refuse_damage(film.path):
+            read = read_film(film.path, size)
+        yield read[None, None]
+
+
 @register("dataset", "chest_xray")
 @dataclass(frozen=True, kw_only=True)
 class ChestXray(Films):
     """Kermany's chest films under the data root."""
 
     split_seed: int = 0
+    bad_records: BadRecords | None = None
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with other counts it is 'derived'.
 
         Other counts mean other parts: numbers on such a test part are not the paper's.
         """
-        counts = {
-            part: sum(1 for s in SUFFIXES for _ in (root / FOLDER / part).glob(f"*/*{s}"))
-            for part in PARTS
-        }
+        every = find_films(root / FOLDER)
+        films = self._keep(every)
+        counts = {part: sum(film.part == part for film in films) for part in PARTS}
         if counts == OFFICIAL:
-            return self.load_folder(root / FOLDER, "official", self.split_seed)
-        splits = self.load_folder(root / FOLDER, "derived", self.split_seed)
+            return self.load_films(root / FOLDER, films, "official", self.split_seed)
+        splits = self.load_films(root / FOLDER, films, "derived", self.split_seed)
         released = " + ".join(f"{OFFICIAL[part]:,}" for part in PARTS)
         found = " + ".join(f"{counts[part]:,}" for part in PARTS)
         note = f"not the release's parts: {found} films to train + test, where it has {released}"
-        return replace(splits, notes=f"{note}; {splits.notes}")
+        notes = (note, splits.notes, note_skipped(len(every), len(films)))
+        return replace(splits, notes="; ".join(filter(None, notes)))
+
+    def _keep(self, films: list[Film]) -> list[Film]:
+        """Leave damaged films out, if they are skipped."""
+        return skip_unreadable(self.bad_records, films, lambda film: read_film(film.path, 8))
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by names and sizes, and the bytes of films of one size; others are no copies.
@@ -256,7 +275,7 @@ class ChestXray(Films):
                 outputs=1,
                 found=False,
             )
-        found = find_films(root / FOLDER)
+        found = self._keep(find_films(root / FOLDER))
         sizes = [film.path.stat().st_size for film in found]
         often = Counter(sizes)
         digests = [  # most sizes occur once, and are quicker to read than bytes

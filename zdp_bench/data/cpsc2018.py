@@ -24,7 +24,7 @@ import torch
 from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
-from zdp_bench.data.bad_records import BadRecords, refuse_or_skip
+from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_or_skip
 from zdp_bench.data.files import sha256
 from zdp_bench.data.formats.ecg import (
     DIAGNOSES,
@@ -111,7 +111,7 @@ class Cpsc2018(Dataset):
             provenance=provenance,
             digest=digest.hexdigest(),
             notes=f"{notes}{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
-            + (f", {skipped} unusable skipped" if skipped else ""),
+            + (f", {said}" if (said := note_skipped(skipped, 0)) else ""),
             unit="recording",
         )
 

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Splits
 from zdp_bench.data.augmentation import augmentation
-from zdp_bench.data.bad_records import BadRecords, keep_readable, refuse_damage
+from zdp_bench.data.bad_records import BadRecords, keep_readable, note_skipped, refuse_damage
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, sha256
 from zdp_bench.data.formats.form import Fit, Form
@@ -41,7 +41,7 @@ OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 class Folder(Dataset):
     """Examples as `Kind.shape` says, and their class, or their mask of 0 and 1.
 
-    Pixels stay bytes until they are drawn.
+    Pixels stay bytes on the disk until they are drawn (`cache.py`).
 
     mean, deviation: of a pixel in [0, 1]; the model gets (pixel − mean) / deviation.
     scale: a recording's samples are multiplied by it.
@@ -126,17 +126,18 @@ class Folder(Dataset):
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
         groups = found.spread([people[item.patient] for item in found.items])
         pixels = self.pixels if found.kind.is_image else None
+        everything = Examples(whole, targets, groups, pixels)
 
-        def take(part: str) -> Examples:
-            chosen = found.rows(part)
-            return Examples(whole[chosen], targets[chosen], groups[chosen], pixels)
+        def take(part: str) -> Part:
+            return Part(everything, found.rows(part))
 
         mean, deviation = self.pixels
         owners = "".join(
             f"{item.name}:{item.label}:{item.patient}:{part};"
             for item, part in zip(found.items, found.parts, strict=True)
         )
-        classes = "classes " + ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
+        what = "classes " + ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
+        what = what if found.classes else "one mask: whatever is above 0"
         return Splits(
             take("train"),
             take("test"),
@@ -144,7 +145,7 @@ class Folder(Dataset):
             outputs=len(found.classes) or 1,
             provenance="own",
             digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}"),
-            notes=classes if found.classes else "one mask: whatever is above 0",
+            notes="; ".join(filter(None, [what, note_skipped(found.skipped, 0)])),
             examples_per_patient=max(found.training("patient").values()),
             augment=augmentation(self.augment, (0 - mean) / deviation),
             augment_targets=None if found.classes else augmentation(self.augment, 0),
@@ -186,13 +187,15 @@ class Folder(Dataset):
         self._require_options(kind, items[0].path)
         if items[0].mask and kind.mask is None:
             raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
+        listed = len(items)
         items = keep_readable(self.bad_records, items, partial(self._check, kind))
         if not items:
             raise UserError(f"dataset.path={path}: holds no file that can be read.")
         parts = split_items(items, self.test_share, self.split_seed)
         counts = [kind.count(item.path, self.form) for item in items]
         used = choose_examples(items, parts, counts, self.max_per_patient)
-        return list_examples(path, kind, items, parts, used)
+        listing = list_examples(path, kind, items, parts, used)
+        return replace(listing, skipped=listed - len(items))
 
     def prepare(self, path: Path) -> Tensor:
         """Return a file as the model gets it [n, *shape], for predictions.

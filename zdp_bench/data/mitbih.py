@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
 from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -76,6 +77,9 @@ class MitBih(Dataset):
     split_seed: int = 0
     normal_per_patient: int = 100
     blocked_per_patient: int = 1000
+    bad_records: BadRecords | None = field(
+        default=None, repr=False
+    )  # the digest is of what is left
 
     def __post_init__(self) -> None:
         folds = len(BLOCKED)
@@ -93,14 +97,16 @@ class MitBih(Dataset):
 
     def load_folder(self, folder: Path, synthetic: bool = False) -> Splits:
         """Read and split the recordings of a folder."""
-        patients = group_by_patient(folder)
+        every = list_recordings(folder)
+        headers = self._keep(every)
+        patients = group_by_patient(folder, headers)
         counts = self.count_beats(patients)
         testing = self.hold_out(folder, counts)
         parts: dict[bool, list[tuple[np.ndarray, int, int]]] = {False: [], True: []}
         for number, (name, (_, blocked)) in enumerate(counts.items()):
             beats = transform(self.choose(patients[name], blocked > 0))
             parts[name in testing].append((beats, int(blocked > 0), number))
-        files = digest_files(folder)
+        files, skipped = digest_files(headers), note_skipped(len(every), len(headers))
         released: Provenance = "official" if files == RELEASED else "derived"
         provenance: Provenance = "synthetic" if synthetic else released
         people = [name for name, (_, blocked) in counts.items() if blocked]
@@ -113,20 +119,21 @@ class MitBih(Dataset):
             digest=digest(f"{files}:{self!r}:{LEAD}:{WINDOW}:{BINS}"),
             notes=f"{ORIGINS[provenance]}N beats of {len(counts) - len(people)} patients, "
             f"L beats of {len(people)} ({', '.join(people)}); held out: {people[self.fold]} and "
-            f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}",
+            f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}"
+            + (f"; {skipped}" if skipped else ""),
             examples_per_patient=self.most_of_one(counts, testing),
         )
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by annotations; without recordings, as in the release."""
         folder = root / FOLDER
-        if found := bool(list_recordings(folder)):
-            counts = self.count_beats(group_by_patient(folder))
+        if headers := list_recordings(folder):
+            counts = self.count_beats(group_by_patient(folder, self._keep(headers)))
         else:
             counts = {f"N{n}": (self.normal_per_patient, 0) for n in range(NORMAL_PATIENTS)}
             for name, beats in BLOCKED.items():
                 counts[name] = (0, min(beats, self.blocked_per_patient))
-        return self.describe(folder, counts, found)
+        return self.describe(folder, counts, found=bool(headers))
 
     def describe(self, folder: Path, counts: Counts, found: bool) -> DatasetInfo:
         """Split patients of whom only the numbers of beats are known."""
@@ -145,12 +152,11 @@ class MitBih(Dataset):
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read each recording's header, annotations and lead MLII."""
+        yield from try_each(list_recordings(root / FOLDER), read_recording)
 
-        def read(header: Path) -> None:
-            if (beats := find_beats(header)) is not None:
-                read_signal(beats)
-
-        yield from try_each(list_recordings(root / FOLDER), read)
+    def _keep(self, headers: list[Path]) -> list[Path]:
+        """Leave damaged recordings out, if they are skipped."""
+        return skip_unreadable(self.bad_records, headers, read_recording, lambda header: header)
 
     def count_beats(self, patients: Patients) -> Counts:
         """Return {patient: (N, L beats that are used)}, one of them 0; others have no such beat."""
@@ -192,7 +198,9 @@ class MitBih(Dataset):
         for one in recordings:
             centres = one.blocked if blocked else one.normal
             reach = np.arange(WINDOW) - WINDOW // 2
-            windows.append(read_signal(one)[centres[:, None] + reach])
+            with refuse_damage(one.header):
+                signal = read_signal(one)
+            windows.append(signal[centres[:, None] + reach])
         every = np.concatenate(windows)
         kept = np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int)
         return every[kept]
@@ -234,13 +242,12 @@ def list_recordings(folder: Path) -> list[Path]:
     return [folder / f"{name}.hea" for name in sorted(names)]
 
 
-def group_by_patient(folder: Path) -> Patients:
-    """Find the beats of each patient; recordings 201 and 202 are of one.
+def group_by_patient(folder: Path, headers: list[Path]) -> Patients:
+    """Find the beats of each patient in these recordings; 201 and 202 are of one.
 
     Raises:
         UserError: there are no recordings, or a file is missing or damaged.
     """
-    headers = list_recordings(folder)
     if not headers:
         raise UserError(
             f"dataset 'mitbih' finds no recordings under {folder}: *.hea, *.dat and *.atr of the "
@@ -248,7 +255,9 @@ def group_by_patient(folder: Path) -> Patients:
         )
     patients: Patients = {}
     for header in headers:
-        if (beats := find_beats(header)) is not None:
+        with refuse_damage(header):
+            beats = find_beats(header)
+        if beats is not None:
             patients.setdefault(SAME_PERSON.get(header.stem, header.stem), []).append(beats)
     return patients
 
@@ -302,6 +311,16 @@ def find_beats(header: Path) -> Beats | None:
     return Beats(header, leads.index(LEAD), normal, blocked)
 
 
+def read_recording(header: Path) -> None:
+    """Read all of a recording that is used.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    if (beats := find_beats(header)) is not None:
+        read_signal(beats)
+
+
 def read_signal(beats: Beats) -> np.ndarray:
     """Read lead MLII: float64 [samples] in the file's units.
 
@@ -323,10 +342,10 @@ def read_signal(beats: Beats) -> np.ndarray:
     return units.astype(np.float64)
 
 
-def digest_files(folder: Path) -> str:
-    """Return the SHA-256 of all recordings; of a header only its text, as line ends vary."""
+def digest_files(headers: list[Path]) -> str:
+    """Return the SHA-256 of recordings; of a header only its text, as line ends vary."""
     found = []
-    for header in list_recordings(folder):
+    for header in headers:
         lines = [line.strip() for line in header.read_text("latin-1").splitlines()]
         rest = [sha256(header.with_suffix(suffix)) for suffix in (".dat", ".atr")]
         found.append(":".join([header.stem, *filter(None, lines), *rest]))

@@ -18,7 +18,7 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,10 +29,11 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.affine import Affine
+from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage
 from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import card, digest, holds_any, sha256, try_each
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.labelled_volumes import Case, find_cases
+from zdp_bench.data.formats.labelled_volumes import Case, find_cases, list_pairs
 from zdp_bench.data.formats.planes import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
@@ -175,10 +176,9 @@ class LabelledSlices(Dataset):
             found=found,
         )
 
-    def load_folder(self, folder: Path, provenance: Provenance, seed: int) -> Splits:
-        """Read a task's folder; `groups` number the volumes."""
+    def load_cases(self, cases: list[Case], provenance: Provenance, seed: int) -> Splits:
+        """Read a task's volumes; `groups` number them."""
         geometry, size = self.geometry(), self.size
-        cases = find_cases(folder, geometry.channel)
         chosen = self.choose(cases, seed)
         files = digest("".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases))
         settings = repr((geometry, self.most, self.validation_share, self.test_share, seed))
@@ -231,6 +231,7 @@ class Msd(LabelledSlices):
     window: list[float] | None = None
     channel: int = 0
     split_seed: int = 0
+    bad_records: BadRecords | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -250,14 +251,18 @@ class Msd(LabelledSlices):
         name, released = TASKS[self.task]
         folder = root / name
         labels = nifti.paths_of(folder / "labelsTr")
-        whole = (folder / "dataset.json").is_file() and len(labels) == released
-        return self.load_folder(folder, "official" if whole else "derived", self.split_seed)
+        cases = find_cases(folder, self.channel, self.bad_records)
+        skipped = note_skipped(len(list_pairs(folder)), len(cases))
+        whole = (folder / "dataset.json").is_file() and len(labels) == released and not skipped
+        splits = self.load_cases(cases, "official" if whole else "derived", self.split_seed)
+        return replace(splits, notes=f"{splits.notes}; {skipped}") if skipped else splits
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by headers; without volumes, as released with the paper's 64 slices each."""
         name, released = TASKS[self.task]
         if holds_any(root / name):
-            return self.describe(find_cases(root / name, self.channel), self.split_seed)
+            cases = find_cases(root / name, self.channel, self.bad_records)
+            return self.describe(cases, self.split_seed)
         thickness = max(SLICES, self.max_per_patient or 0)
         return self.describe([Case.announce(thickness)] * released, self.split_seed, found=False)
 
@@ -278,7 +283,8 @@ def read_slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarr
     Raises:
         UserError: a file cannot be read, or a slice does not fit.
     """
-    image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
+    with refuse_damage(case.image):
+        image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
     if image.ndim == 4:
         image = image[..., geometry.channel]
     if label.ndim == 4:

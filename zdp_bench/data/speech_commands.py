@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
     digest,
@@ -52,6 +54,7 @@ LARGEST = 10 * CLIP  # samples; a file that announces more is no clip of this se
 FOLDER = Path("SpeechCommands") / "speech_commands_v0.02"
 RELEASED = 105_829  # clips
 
+Clip = tuple[Path, int]  # a file and its label
 Scale = Literal["linear", "log", "log_modulus"]
 Standardise = Literal["clip"]
 
@@ -119,7 +122,7 @@ class Spectrograms(Dataset):
 
     def load_clips(
         self,
-        chosen: list[tuple[Path, int]],
+        chosen: list[Clip],
         provenance: Provenance,
         clips_per_word: int | None,
         split: str,
@@ -159,8 +162,11 @@ class Spectrograms(Dataset):
 
         def blocks() -> Iterator[np.ndarray]:
             for start in range(0, len(paths), 256):
-                clips = np.stack([read_clip(path) for path in paths[start : start + 256]])
-                yield stft(torch.from_numpy(clips), step)[..., :bins].numpy()
+                clips = []
+                for path in paths[start : start + 256]:
+                    with refuse_damage(path):
+                        clips.append(read_clip(path))
+                yield stft(torch.from_numpy(np.stack(clips)), step)[..., :bins].numpy()
 
         shape = (len(paths), count_frames(step), bins)
         name = f"{step}-{bins}-{files}"
@@ -175,6 +181,7 @@ class SpeechCommands(Spectrograms):
     clips_per_word: int | None = None
     split: Literal["speaker", "random"] = "speaker"
     split_seed: int = 0
+    bad_records: BadRecords | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,15 +190,27 @@ class SpeechCommands(Spectrograms):
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with fewer clips it is 'derived'."""
-        chosen = self.choose(root / FOLDER)
+        every = self.choose(root / FOLDER)
+        chosen = self._keep(every)
+        skipped = note_skipped(len(every), len(chosen))
         whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) >= RELEASED
-        provenance: Provenance = "official" if whole else "derived"
-        return self.load_clips(chosen, provenance, self.clips_per_word, self.split, self.split_seed)
+        provenance: Provenance = "official" if whole and not skipped else "derived"
+        splits = self.load_clips(
+            chosen, provenance, self.clips_per_word, self.split, self.split_seed
+        )
+        return replace(splits, notes=f"{splits.notes}, {skipped}") if skipped else splits
+
+    def _keep(self, chosen: list[Clip]) -> list[Clip]:
+        """Leave damaged clips out, if they are skipped; the others stay those that were chosen."""
+        path_of = itemgetter(0)
+        return skip_unreadable(
+            self.bad_records, chosen, lambda clip: read_clip(path_of(clip)), path_of
+        )
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by the clips' names; without clips, about 3,500 of a word and 20 of a speaker."""
         if holds_any(root / FOLDER):
-            speakers = [speaker_of(path) for path, _ in self.choose(root / FOLDER)]
+            speakers = [speaker_of(path) for path, _ in self._keep(self.choose(root / FOLDER))]
             return self.describe(speakers, self.hold_out(speakers, self.split, self.split_seed))
         count = min(self.clips_per_word or 3500, 3500) * len(self.words)
         speakers = [str(number) for number in range(count)]
@@ -204,7 +223,7 @@ class SpeechCommands(Spectrograms):
             if word != "_background_noise_":
                 yield from try_each(find_clips(root / FOLDER, word), read_clip)
 
-    def choose(self, folder: Path) -> list[tuple[Path, int]]:
+    def choose(self, folder: Path) -> list[Clip]:
         """Choose (file, label) of every clip that is used, in the order of words and names.
 
         Raises:

@@ -23,7 +23,7 @@ import torch
 
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Examples
+from zdp_bench.data import Part
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
@@ -99,7 +99,7 @@ def range_test(
             f"a range test watches public validation records, and dataset={config.dataset.name} "
             "has none; the loss of training records is private."
         )
-    watched = _first(data.validation, WATCHED)
+    watched = Part(data.validation, torch.arange(min(WATCHED, len(data.validation))))
     plan = Plan.of(config, count_units(config, data))
     calibrated = bool(config.privacy.target_epsilon)
     if calibrated and plan.range_test_steps:
@@ -179,10 +179,3 @@ def find_steepest(rates: list[float], losses: list[float]) -> float | None:
     slope = np.gradient(np.array(smooth), np.log(rates[: len(finite)]))
     best = int(slope.argmin())
     return rates[best] if slope[best] < 0 else None
-
-
-def _first(examples: Examples, most: int) -> Examples:
-    """Return the first examples of a set."""
-    rows = slice(0, most)
-    groups = examples.groups[rows] if examples.groups is not None else None
-    return Examples(examples.inputs[rows], examples.targets[rows], groups, examples.pixels)

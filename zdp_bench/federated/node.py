@@ -13,10 +13,10 @@ from torch import Tensor
 from zdp_bench import records
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Source, Splits
+from zdp_bench.data import Part, Source, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.federated.messages import digest
-from zdp_bench.federated.partition import Part, split_by_patient, steps_of
+from zdp_bench.federated.partition import split_by_patient, steps_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Source, Splits
+from zdp_bench.data import Part, Splits
 from zdp_bench.data.owners import owners_of
 from zdp_bench.errors import require
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import stream
 from zdp_bench.training.plan import Plan
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some records of a set: a node's share of it, as a `data.Source`."""
-
-    whole: Source
-    rows: Tensor  # [n]
-
-    @property
-    def groups(self) -> Tensor | None:
-        return None if self.whole.groups is None else self.whole.groups[self.rows]
-
-    @property
-    def is_stochastic(self) -> bool:
-        return self.whole.is_stochastic
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return self.whole.batch(self.rows[indices], uniforms)
 
 
 def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:

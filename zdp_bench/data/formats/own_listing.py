@@ -23,6 +23,7 @@ class Listing:
     Attributes:
         used: which examples of each file are used [k].
         classes: none if the files have masks.
+        skipped: how many files were left out, because they cannot be read.
     """
 
     kind: Kind
@@ -30,6 +31,7 @@ class Listing:
     parts: list[str]
     used: list[np.ndarray]
     classes: list[str]
+    skipped: int = 0
 
     def count(self, part: str) -> int:
         """How many examples a part has."""

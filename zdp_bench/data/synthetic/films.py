@@ -15,7 +15,7 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from zdp_bench.data import DatasetInfo, Splits
-from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, Films, patient_of
+from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, Films, find_films, patient_of
 from zdp_bench.data.files import write_whole
 from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
@@ -104,7 +104,7 @@ class ChestXraySynthetic(Films):
         folder = root / "synthetic" / f"films-{self.count}-{self.test_share:g}-{self.seed}"
         if not folder.is_dir():
             write_set(folder, self.count, self.test_share, self.seed)
-        return self.load_folder(folder, "synthetic", self.seed)
+        return self.load_films(folder, find_films(folder), "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
         plan = plan_films(self.count, self.test_share, self.seed)

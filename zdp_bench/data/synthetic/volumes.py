@@ -16,7 +16,7 @@ import numpy as np
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import write_whole
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.labelled_volumes import Case
+from zdp_bench.data.formats.labelled_volumes import Case, find_cases
 from zdp_bench.data.msd import Geometry, LabelledSlices
 from zdp_bench.errors import require
 from zdp_bench.registry import register
@@ -102,7 +102,7 @@ class MsdSynthetic(LabelledSlices):
         folder = root / "synthetic" / f"abdomen-{self.volumes}-{self.seed}"
         if not folder.is_dir():
             write_set(folder, self.volumes, self.seed)
-        return self.load_folder(folder, "synthetic", self.seed)
+        return self.load_cases(find_cases(folder), "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
         return self.describe([Case.announce(GRID[2])] * self.volumes, self.seed)
