@@ -275,17 +275,21 @@ def test_the_scripts_of_the_library_page_train(
     assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0  # resumed at its end
 
 
-def test_the_ten_lines_of_the_library_page_train(
+def test_the_lines_of_the_library_page_train_export_and_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (lines,) = re.findall(
+    lines, export, load = re.findall(
         r"^```python\n(.*?)^```", (DOCS / "library.md").read_text(), flags=re.MULTILINE | re.DOTALL
     )
     data = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
-    mine = {"model": nn.Linear(4, 3), "dataset": data}
+    mine = {"model": nn.Linear(4, 3), "dataset": data, "network": nn.Linear(4, 3)}
     exec(lines, mine)
     assert 7.9 < mine["private"].epsilon <= 8.0
+    exec(export, mine)
+    exec(load, mine)
+    assert torch.equal(mine["network"].weight, mine["model"].weight)
+    assert exit_code_of("verify", "my-model") == 0
 
 
 def read_outputs(cells: list[dict]) -> list[str]:

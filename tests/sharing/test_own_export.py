@@ -52,7 +52,7 @@ def test_the_export_verifies_and_says_what_was_not_checked(
     right = {check["what"] for check in checks if check["state"] == "right"}
     assert code == 0, out
     assert {"privacy.epsilon_tight", "privacy.z", "privacy.steps", "privacy.ledger"} <= right
-    assert "weights are those of the record" in right
+    assert "weights are those of the report" in right
     assert any("fixed_state" in c["what"] for c in checks if c["state"] == "not checked")
 
 
@@ -120,7 +120,7 @@ def test_edited_numbers_weights_and_ledgers_are_found(exported: tuple[Path, nn.M
     edit_report(folder, lambda report: report["privacy"].update(epsilon_tight=0.1))
     found = wrong(folder)
     assert "privacy.epsilon_tight says 0.1, computed" in found["privacy.epsilon_tight"]
-    assert "head of README.md says what the record says" in found
+    assert "head of README.md says what the report says" in found
     edit_report(folder, lambda report: report["privacy"]["mechanism"]["blocks"][0].update(std=9.0))
     assert "another mechanism" in wrong(folder)["ledger.jsonl"]
     edit_report(folder, lambda report: report["privacy"]["mechanism"].pop("joint"))
@@ -173,6 +173,10 @@ def test_what_is_missing_or_does_not_fit_is_said_in_one_sentence(
         zdp_bench.load(folder)
     with pytest.raises(UserError, match=r"does not fit the model that was given: .*size mismatch"):
         zdp_bench.load(folder, model=nn.Sequential(nn.Linear(4, 9)))
+    with pytest.raises(UserError, match=r"model='network': give the network itself"):
+        zdp_bench.load(folder, model="network")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"modle: there is no such folder\."):
+        zdp_bench.load(tmp_path / "modle")
     with pytest.raises(UserError, match=r"which no command can build.*zdp_bench\.load"):
         predict_file(folder, tmp_path / "in.npy", tmp_path / "out.npy")
     private = make(ledger=tmp_path / "other.jsonl")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from numbers import Real
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from zdp_bench.errors import UserError, require
+from zdp_bench.config.plugins import own_keys
+from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.training.distributed import Ranks
 
@@ -19,8 +23,17 @@ def check_arguments(
     micro_batch: int | None,
     seed: int | None,
     secure: bool,
+    asked: dict[str, float | None],
 ) -> None:
-    """Refuse values that cannot be meant, and a model that cannot be trained."""
+    """Refuse values that cannot be meant, and a model that cannot be trained.
+
+    Args:
+        asked: noise and bound, by name: their ranges are the algorithm's.
+    """
+    numbers = {"batch_size": batch_size, "epochs": epochs, "delta": delta} | asked
+    for name, value in numbers.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        require(is_number or value is None, name, repr(value), "must be a number")
     require(batch_size >= 1, "batch_size", batch_size, "must be 1 or more")
     require(epochs >= 1, "epochs", epochs, "must be 1 or more")
     require(0 < delta < 1, "delta", delta, "must lie between 0 and 1")
@@ -42,6 +55,14 @@ def check_arguments(
         raise UserError("the model is in eval mode: call model.train() before make_private.")
     if not trainable(model):
         raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
+
+
+def check_options(algorithm: str, options: Iterable[str], arguments: Iterable[str]) -> None:
+    """Refuse what is neither an argument of `make_private` nor an option of the algorithm."""
+    own = own_keys("algorithm", algorithm)
+    for name in options:
+        if name not in own:
+            raise unknown("make_private: argument", name, {*own, *arguments} - {"options"})
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,12 @@ from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Loss
-from zdp_bench.library.arguments import check_arguments, check_optimizer, check_ranks
+from zdp_bench.library.arguments import (
+    check_arguments,
+    check_optimizer,
+    check_options,
+    check_ranks,
+)
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import make_keys
 from zdp_bench.library.model_check import check, unpacking
@@ -96,7 +102,10 @@ def make_private(
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
         Busy: another training, in this process or another, holds the ledger.
     """
-    check_arguments(model, batch_size, epochs, delta, micro_batch, seed, secure)
+    noise = {"noise_multiplier": noise_multiplier, "target_epsilon": target_epsilon}
+    bounds = noise | {"max_grad_norm": max_grad_norm}
+    check_arguments(model, batch_size, epochs, delta, micro_batch, seed, secure, bounds)
+    check_options(algorithm, options, inspect.signature(make_private).parameters)
     device = next(model.parameters()).device
     ranks = join(device.type)
     examples = Items(dataset)

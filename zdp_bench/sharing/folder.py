@@ -67,7 +67,13 @@ def read_record(folder: Path) -> Record:
 
 
 def is_own(folder: Path) -> bool:
-    """True if the folder holds the model of a loop of one's own, and not that of a run."""
+    """True if the folder holds the model of a loop of one's own, and not that of a run.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder.")
     return (folder / REPORT).is_file()
 
 

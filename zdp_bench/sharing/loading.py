@@ -29,16 +29,21 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         UserError: the folder is no exported model, its weights do not fit the model, or it is of a
             loop of your own and `model` is missing.
     """
-    folder, named = Path(folder), "the model that was given"
+    folder = Path(folder)
+    is_own, named = files.is_own(folder), "the model that was given"
+    if model is None and is_own:
+        name = files.read_report(folder)["name"]
+        raise UserError(
+            f"{folder}: holds the weights of '{name}', a network of somebody's own code. Build "
+            f"it as for its training, and give it: zdp_bench.load({str(folder)!r}, model=...)."
+        )
+    if not is_own:
+        record = files.read_record(folder)
     if model is None:
-        if files.is_own(folder):
-            name = files.read_report(folder)["name"]
-            raise UserError(
-                f"{folder}: holds the weights of '{name}', a network of somebody's own code. Build "
-                f"it as for its training, and give it: zdp_bench.load({str(folder)!r}, model=...)."
-            )
-        record, named = files.read_record(folder), f"the model of {files.RECORD}"
+        named = f"the model of {files.RECORD}"
         model = build_model(without_download(config_of(record)), info_of(record))
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model={model!r}: give the network itself, a torch module.")
     try:
         model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
     except RuntimeError as error:

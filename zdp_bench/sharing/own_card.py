@@ -93,7 +93,7 @@ def _body(report: Report) -> list[str]:
         *measured,
         "## Data",
         "",
-        f"{data['name']}, {data['provenance']}. {data['train']:,} examples to train.",
+        f"{data['name']}: {data['train']:,} examples to train, which nobody else can check.",
         "",
     ]
 

@@ -87,10 +87,10 @@ def _verify_own(folder: Path) -> list[Check]:
     report = files.read_report(folder)
     return [
         *_check_sums(folder),
-        _check_weights(folder, report),
+        _check_weights(folder, report, "report"),
         *_check_own_privacy(folder, report),
-        _check_head(folder, own_card.head_of(report)),
-        *_check_texts(folder, report, {files.CARD: own_card.card}),
+        _check_head(folder, own_card.head_of(report), "report"),
+        *_check_texts(folder, report, {files.CARD: own_card.card}, "report"),
         *(Check(what, "not checked") for what in (*UNPROVABLE, *UNPROVABLE_OF_OWN)),
     ]
 
@@ -124,8 +124,8 @@ def _check_sums(folder: Path) -> Iterator[Check]:
             yield Check(path.name, "not checked", f"is not listed in {files.SUMS}")
 
 
-def _check_weights(folder: Path, record: Record) -> Check:
-    what, expected = "weights are those of the record", record["measured"]["weights"]["digest"]
+def _check_weights(folder: Path, record: Record, of: str = "record") -> Check:
+    what, expected = f"weights are those of the {of}", record["measured"]["weights"]["digest"]
     try:
         found = state_digest(files.read_weights(folder / files.WEIGHTS))
     except UserError as error:
@@ -205,9 +205,9 @@ def _compare_privacy(
         yield _check(f"{where}.{key}", found)
 
 
-def _check_text(path: Path, expected: str) -> Check:
-    """Check a file that follows from the record, line by line."""
-    what = f"{path.name} says what the record says"
+def _check_text(path: Path, expected: str, of: str) -> Check:
+    """Check a file that follows from the record, or the report, line by line."""
+    what = f"{path.name} says what the {of} says"
     if not path.is_file():
         return Check(what, "wrong", "is missing")
     lines, ours = path.read_text(encoding="utf-8").split("\n"), expected.split("\n")
@@ -217,7 +217,7 @@ def _check_text(path: Path, expected: str) -> Check:
     return Check(what, "right")
 
 
-def _check_head(folder: Path, expected: dict[str, Any]) -> Check:
+def _check_head(folder: Path, expected: dict[str, Any], of: str = "record") -> Check:
     """Compare the head of the card with what it should be, value by value."""
     path = folder / files.CARD
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -226,18 +226,21 @@ def _check_head(folder: Path, expected: dict[str, Any]) -> Check:
     except (yaml.YAMLError, IndexError):
         head = None
     wrong = list(_differences(expected, head, "")) if isinstance(head, dict) else ["no head"]
-    return _check(f"head of {path.name} says what the record says", "; ".join(wrong[:5]))
+    return _check(f"head of {path.name} says what the {of} says", "; ".join(wrong[:5]))
 
 
 def _check_texts(
-    folder: Path, record: Record, writers: dict[str, Callable[[Record], str]]
+    folder: Path,
+    record: Record,
+    writers: dict[str, Callable[[Record], str]],
+    of: str = "record",
 ) -> Iterator[Check]:
     """Compare each file with what this version would write, if it made the record."""
     for name, write in writers.items():
         if _other_version(record):
             yield Check(f"text of {name}", "not checked", "another version wrote it")
         else:
-            yield _check_text(folder / name, write(record))
+            yield _check_text(folder / name, write(record), of)
 
 
 def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
