@@ -34,7 +34,7 @@ from zdp_bench.experiments.claims import jobs_of
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU", "# needs my_script")
+ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU")
 
 
 def read_commands(page: Path) -> list[tuple[str, str]]:
@@ -99,7 +99,13 @@ def write_scans(folder: Path) -> None:
     (folder / "ball.yaml").write_text(blocks["yaml"])
 
 
+def write_script(folder: Path) -> None:
+    """What docs/audit_own.md shows and has its reader save."""
+    shutil.copy(ROOT / "zdp_bench/audit/examples/opacus_loop.py", folder / "my_script.py")
+
+
 FILES_OF = {
+    "audit_own": write_script,
     "sharing": write_inputs,
     "own_data": write_films,
     "own_scans": write_scans,

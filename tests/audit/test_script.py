@@ -54,6 +54,16 @@ def test_the_exit_code_is_1_when_the_function_is_flagged(
     assert not (folder / "results").exists()
 
 
+def test_the_path_of_the_file_names_it_too(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    code, out, _ = zdp_bench(capsys, "../own_training.py:right", "--runs=80", "--format=md")
+    assert code == 0
+    assert "| right |" in out
+
+
 def test_a_table_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = zdp_bench(capsys, "own_training:right", "--runs=80", "--format=md")
     assert code == 0
@@ -65,7 +75,8 @@ def test_a_table_is_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None
     ("words", "sentence"),
     [
         (["no_such_script:right"], "no_such_script: there is no such module here"),
-        (["own_training.py:right"], "own_training.py: there is no such module here"),
+        (["./none.py:right"], "./none.py: there is no such file"),
+        (["own_training.right"], "write my_script:function for a function of your own"),
         (["own_training:rigth"], "function 'rigth' is not known. Did you mean 'right'"),
         (["own_training:NUMBER"], "Allowed: right, wrong."),
         (["lacks_claim:right"], "lacks_claim: has no CLAIMED; define it"),

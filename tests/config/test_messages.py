@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -205,3 +206,12 @@ def test_what_is_quoted_stays_on_one_line_and_is_cut(words: list[str], sentence:
         configured(["recipe=quickstart", *words])
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_s_file_that_is_here_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_films.yaml").write_text("seed: 1\n")
+    with pytest.raises(UserError, match=r"my_films.yaml is here: write recipe=./my_films.yaml\.$"):
+        configured(["recipe=my_films"])

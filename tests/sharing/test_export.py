@@ -121,6 +121,8 @@ def test_what_cannot_be_exported_is_refused(
     results = finished.path.parents[3]
     with pytest.raises(UserError, match="no finished run with its weights is under"):
         export(results, "mnist", tmp_path / "a")
+    with pytest.raises(UserError, match="Did you mean 'quickstart'"):
+        export(results, "quickstrat", tmp_path / "a")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/note").touch()
     with pytest.raises(UserError, match="not empty; name a new folder"):

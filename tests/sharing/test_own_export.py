@@ -184,6 +184,8 @@ def test_what_is_missing_or_does_not_fit_is_said_in_one_sentence(
         private.export(folder)
     with pytest.raises(UserError, match="'accuracy' is 'high'; give one number"):
         private.export(tmp_path / "b", metrics={"accuracy": "high"})
+    with pytest.raises(UserError, match="give a dictionary of numbers by name"):
+        private.export(tmp_path / "b", metrics=[0.5])  # type: ignore[arg-type]
     assert not (tmp_path / "b").exists()
     (folder / "report.json").write_text('{"privacy": {}}')
     with pytest.raises(UserError, match=r"report\.json: is damaged, or of an older version"):

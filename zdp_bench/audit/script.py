@@ -1,6 +1,7 @@
 """Find what to audit in a script of the user's: `my_script:make_step`.
 
-The script is a Python module in the current folder or on the path. Beside the function it holds
+The script is a Python module in the current folder or on the path, or the path of its file. Beside
+the function it holds
 
     EXAMPLES   the other examples, a list of (x, y)
     CLAIMED    what is claimed; `step` says in which forms
@@ -27,8 +28,9 @@ def audit_script(word: str, runs: int, confidence: float) -> Finding:
         UserError: there is no such module or function, the module lacks EXAMPLES or CLAIMED, or
             what `step` raises.
     """
-    module_name, _, function = word.partition(":")
-    module = _import(module_name)
+    path, _, function = word.rpartition(":")
+    module = _import(path)
+    module_name = module.__name__
     given = vars(module)
     make_step = given.get(function)
     if not callable(make_step):
@@ -54,7 +56,12 @@ def audit_script(word: str, runs: int, confidence: float) -> Finding:
 
 
 def _import(name: str) -> Any:
-    folder = str(Path.cwd())
+    here = Path.cwd()
+    if name.endswith(".py"):
+        if not (file := Path(name)).is_file():
+            raise UserError(f"{name}: there is no such file.")
+        here, name = file.resolve().parent, file.stem
+    folder = str(here)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # where `python my_script.py` would look too
     try:
@@ -63,7 +70,7 @@ def _import(name: str) -> Any:
         if f"{name}.".startswith(f"{error.name}."):
             raise UserError(
                 f"{name}: there is no such module here; run the command in the script's folder, "
-                "and leave out '.py'."
+                "or give the path of its file, as in ./my_script.py:function."
             ) from None
         raise UserError(
             f"{name}: needs the package '{error.name}', which is not installed."

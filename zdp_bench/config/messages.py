@@ -125,6 +125,8 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         kind = {"Integer": "a whole number", "Float": "a number"}[match[2]]
         return f"{key or 'a key'}={match[1]}: must be {kind}."
     if match := found(r"Could not (?:find|load) '([^/']+)/+([^']+)'"):
+        if match[1] == "recipe" and (file := Path(f"{match[2]}.yaml")).is_file():
+            return f"recipe '{match[2]}' is not known, but {file} is here: write recipe=./{file}."
         return str(unknown(match[1], match[2], group_options(match[1])))
     if match := found(r"You must specify '(\w+)'"):
         return f"{match[1]}=NAME is missing. Allowed: {', '.join(group_options(match[1]))}."

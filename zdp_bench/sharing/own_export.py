@@ -37,6 +37,8 @@ def write_own(
         UserError: the folder holds something, or a metric is no number.
     """
     files.require_empty(to)
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"metrics={metrics!r}: give a dictionary of numbers by name.")
     weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     report = {
         "format": 1,

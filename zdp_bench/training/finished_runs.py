@@ -12,7 +12,7 @@ from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, suggestion
 from zdp_bench.records import Record
 
 
@@ -38,9 +38,10 @@ def find_weights(results: Path, asked: str, key: str = "") -> Path:
     if len(found) == 1:
         return found[0]
     if not folders:
+        near = suggestion(recipe, [path.name for path in here.parent.glob("*")])
         raise UserError(
-            f"{key}{asked}: no finished run with its weights is under {here}. Carry it out first: "
-            f"zdp-bench run recipe={recipe}."
+            f"{key}{asked}: no finished run with its weights is under {here}.{near} Carry it out "
+            f"first: zdp-bench run recipe={recipe}."
         )
     if not found and (record := records.read(folders[0] / "record.json")):
         raise UserError(

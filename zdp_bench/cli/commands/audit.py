@@ -66,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    for word in options.overrides:
+        if "=" not in word and not is_script(word):
+            raise UserError(
+                f"'{word}' is not known: write my_script:function for a function of your own, and "
+                "recipe=NAME or key=value for a recipe."
+            )
     if any(is_script(word) for word in options.overrides):
         return _audit_script(options)
     return _audit_recipe(options)
