@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,11 +13,17 @@ from tests.federated.conftest import Make, carried_out
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
+from zdp_bench.data.owners import count_owners
 from zdp_bench.federated import server
 from zdp_bench.federated.node import Site
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.accounting import pld
 from zdp_bench.records import Record
+from zdp_bench.sharing.export import export
+from zdp_bench.sharing.verification import verify
 from zdp_bench.training import checkpoint
+from zdp_bench.training.patients import Patients
+from zdp_bench.training.setup import load_data
 
 # Every record in every step: then a central run and a federation's nodes together draw the same
 # ones.
@@ -25,6 +33,7 @@ WHOLE = [
     "algorithm.noise_multiplier=0.0",
     "model.hidden=[8]",
 ]
+PATIENT = ["privacy.unit=patient"]
 ADAPTIVE = ["optimizer=nadam", "optimizer.lr=0.01", "optimizer.betas=[0.9,0.999]"]
 
 
@@ -41,7 +50,11 @@ def repeatable(record: Record) -> Record:
     return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 
-@pytest.mark.parametrize("overrides", [["optimizer.lr=0.5"], ADAPTIVE], ids=["sgd", "nadam"])
+@pytest.mark.parametrize(
+    "overrides",
+    [["optimizer.lr=0.5"], ["optimizer.lr=0.5", *PATIENT], ADAPTIVE],
+    ids=["sgd", "sgd by patient", "nadam"],
+)
 @pytest.mark.parametrize(("nodes", "tolerance"), [(1, 1e-6), (11, 1e-5)])
 def test_without_noise_a_federation_is_central_training(
     configured: Make, overrides: list[str], nodes: int, tolerance: float
@@ -88,6 +101,37 @@ def test_a_record_states_every_nodes_epsilon_and_ledger(configured: Make) -> Non
     assert sum(node["sampling"]["records"] for node in privacy["nodes"]) == record["data"]["train"]
     assert record["epochs"][-1]["epsilon_tight"] == privacy["epsilon_tight"]
     assert repeatable(carried_out(config)) == repeatable(record)
+
+
+def test_by_patient_a_node_s_epsilon_is_of_its_patients(
+    configured: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node draws patients, with all their records as one share; the export says the same."""
+    seen: list[tuple[int, ...]] = []
+    real = Patients.take
+
+    def spy(self: Patients, drawn: np.ndarray, key: int | str, step: int) -> Any:
+        taken, shares = real(self, drawn, key, step)
+        seen.append(shares)
+        return taken, shares
+
+    monkeypatch.setattr(Patients, "take", spy)
+    config = configured("federated.nodes=3", *PATIENT, "privacy.target_epsilon=4")
+    record = carried_out(config)
+    privacy, nodes = record["privacy"], record["privacy"]["nodes"]
+    assert len(seen) == 3 * 8
+    assert {max(shares) for shares in seen} == {2}
+    assert privacy["epsilon_of"] == privacy["unit"] == "image"
+    assert privacy["epsilon_patient"] == privacy["epsilon_tight"] <= 4
+    assert (privacy["records_per_patient"], record["data"]["train"]) == (2, 1426)
+    patients = [node["sampling"]["records"] for node in nodes]
+    assert sum(patients) == count_owners(load_data(config), "test")
+    for node in nodes:
+        sampling = node["sampling"]
+        assert sampling["expected_batch_size"] == 0.25 * sampling["records"]
+        assert node["epsilon_tight"] == pld(node["z"], 0.25, 8, config.privacy.delta)
+    export(config.results, "quickstart", tmp_path / "model")
+    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
 
 
 def test_a_budget_ends_a_run_before_a_node_passes_it(configured: Make) -> None:

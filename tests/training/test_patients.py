@@ -199,7 +199,7 @@ def test_validate_counts_patients(tmp_path: Path) -> None:
     [
         (["algorithm=sgd"], "clips nobody's share"),
         (["algorithm=gredp"], "clips single records only"),
-        (["federated.nodes=2"], "draw and clip records"),
+        (["federated.nodes=2", "trainer.augmentations=2"], "a node draws one view of a record"),
         (["privacy.unit=record", "privacy.max_records=3"], "privacy.unit=patient only"),
         (["privacy.max_records=0"], "at least 1"),
         (["privacy.unit=person"], "privacy.unit"),

@@ -182,10 +182,10 @@ def _check_unit(run: Run) -> None:
             "several examples. Leave the key out."
         )
     require_takes_shares(asked, name)
-    if run.federated.nodes is not None:
+    if run.federated.nodes is not None and views is not None:
         raise UserError(
-            f"{asked} with federated.nodes: the nodes of a federation draw and clip records. Leave "
-            "one of them out."
+            f"trainer.augmentations={views} with federated.nodes: a node draws one view of a "
+            "record. Leave one of them out."
         )
 
 

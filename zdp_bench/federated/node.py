@@ -23,7 +23,7 @@ from zdp_bench.privacy.noise import run_key
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import execution_digest, foreign_code
 from zdp_bench.training.run_folder import open_ledger
-from zdp_bench.training.setup import ModelSetup, Setup, load_data
+from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import Training, private_step
 
 
@@ -120,6 +120,11 @@ class Node:
         self.config = site.config
         self.ledger: Ledger | None = None
 
+    @cached_property
+    def units(self) -> int:
+        """How many records, or patients if they are the unit, a step of this node draws from."""
+        return count_units(self.config, replace(self.site.data, train=self.records))
+
     def join(self) -> dict[str, Any]:
         """What the server must know to plan the rounds; nothing else of the data leaves the node.
 
@@ -131,7 +136,7 @@ class Node:
             "node": self.number,
             "experiment": experiment_digest(self.site.config),
             "seed": self.site.config.seed,
-            "records": len(self.records),
+            "records": self.units,
             "records_per_patient": self.site.data.examples_per_patient,
         }
         return told | (
@@ -151,7 +156,7 @@ class Node:
         """
         site = self.site
         own = replace(site.setup, data=replace(site.data, train=self.records))
-        self.setup = own.with_plan(steps_of(site.config, len(self.records), rounds))
+        self.setup = own.with_plan(steps_of(site.config, self.units, rounds))
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.size = self.setup.micro_batch_size()

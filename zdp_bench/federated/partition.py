@@ -59,7 +59,7 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
     An epoch is as many rounds as draw, in expectation, every record of all nodes once.
 
     Args:
-        sizes: how many records each node has.
+        sizes: how many records, or patients where they are drawn, each node has.
     """
     own = [Plan.of(config, size).sampling for size in sizes]
     expected, records = sum(s.expected_batch_size for s in own), sum(sizes)

@@ -31,7 +31,9 @@ class Standing:
     """What the server knows of one node.
 
     Attributes:
-        records, records_per_patient: sizes of its training set, as it said when it first joined.
+        records: how many a step draws from, as it said when it first joined: records, or patients
+            with `privacy.unit=patient`.
+        records_per_patient: the most that one patient has, likewise.
         entries, digest: how far its ledger had come, as it said last.
         excess: the most steps it ever claimed beyond those asked for by then.
         answers: rounds in which its release was used.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.loop import Loop, Watcher
 from zdp_bench.training.record import Stopwatch, privacy_report, run_record
 from zdp_bench.training.run_folder import open_ledger
-from zdp_bench.training.setup import ModelSetup, Setup
+from zdp_bench.training.setup import ModelSetup, Setup, count_units
 from zdp_bench.training.step import descend
 
 
@@ -127,9 +127,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
         {"data": data.digest} if split else {}
     )
-    shares_of = (
-        [len(part) for part in split_by_patient(data, nodes, config.seed)] if split else None
-    )
+    parts = split_by_patient(data, nodes, config.seed) if split else []
+    shares_of = [count_units(config, replace(data, train=part)) for part in parts] or None
     roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
     come = roster.wait_for(nodes, patience, given.asked_to_stop)
     if signal := given.asked_to_stop():
@@ -319,7 +318,9 @@ def accounted(
     }  # nodes with one mechanism have one ε
     found = {}
     for number, standing in sorted(roster.standings.items()):
-        patient = min(standing.records_per_patient, standing.records)
+        patient = standing.records_per_patient
+        if not made[number].config.privacy.by_patient:  # else `records` counts patients
+            patient = min(patient, standing.records)
         own = of(first[made[number].mechanism], roster.spent(number), patient)
         ledger = {"entries": standing.entries, "digest": standing.digest}
         found[number] = own | {
