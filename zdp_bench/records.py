@@ -282,7 +282,7 @@ def rebuild_csv(results: Path) -> Path:
 
 @contextmanager
 def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[None]:
-    """Hold the lock at `path`, for as long as the process lives at most.
+    """Hold the lock at `path`, for as long as the process lives at most; a link is not followed.
 
     Raises:
         Busy: another process holds it, and `wait` is false; says `otherwise`.
@@ -290,7 +290,7 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:  # what may be there is not cut off
+    with open(path, "a", opener=_refuse_link) as lock:  # what may be there is not cut off
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -299,6 +299,11 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
             yield
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _refuse_link(path: str, flags: int) -> int:
+    """Open a file that is no symbolic link: somebody else may have planted one."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def get(record: Record, path: str) -> Any:
