@@ -152,3 +152,16 @@ def test_only_a_whole_string_is_a_number(tmp_path: Path, text: str) -> None:
     expected = math.inf if text == "inf" else text
     assert back["told"] == {"nan": [expected], "inf": expected}
     assert back["other"] == [math.inf]
+
+
+def test_a_lock_follows_no_link_and_keeps_what_is_in_its_file(tmp_path: Path) -> None:
+    victim, lock = tmp_path / "victim", tmp_path / "run.lock"
+    victim.write_text("kept")
+    lock.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"), records.hold_lock(lock):
+        pass
+    lock.unlink()
+    lock.write_text("kept")
+    with records.hold_lock(lock):
+        pass
+    assert victim.read_text() == lock.read_text() == "kept"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -25,6 +27,23 @@ def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(table: st
     for claim in claims.claims_of(table):  # raises for a row that the table lacks
         private = claim.config.algorithm.name != "sgd"
         assert not private or claim.config.accountant not in general, claim.filling
+        assert claim.filling.digest == experiment_digest(claim.config)
+
+
+def test_a_table_needs_no_torch(tmp_path: Path) -> None:
+    """Importing it takes longer than all else of the command."""
+    moved = parse(compose(["recipe=mnist", "dataset=fashion_mnist"]))
+    save(tmp_path, record("mnist", 1, config={"dataset": moved.resolved["dataset"]}))
+    code = "import sys; from pathlib import Path; from zdp_bench.cli.commands import table\n"
+    code += "table.print_table(sys.argv[1], Path(sys.argv[2]), 'csv')\n"
+    code += "assert not {'torch', 'sklearn', 'dp_accounting'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code, TABLE, str(tmp_path)], check=True)
+
+
+def test_a_record_of_a_data_set_with_other_options_fills_nothing(tmp_path: Path) -> None:
+    for seed, dataset in enumerate(({"name": "fashion_mnist", "old": 1}, {"name": "gone"})):
+        save(tmp_path, record("mnist", seed, config={"dataset": dataset}))
+    assert not [filling for filling in claims.fillings(TABLE, tmp_path) if filling.on]
 
 
 def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path) -> None:

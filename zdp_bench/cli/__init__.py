@@ -8,7 +8,9 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +32,8 @@ from zdp_bench.training.interrupts import (
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line, `sys.argv` by default, and exit."""
+    # Python would look through all records for cycles before it ends.
+    atexit.register(gc.freeze)
     with lasting_output() as output:
         code = _carry_out(list(sys.argv[1:] if words is None else words))
         output.flush()

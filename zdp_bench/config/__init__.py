@@ -63,12 +63,7 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
         UserError: a key is unknown, missing or of the wrong type, there is no such plug-in, or
             values contradict each other.
     """
-    with readable_errors([]):
-        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-    assert isinstance(resolved, dict)
-    plain: dict[str, Any] = {
-        str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")
-    }
+    plain = _plain(config)
     checked: dict[str, Any] = {
         name: check_section(schema, plain.get(name) or {}, name)
         for name, schema in SECTIONS.items()
@@ -101,6 +96,26 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     check_values(run)
     check_typed(run, typed)
     return run
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Return what `parse` makes `Run.resolved`, with nothing checked but the section `federated`.
+
+    Its digest names a run; no plug-in is imported for it, which takes seconds.
+    """
+    plain = _plain(config)
+    for kind in PLUGINS:
+        plain[kind] = drop_strangers(plain["recipe"], kind, plain.get(kind) or {})
+    federated = check_section(Federated, plain.pop("federated") or {}, "federated")
+    return plain | _federated_result(federated)
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain Python, without what is Hydra's."""
+    with readable_errors([]):
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
 
 
 def _federated_result(federated: Federated) -> dict[str, Any]:

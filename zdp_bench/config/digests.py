@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
@@ -17,17 +18,21 @@ def experiment_digest(run: Run) -> str:
     Null and false values, and the record as the unit of privacy, are left out, so that a new option
     that is off by default keeps old records valid.
     """
+    return digest_of(run.resolved)
+
+
+def digest_of(resolved: Mapping[str, Any]) -> str:
+    """Return the experiment digest of a configuration's keys (`Run.resolved`)."""
     content = {
-        key: value
-        for key, value in run.resolved.items()
-        if key not in (*OPERATIONAL, "seed", "recipe")
+        key: value for key, value in resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")
     }
-    left_out = {*NOT_COMPUTED, *([] if run.privacy.by_patient else ["privacy.unit"])}
+    privacy = resolved["privacy"]
+    left_out = {*NOT_COMPUTED, *([] if privacy["unit"] == "patient" else ["privacy.unit"])}
     for section in ("trainer", "privacy"):
         options = content[section].items()
         content[section] = {k: v for k, v in options if f"{section}.{k}" not in left_out}
     content = drop_empty(content)
-    if run.privacy.target_epsilon or run.privacy.claimed_epsilon:  # these set the noise
+    if privacy["target_epsilon"] or privacy["claimed_epsilon"]:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

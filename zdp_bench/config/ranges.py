@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zdp_bench.errors import UserError, require
-from zdp_bench.privacy.accounting import LEAST_NOISE, MOST, MOST_NOISE
+from zdp_bench.privacy.mechanism import LEAST_NOISE, MOST, MOST_NOISE
 
 NOISE_RULE = f"must be 0, or lie in {LEAST_NOISE:g} to {MOST_NOISE:g}"
 LEAST_NORM, MOST_NORM = 1e-12, 1e12  # beyond, norms in single precision lose all digits

@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from platformdirs import user_cache_path
 
 A_DAY = 86_400  # seconds; a file that nobody wrote to for so long was left by a killed process
 
@@ -31,12 +32,7 @@ def load_or_make(
         digest: of everything the array follows from: the files and how they become numbers.
         blocks: the array's rows, some at a time; used only if the array has to be made.
     """
-    path = (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        / "zdp-bench"
-        / kind
-        / f"{digest[:32]}.npy"
-    )
+    path = user_cache_path("zdp-bench") / kind / f"{digest[:32]}.npy"
     if path.is_file():
         if (found := _map(path, shape, dtype)) is not None:
             return found

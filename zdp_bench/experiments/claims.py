@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,33 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, records
-from zdp_bench.config import compose, parse
-from zdp_bench.config.digests import enters_digest, experiment_digest
+from zdp_bench.config import compose, parse, resolve
+from zdp_bench.config.compose import defaults
+from zdp_bench.config.digests import digest_of, enters_digest
 from zdp_bench.config.messages import typed_keys
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.registry import lookup
 from zdp_bench.report.papers import recipes_of, reference
 from zdp_bench.report.rows import Filling
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A job of a recipe and what it fills."""
+    """A job of a recipe and what it fills.
+
+    Attributes:
+        resolved: the keys of its configuration, as in `Run.resolved`.
+    """
 
     filling: Filling
     composed: DictConfig
-    config: Run
+    resolved: dict[str, Any]
+
+    @cached_property
+    def config(self) -> Run:
+        """The configuration, checked; that imports every plug-in."""
+        return parse(self.composed)
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
@@ -59,12 +71,12 @@ def claims_of(
     claims = []
     for recipe in recipes_of(table):
         for overrides, composed in _compose(recipe, (jobs or jobs_of)(recipe)):
-            config = parse(composed)
-            row, variant = str(config.claims.row), config.claims.variant
+            resolved = resolve(composed)
+            row, variant = str(resolved["claims"]["row"]), resolved["claims"]["variant"]
             if row not in rows:
                 raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
-            filling = Filling(recipe, overrides, row, variant, experiment_digest(config))
-            claims.append(Claim(filling, composed, config))
+            filling = Filling(recipe, overrides, row, variant, digest_of(resolved))
+            claims.append(Claim(filling, composed, resolved))
     return claims
 
 
@@ -121,7 +133,7 @@ def on_other_data(claims: list[Claim], results: Path) -> list[Filling]:
             datasets.append(run["config"]["dataset"])
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for claim in claims:
-        own.setdefault(claim.filling.recipe, []).append(claim.config.resolved["dataset"])
+        own.setdefault(claim.filling.recipe, []).append(claim.resolved["dataset"])
     for claim in claims:
         recipe = claim.filling.recipe
         others = [dataset for dataset in used.get(recipe, []) if dataset not in own[recipe]]
@@ -134,19 +146,27 @@ def _digests_on(datasets: list[dict[str, Any]], composed: DictConfig) -> dict[st
     """Return {experiment digest: label} of a recipe with each of `datasets`."""
     labels = {}
     for dataset in datasets:
+        standard = _options_of(dataset["name"])
+        if not dataset.keys() <= standard.keys():
+            continue  # a record of an older version, whose data set had other options
         moved = composed.copy()
         OmegaConf.set_struct(moved, False)
         moved.dataset = dataset
-        try:
-            digest = experiment_digest(parse(moved))
-        except UserError:
-            continue  # a record of an older version, whose data set had other options
-        card = assets.group(assets.DATASETS).get(dataset["name"])
-        defaults = assets.read_yaml(card) if card else {}
-        changed = {key: value for key, value in dataset.items() if value != defaults.get(key)}
+        changed = {key: value for key, value in dataset.items() if value != standard[key]}
         options = [f"{key}={value}" for key, value in changed.items()]
-        labels[digest] = ", ".join([dataset["name"], *options])
+        labels[digest_of(resolve(moved))] = ", ".join([dataset["name"], *options])
     return labels
+
+
+def _options_of(name: str) -> dict[str, Any]:
+    """Return a data set's options with their defaults; {} if there is no such data set now."""
+    card = assets.group(assets.DATASETS).get(name)
+    if card:
+        return assets.read_yaml(card)
+    try:
+        return {"name": name} | defaults(lookup("dataset", name))
+    except UserError:
+        return {}
 
 
 class Equals:

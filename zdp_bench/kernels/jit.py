@@ -20,6 +20,7 @@ import torch
 from numba import cfunc, njit, types
 from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
+from platformdirs import user_cache_path
 
 from zdp_bench import __version__
 
@@ -120,9 +121,9 @@ def cache_folder() -> Path:
     numba itself compares the date of one file only, and loops are made of several files' pieces.
     """
     sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-    root = Path(_config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    name = f"kernels-{__version__}-{hashlib.sha256(sources).hexdigest()[:16]}"
-    return root.expanduser() / "zdp-bench" / name
+    chosen = _config.CACHE_DIR
+    root = Path(chosen) / "zdp-bench" if chosen else user_cache_path("zdp-bench")
+    return root / f"kernels-{__version__}-{hashlib.sha256(sources).hexdigest()[:16]}"
 
 
 # ------------------------------------------------------------------------ what loops are written in

@@ -43,9 +43,6 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 # Below this z one drawn example costs an ε beyond 1000. Sampling is then ignored, which bounds ε in
 # closed form.
 HOPELESS = 0.02
-# The largest numbers that every accountant can work with in minutes.
-MOST = 10**9  # examples, epochs, steps
-LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 
 
 # It takes up to a second, and one run asks for the same ε three times: tight, claimed, patient.

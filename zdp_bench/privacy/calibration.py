@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
 from scipy.optimize import brentq
 
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
@@ -135,8 +136,7 @@ def _search(target: float, epsilon_of: Callable[[float], float]) -> float:
 
 def cache_folder() -> Path:
     """Return the folder of the results."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "zdp-bench" / "calibration"
+    return user_cache_path("zdp-bench") / "calibration"
 
 
 def _read(path: Path, asked: str) -> float | None:

@@ -23,6 +23,10 @@ from typing import Any, Literal
 NoiseKind = Literal["none", "real", "circular", "correlated", "hermitian", "real_on_complex"]
 Scheme = Literal["poisson", "uniform", "shuffled", "full"]
 
+# The largest numbers that every accountant can work with in minutes.
+MOST = 10**9  # examples, epochs, steps
+LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
+
 
 @dataclass(frozen=True)
 class Block:

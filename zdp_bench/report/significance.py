@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm, rankdata, ttest_ind
+from scipy.special import ndtr
 
 from zdp_bench.errors import require
 
@@ -67,11 +67,13 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     else:
         z = 0.0 if abs(difference) < 1e-12 else math.copysign(math.inf, difference)
     errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
-    return DeLong((areas[0], areas[1]), errors, error, z, float(2 * norm.sf(abs(z))))
+    return DeLong((areas[0], areas[1]), errors, error, z, float(2 * ndtr(-abs(z))))
 
 
 def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the share of class 0 below each of class 1, and of class 1 above each of class 0."""
+    from scipy.stats import rankdata  # here, for it takes half a second
+
     ill, well = scores[truth], scores[~truth]
     every = rankdata(scores)  # midranks: ties count one half
     below = (every[truth] - rankdata(ill)) / len(well)
@@ -87,6 +89,8 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
         return 1.0 if first[0] == second[0] else 0.0
+    from scipy.stats import ttest_ind
+
     # scipy warns of nearly equal values
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return float(ttest_ind(first, second).pvalue)

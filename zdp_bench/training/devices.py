@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.records import hold_lock
 
 T = TypeVar("T")
 
@@ -70,8 +71,6 @@ def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
     if not several:
         yield name
         return
-    import fcntl
-
     folder = folder or Path(tempfile.gettempdir()) / f"zdp-bench-{os.getuid()}"
     _make_own(folder)
     # Slurm numbers the GPUs of each job anew: locks go by the GPU behind a number.
@@ -80,11 +79,9 @@ def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
         for number in range(torch.cuda.device_count()):
             behind = visible[number] if len(visible) == torch.cuda.device_count() else str(number)
             path = folder / f"gpu-{behind.replace('/', '-')}.lock"
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            held.callback(os.close, lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                held.enter_context(hold_lock(path, wait=False))
+            except Busy:
                 continue
             yield f"cuda:{number}"
             return

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
+    from zdp_bench.records import rest_collector
     from zdp_bench.report import page, papers, tables
     from zdp_bench.sharing.card import card
     from zdp_bench.sharing.folder import missing_keys
@@ -34,9 +35,10 @@ def run(options: argparse.Namespace) -> int:
     require_writable(output.parent)
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
-    made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
-    written = page.write(
-        made, options.results, output, lambda run: "" if missing_keys(run) else card(run)
-    )
+    with rest_collector():
+        made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
+        written = page.write(
+            made, options.results, output, lambda run: "" if missing_keys(run) else card(run)
+        )
     print(f"written: {written}")
     return 0

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench.records import rebuild_csv, rest_collector
     from zdp_bench.report import results
 
     folder = options.results
@@ -48,11 +49,10 @@ def run(options: argparse.Namespace) -> int:
             f"{folder}: is a file and no folder, so there are no records. "
             "Name the results folder of your runs."
         )
-    found = results.select(folder, options.filters, options.columns, options.sort, options.by)
-    most = LONGEST if options.format == "rich" else None
-    print_sheet(results.sheet(found, most), options.format)
+    with rest_collector():
+        found = results.select(folder, options.filters, options.columns, options.sort, options.by)
+        most = LONGEST if options.format == "rich" else None
+        print_sheet(results.sheet(found, most), options.format)
     if options.write:
-        from zdp_bench.records import rebuild_csv
-
         print(f"written: {rebuild_csv(folder)}", file=sys.stderr)
     return 0

@@ -29,11 +29,13 @@ def run(options: argparse.Namespace) -> int:
 def print_table(name: str, results: Path, form: str = "rich") -> None:
     """Print a table, or the curves of a figure as a table, and write it."""
     from zdp_bench.experiments.claims import fillings
+    from zdp_bench.records import rest_collector
     from zdp_bench.report import curves, papers, tables
     from zdp_bench.training.progress import console
 
     build = curves.build if papers.is_figure(name) else tables.build
-    table = build(name, results, fillings(name, results))
+    with rest_collector():
+        table = build(name, results, fillings(name, results))
     written = [f"written: {path}" for path in table.write(results)]
     if form == "rich":
         console().print(*table.as_rich(), sep="\n")
