@@ -12,12 +12,13 @@ those that were killed and finished.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import random
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -85,6 +86,16 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"name": job["name"], "kills": landed, "whole": str(whole), "ends": [*ends, str(at)]}
 
 
+def warm_up(words: list[str]) -> None:
+    """Carry out the command in this process, so that its children have what it imported."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(SystemExit),
+    ):
+        command([word.replace("RESULTS", folder) for word in words])
+
+
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
@@ -92,10 +103,8 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     record.rdp_epsilon = functools.cache(record.rdp_epsilon)
     measured.available = list
     papers.available = lambda: TABLES
-    warm = tempfile.mkdtemp()
-    attempt([word.replace("RESULTS", warm) for word in jobs[0]["words"]], Path(warm) / "log", None)
-    shutil.rmtree(warm)
     for job in jobs:
+        warm_up(job["words"])
         print(json.dumps(carry_out(job, folder / job["name"])), flush=True)
 
 

@@ -1,5 +1,6 @@
-"""kill -9 at any moment of a run, a sweep, a federation and of `reproduce`: nothing finished is
-lost, and the end is bit for bit that of the uninterrupted command, or the ledger is higher.
+"""kill -9 at any moment of a run, a sweep, a search, a federation and of `reproduce`: nothing
+finished is lost, and the end is bit for bit that of the uninterrupted command, or the ledger is
+higher.
 
 `pytest --slow --kills 1000 --seed 7` says how often; the seed of a nightly run is in its first
 lines, so that what failed can be repeated.
@@ -25,9 +26,12 @@ COMMANDS: dict[str, list[str]] = {
     "run": ["run", *RUN],
     "secure": ["run", *RUN, "privacy.secure=true"],
     "sweep": ["run", "-m", *RUN, "seed=1,2,3", "algorithm.noise_multiplier=1.0,2.0"],
+    "search": ["search", *RUN, "dataset.validation_share=0.2", "optimizer.lr=interval(0.1,2)"],
     "federation": ["run", *RUN, "federated.nodes=3", "trainer.epochs=2"],
     "reproduce": ["reproduce", "--profile", "smoke", "--results", "RESULTS", "--seeds", "1"],
 }
+
+COMMANDS["search"] += ["--sampler", "random", "--trials", "3", "--epsilon", "3"]
 
 
 def carried_out(folder: Path, kills: dict[str, int], seed: int) -> list[dict[str, Any]]:

@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_mini_mnist
+from tests.data import test_cifar10, test_fastmri
 from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import group_options, known_keys
 from zdp_bench.config.schema import GROUPS, Run
+from zdp_bench.data.cifar10 import read_pickle
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup, names
@@ -188,6 +190,10 @@ def longer(body: bytes, rng: random.Random) -> bytes:
 
 DAMAGES = (cut, flipped, noise, longer)
 SMALL: dict[str, dict[str, Any]] = {
+    "mnist": {"check": False},
+    "phasemnist": {"check": False},
+    "fastmri": test_fastmri.SMALL,
+    "cifar10": {"check": False, "layout": "binary"},
     "cpsc2018_synthetic": {"count": 40},
     "chest_xray_synthetic": {"count": 60, "size": 32},
     "mitbih_synthetic": {"patients": 10, "beats": 8},
@@ -195,12 +201,23 @@ SMALL: dict[str, dict[str, Any]] = {
     "msd_synthetic": {"volumes": 6, "size": 32, "validation_share": 0.2, "test_share": 0.2},
     "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 8},
 }
+PICKLES = "cifar10 pickles"  # opened by the set only if their checksums are the release's
+WRITE: dict[str, Callable[[Path], object]] = {  # sets that are not written when they are loaded
+    "mnist": write_mini_mnist,
+    "phasemnist": write_mini_mnist,
+    "fastmri": test_fastmri.write_set,
+    "cifar10": test_cifar10.write_binary,
+    PICKLES: test_cifar10.write_python,
+}
 
 
 def whole_set(name: str, root: Path) -> None:
     """Read a data set to its last record."""
-    options: dict[str, Any] = {"check": False} if name in ("mnist", "phasemnist") else SMALL[name]
-    data = lookup("dataset", name)(**options).load(root)
+    if name == PICKLES:
+        for path in sorted(root.glob("*/*")):
+            read_pickle(path)
+        return
+    data = lookup("dataset", name)(**SMALL[name]).load(root)
     for part in (data.train, data.test):
         inputs, _ = part.batch(torch.arange(len(part)))
         assert len(inputs) == len(part) > 0
@@ -209,8 +226,7 @@ def whole_set(name: str, root: Path) -> None:
 def damaged(name: str, root: Path, count: int, number: int = 0) -> int:
     """Read the set `count` times with one damaged file each; count the sentences."""
     rng = random.Random(f"{name}{number}")
-    if "mnist" in name:
-        write_mini_mnist(root)
+    WRITE.get(name, lambda root: None)(root)
     whole_set(name, root)
     every = sorted(path for path in root.rglob("*") if path.is_file())
     told = 0
@@ -233,7 +249,7 @@ def damaged(name: str, root: Path, count: int, number: int = 0) -> int:
     return told
 
 
-FILES = ["mnist", "phasemnist", *SMALL]
+FILES = [*SMALL, PICKLES]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -24,10 +24,9 @@ def _pictures(name: str, count: int = 20) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-@pytest.fixture
-def binary(tmp_path: Path) -> Path:
+def write_binary(root: Path) -> Path:
     """A miniature in the binary layout: its folder."""
-    folder = tmp_path / "cifar-10-batches-bin"
+    folder = root / "cifar-10-batches-bin"
     folder.mkdir()
     for name in BATCHES:
         pixels, labels = _pictures(name)
@@ -35,10 +34,9 @@ def binary(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
+def write_python(root: Path) -> Path:
     """The same miniature in the Python layout: its folder."""
-    folder = tmp_path / "cifar-10-batches-py"
+    folder = root / "cifar-10-batches-py"
     folder.mkdir()
     for name in BATCHES:
         pixels, labels = _pictures(name)
@@ -46,6 +44,16 @@ def python(tmp_path: Path) -> Path:
             pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2)
         )
     return folder
+
+
+@pytest.fixture
+def binary(tmp_path: Path) -> Path:
+    return write_binary(tmp_path)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    return write_python(tmp_path)
 
 
 def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
@@ -181,7 +189,16 @@ def test_a_pickle_of_unknown_origin_is_never_opened(python: Path, check: bool) -
 
 
 @pytest.mark.parametrize(
-    "content", ["a program", "no labels", "other pixels", "fewer labels", "cut short"]
+    "content",
+    [
+        "a program",
+        "no labels",
+        "other pixels",
+        "fewer labels",
+        "cut short",
+        "too long",
+        "far too long",
+    ],
 )
 def test_a_pickle_that_is_not_cifar10_is_refused(
     python: Path, monkeypatch: pytest.MonkeyPatch, content: str
@@ -194,6 +211,8 @@ def test_a_pickle_that_is_not_cifar10_is_refused(
         "other pixels": pickle.dumps({b"data": pixels[:, :100], b"labels": labels.tolist()}),
         "fewer labels": pickle.dumps({b"data": pixels, b"labels": labels.tolist()[:-1]}),
         "cut short": path.read_bytes()[:-50],
+        "too long": b"\x80\x05\x96" + (2**62).to_bytes(8, "little"),
+        "far too long": b"\x80\x05\x96" + (2**64 - 1).to_bytes(8, "little"),
     }
     path.write_bytes(bodies[content])
     _known(monkeypatch, "python", python)

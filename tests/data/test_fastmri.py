@@ -61,14 +61,16 @@ def write(path: Path, number: int, patient: str | None = None, **changed: object
     return path
 
 
+def write_set(root: Path) -> None:
+    """Three volumes to train on and two to test on."""
+    for number, side in enumerate((FOLDERS[0], FOLDERS[0], FOLDERS[0], FOLDERS[1], FOLDERS[1])):
+        path = root / "fastMRI" / side / f"file100000{number}.h5"
+        write(path, number, patient=f"p{number // 2}")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for number, side in enumerate((FOLDERS[0], FOLDERS[0], FOLDERS[0], FOLDERS[1], FOLDERS[1])):
-        write(
-            tmp_path / "fastMRI" / side / f"file100000{number}.h5",
-            number,
-            patient=f"p{number // 2}",
-        )
+    write_set(tmp_path)
     return tmp_path
 
 
@@ -213,6 +215,13 @@ def huge(path: Path) -> None:
         file["ismrmrd_header"] = HEADER
 
 
+def huge_chunks(path: Path) -> None:
+    write(path, 0, kspace=None, reconstruction_esc=None)
+    with h5py.File(path, "a") as file:
+        for name, kind in (("kspace", np.complex64), ("reconstruction_esc", np.float32)):
+            file.create_dataset(name, (64, 4096, 4096), kind, chunks=(16, 4096, 4096))
+
+
 def linked(path: Path) -> None:
     outside = path.parents[3] / "outside.h5"
     path.rename(outside)
@@ -274,6 +283,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "external storage": (external_storage, "its 'kspace' is stored externally"),
     "virtual data set": (virtual, "its 'kspace' is a virtual data set"),
     "huge declared size": (huge, "no side may exceed 4,096"),
+    "huge chunks": (huge_chunks, "chunks of 2,147,483,648 bytes"),
     "not the format at all": (lambda path: path.write_text("kspace"), "no whole HDF5 file"),
     "no reference": (
         lambda path: write(path, 0, reconstruction_esc=None),

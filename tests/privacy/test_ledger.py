@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, set_aside
+from zdp_bench.privacy.ledger_lines import make_line
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 MECHANISM = Mechanism(
@@ -342,7 +345,7 @@ def test_lines_with_a_right_chain_but_no_step_are_refused(path: Path) -> None:
         write(path, 2)
         digest = json.loads(path.read_text().splitlines()[-1])["sha256"]
         with path.open("ab") as file:
-            file.write(module._line(digest, body) + b"\n")
+            file.write(make_line(digest, body) + b"\n")
         with pytest.raises(LedgerError, match="line 4: not a step"):
             Ledger(path, MECHANISM, repeatable=True)
         path.unlink()
@@ -391,3 +394,72 @@ def test_a_ledger_that_goes_on_after_the_checkpoint_is_welcome(path: Path) -> No
     position = write(path, 2)
     write(path, 6)
     assert reopen(path, at_least=position).releases == 6
+
+
+# -------------------------------------------------------------------------------------- a long run
+
+
+def write_long(path: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger as a run of so many steps writes it, without waiting for the disk."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", lambda descriptor: None)
+        write(path, steps)
+
+
+def peak_of_opening(path: Path) -> int:
+    """The most bytes that opening the ledger takes at a time."""
+    tracemalloc.start()
+    try:
+        reopen(path)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_ledger_takes_no_more_memory_than_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = tmp_path / "short", tmp_path / "long"
+    write_long(short, 10, monkeypatch)
+    write_long(long, 10_000, monkeypatch)
+    assert peak_of_opening(long) < peak_of_opening(short) + 16_000
+    assert reopen(long).releases_before(7_000) == 7_000
+
+
+def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path) -> None:
+    """Runs of steps are kept, not steps: what is counted is that of a plain list."""
+    plain: list[tuple[int, str]] = []
+    for made, step, upto in [("a", 0, 9), ("b", 3, 7), ("a", 0, 11), ("c", 5, 6), ("b", 3, 9)]:
+        ledger = Ledger(path, MECHANISM, True)
+        ledger.begin(made, step, "new")
+        assert ledger.counted_again in (0, sum(done >= step for done, _ in plain))
+        for number in range(step, upto):
+            if not ledger.holds(number):
+                plain.append((number, ledger.generation))
+            ledger.append(number)
+        ledger.close()
+        for copy in (ledger, ledger.copy(), reopen(path)):
+            copy.generation = ledger.generation
+            for before in range(13):
+                assert copy.releases_before(before) == sum(
+                    done < before or of != ledger.generation for done, of in plain
+                )
+            assert [copy.holds(n) for n in range(13)] == [ledger.holds(n) for n in range(13)]
+        assert ledger.releases == len(plain)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_ledger_of_a_million_steps_opens_in_seconds(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_long(path, 10**6, monkeypatch)
+    began = time.process_time()
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 10**6, "new")
+    ledger.append(10**6)
+    seconds = time.process_time() - began
+    ledger.close()
+    print(f"{seconds:.1f} s for a million steps")  # `pytest -rP` shows it
+    assert ledger.releases == 10**6 + 1
+    assert seconds < 10  # 5 on a machine that does nothing beside

@@ -16,7 +16,7 @@ import torch
 from tests.algorithms.test_properties import CASES, IDS
 from tests.distributed_driver import STEPS, trained
 from zdp_bench.config import compose, parse
-from zdp_bench.privacy.ledger import Copy, Entry, Position
+from zdp_bench.privacy.ledger import Copy, Position, Span
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, rank
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -135,7 +135,7 @@ def test_every_example_is_in_one_share() -> None:
 
 
 def test_a_copy_of_the_ledger_counts_along_and_writes_nothing() -> None:
-    copy = Copy(tuple(Entry(step, "") for step in range(3)), Position(3, "d"), repeatable=True)
+    copy = Copy((Span(0, 3, ""),), Position(3, "d"), repeatable=True)
     copy.append(1)  # taken again after a crash
     copy.append(3)
     assert (copy.releases, copy.holds(3), copy.holds(4)) == (4, True, False)

@@ -210,6 +210,8 @@ def read_pickle(path: Path) -> Images:
     except (
         pickle.UnpicklingError,
         EOFError,
+        MemoryError,
+        OverflowError,
         LookupError,
         TypeError,
         ValueError,

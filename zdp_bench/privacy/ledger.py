@@ -23,12 +23,13 @@ cut line by line back to the last checkpoint, looks like that of a run that was 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zdp_bench.privacy.ledger_lines import chain, is_start, is_step, make_line, parse
 from zdp_bench.privacy.mechanism import Mechanism
 
 _START = "0" * 64
@@ -43,10 +44,6 @@ class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
     """The next step would exceed `max_epsilon`. Nothing was drawn and nothing changed."""
 
 
-def _chain(previous: str, body: dict[str, Any]) -> str:
-    return hashlib.sha256((previous + json.dumps(body, sort_keys=True)).encode()).hexdigest()
-
-
 @dataclass(frozen=True)
 class Position:
     """The end of a ledger when a checkpoint was written: releases, with those set aside, and the
@@ -57,10 +54,13 @@ class Position:
     digest: str
 
 
-class Entry(NamedTuple):
-    """One release: its step, and the generation whose noise it has."""
+class Span(NamedTuple):
+    """Releases of steps in a row, `first` to before `end`, and the generation whose noise they
+    have: a ledger of a million steps takes no more memory than one of ten.
+    """
 
-    step: int
+    first: int
+    end: int
     generation: str
 
 
@@ -99,7 +99,8 @@ class Ledger:
         self.path = path
         self.repeatable = repeatable
         self.counted_again = 0  # steps in the file that `begin` found to be taken again as new ones
-        self._entries: list[Entry] = []
+        self._spans: list[Span] = []
+        self._count = 0  # releases in them
         self._furthest: dict[str, int] = {}  # generation -> its last step
         self._of: set[tuple[str, int, str]] = set()
         self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
@@ -115,7 +116,7 @@ class Ledger:
         }
         self._head |= {"whose": whose} if whose else {}
         self._head |= {"earlier": self.earlier} if self.earlier else {}
-        self._aside = "".join(_sha256(earlier) for earlier in aside)
+        self._aside = "".join(_digest_file(earlier) for earlier in aside)
         if path.exists():
             self._read(at_least or Position(0, _START))
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
@@ -144,10 +145,11 @@ class Ledger:
         known = self._starts.get((made, step, state)) if made else None
         if known is not None:
             self.generation = known
-        elif self._entries or self._starts or self._aside:
+        elif self._spans or self._starts or self._aside:
             parts = f"{self._digest}:{self._aside}:{made}:{step}:{state}"
             self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
-            self.counted_again = sum(entry.step >= step for entry in self._entries)
+            again = (end - max(first, step) for first, end, _ in self._spans)
+            self.counted_again = sum(max(0, steps) for steps in again)
         self.note(made, step, state)
 
     def note(self, made: str, step: int, state: str) -> None:
@@ -181,15 +183,16 @@ class Ledger:
         steps it holds at most.
         """
         steps = 0
-        for line in path.read_bytes().splitlines():
-            try:
-                body = json.loads(line)
-                if _is_start(body):
-                    self._learn(body)
-                else:
-                    steps += "ledger" not in body
-            except (ValueError, TypeError):
-                steps += 1
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    body = parse(line)
+                    if is_start(body):
+                        self._learn(body)
+                    else:
+                        steps += "ledger" not in body
+                except (ValueError, TypeError, AttributeError):
+                    steps += 1
         return steps
 
     def append(self, step: int, of: str = "") -> None:
@@ -216,7 +219,12 @@ class Ledger:
         return self.repeatable and step <= self._furthest.get(self.generation, -1)
 
     def _enter(self, step: int, of: str, generation: str) -> None:
-        self._entries.append(Entry(step, generation))
+        first, end, last = self._spans[-1] if self._spans else Span(0, 0, "")
+        if (end, last) == (step, generation) and self._spans:
+            self._spans[-1] = Span(first, step + 1, generation)
+        else:
+            self._spans.append(Span(step, step + 1, generation))
+        self._count += 1
         self._furthest[generation] = max(step, self._furthest.get(generation, -1))
         if of:
             self._of.add((generation, step, of))
@@ -224,7 +232,7 @@ class Ledger:
     @property
     def releases(self) -> int:
         """How many releases the accountant must compose."""
-        return self.earlier + len(self._entries)
+        return self.earlier + self._count
 
     def releases_before(self, step: int) -> int:
         """How many releases were made when `step` steps are done, with what a killed process drew
@@ -235,7 +243,8 @@ class Ledger:
         if not self.repeatable:
             return self.releases
         return sum(
-            done < step or generation != self.generation for done, generation in self._entries
+            (min(end, max(first, step)) if generation == self.generation else end) - first
+            for first, end, generation in self._spans
         )
 
     @property
@@ -244,7 +253,7 @@ class Ledger:
 
     def copy(self) -> Copy:
         """Return the same count for another process, which writes nothing."""
-        return Copy(tuple(self._entries), self.position, self.repeatable, self.generation)
+        return Copy(tuple(self._spans), self.position, self.repeatable, self.generation)
 
     def close(self) -> None:
         self._file.close()
@@ -252,81 +261,86 @@ class Ledger:
     def _write(self, body: dict[str, Any]) -> None:
         """Write a line that the chain continues from."""
         self._put(body)
-        self._digest = _chain(self._digest, body)
+        self._digest = chain(self._digest, body)
 
     def _put(self, body: dict[str, Any]) -> None:
-        left = _line(self._digest, body) + b"\n"
+        left = make_line(self._digest, body) + b"\n"
         while left:  # an unbuffered file may take less than it is given
             left = left[self._file.write(left) :]
         os.fsync(self._file.fileno())
 
     def _read(self, at_least: Position) -> None:
-        *lines, cut = self.path.read_bytes().split(b"\n")
         passed: set[str] = set()  # the chain's digests at the checkpoint's number of steps
-        for number, line in enumerate(lines, start=1):
-            try:
-                body = json.loads(line)
-                claimed = body.pop("sha256")
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise LedgerError(
-                    f"{self.path}, line {number}: not a ledger line; the file was edited or damaged"
-                ) from None
-            if claimed != _chain(self._digest, body):
-                raise LedgerError(
-                    f"{self.path}, line {number}: the chain of digests breaks here; the file was "
-                    "edited"
-                )
-            if number == 1:
-                if body != self._head:
-                    raise LedgerError(
-                        f"{self.path}, line 1: belongs to another mechanism or noise source than "
-                        "this run's"
-                    )
-            elif _is_start(body):
-                self._learn(body)
-                continue
-            elif not _is_step(body):
-                raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
-            else:
-                self._enter(body["step"], body.get("of", ""), body.get("generation", ""))
-            self._digest = claimed
-            if self.releases == at_least.entries:
-                passed.add(self._digest)
+        number, whole, cut = 0, 0, False  # lines, their bytes, and if a kill cut the next one short
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if cut := not line.endswith(b"\n"):
+                    number -= 1
+                    break
+                whole += len(line)
+                self._take(number, line)
+                if self.releases == at_least.entries:
+                    passed.add(self._digest)
         if self.releases < at_least.entries:
             raise LedgerError(
-                f"{self.path}, line {len(lines) + 1}: the file ends here. It holds {self.releases} "
-                "steps, but the checkpoint "
-                f"beside it was written after {at_least.entries}; it was truncated"
+                f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
+                f"steps, but the checkpoint beside it was written after {at_least.entries}; it was "
+                "truncated"
             )
         if at_least.entries and at_least.digest not in passed:
             raise LedgerError(
                 f"{self.path}: does not hold the step that the checkpoint beside it was written "
-                "after, its "
-                f"{at_least.entries}th; the file was replaced"
+                f"after, its {at_least.entries}th; the file was replaced"
             )
-        if not lines:  # killed while the very first line was written: nothing was released yet
-            self._rewrite([])
-            self._digest = _chain(_START, self._head)
+        if not number:  # killed while the very first line was written: nothing was released yet
+            self._mend(0, self._head)
         # count the step whose line a kill cut short: replace the fragment by a whole line
         elif cut:
-            last = self._entries[-1] if self._entries else Entry(-1, "")
-            own = {"generation": last.generation} if last.generation else {}
-            body = {"step": last.step + 1} | own
-            self._rewrite([*lines, _line(self._digest, body)])
-            self._digest = _chain(self._digest, body)
-            self._enter(last.step + 1, "", last.generation)
+            _, end, generation = self._spans[-1] if self._spans else Span(0, 0, "")
+            self._mend(whole, {"step": end} | ({"generation": generation} if generation else {}))
+            self._enter(end, "", generation)
 
-    def _rewrite(self, lines: list[bytes]) -> None:
-        """Replace the file by these lines, or by the head alone: all or nothing, for a kill may
+    def _take(self, number: int, line: bytes) -> None:
+        """Read a whole line; hold it to the chain."""
+        try:
+            body = parse(line)
+            claimed = body.pop("sha256")
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise LedgerError(
+                f"{self.path}, line {number}: not a ledger line; the file was edited or damaged"
+            ) from None
+        if claimed != chain(self._digest, body):
+            raise LedgerError(
+                f"{self.path}, line {number}: the chain of digests breaks here; the file was edited"
+            )
+        if number > 1 and is_start(body):  # beside the chain
+            self._learn(body)
+            return
+        if number > 1 and not is_step(body):
+            raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
+        if number > 1:
+            self._enter(body["step"], body.get("of", ""), body.get("generation", ""))
+        elif body != self._head:
+            raise LedgerError(
+                f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
+            )
+        self._digest = claimed
+
+    def _mend(self, kept: int, body: dict[str, Any]) -> None:
+        """Keep so many bytes of the file and end it with a line: all or nothing, for a kill may
         come here too.
         """
         partial = self.path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            file.write(b"\n".join([*(lines or [_line(_START, self._head)]), b""]))
+        shutil.copyfile(self.path, partial)
+        with partial.open("r+b") as file:
+            file.truncate(kept)
+            file.seek(kept)
+            file.write(make_line(self._digest, body) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, self.path)
         _fsync_folder(self.path.parent)
+        self._digest = chain(self._digest, body)
 
 
 class Copy(Ledger):
@@ -335,19 +349,20 @@ class Copy(Ledger):
     """
 
     def __init__(
-        self, entries: tuple[Entry, ...], position: Position, repeatable: bool, generation: str = ""
+        self, spans: tuple[Span, ...], position: Position, repeatable: bool, generation: str = ""
     ) -> None:
         self.repeatable = repeatable
         self.generation = generation
-        self.earlier = position.entries - len(entries)
         self.counted_again = 0
-        self._entries = []
+        self._spans = list(spans)
+        self._count = sum(end - first for first, end, _ in spans)
+        self.earlier = position.entries - self._count
         self._furthest = {}
         self._of = set()
         self._starts = {}
         self._digest = position.digest
-        for step, of_generation in entries:
-            self._enter(step, "", of_generation)
+        for _, end, own in spans:
+            self._furthest[own] = max(end - 1, self._furthest.get(own, -1))
 
     def close(self) -> None: ...
 
@@ -367,29 +382,9 @@ def set_aside(path: Path) -> None:
         _fsync_folder(path.parent)
 
 
-def _is_start(body: dict[str, Any]) -> bool:
-    kinds = {"made": str, "step": int, "state": str, "generation": str}
-    return set(body) - {"sha256"} == set(kinds) and all(
-        type(body[name]) is kind for name, kind in kinds.items()
-    )
-
-
-def _is_step(body: dict[str, Any]) -> bool:
-    kinds = {"step": int, "of": str, "generation": str}
-    return (
-        "step" in body
-        and set(body) <= set(kinds)
-        and all(type(value) is kinds[name] for name, value in body.items())
-    )
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _line(previous: str, body: dict[str, Any]) -> bytes:
-    """A line of the file, without its end: the entry and the chain's digest."""
-    return json.dumps(body | {"sha256": _chain(previous, body)}, sort_keys=True).encode()
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ Each file is one volume:
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from zdp_bench.errors import UserError
 
 FOLDERS = ("singlecoil_train", "singlecoil_val")
 LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
+CHUNK = 2**28  # bytes; HDF5 unpacks a whole chunk for one slice, and a few kilobytes may hold it
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def _require_own_bytes(file: Any, name: str, path: Path) -> None:
     HDF5 can point to any file of the machine, which the digest would not follow.
 
     Raises:
-        UserError: it is missing, a link, virtual, or stored externally.
+        UserError: it is missing, a link, virtual, stored externally, or in huge chunks.
     """
     import h5py
 
@@ -173,6 +175,12 @@ def _require_own_bytes(file: Any, name: str, path: Path) -> None:
         raise UserError(
             f"{path}: its '{name}' is {kind}, so its bytes are in other files; write them into the "
             "file itself."
+        )
+    size = math.prod(found.chunks or ()) * found.dtype.itemsize
+    if size > CHUNK:
+        raise UserError(
+            f"{path}: its '{name}' is stored in chunks of {size:,} bytes, of which each slice "
+            "unpacks one; write it slice by slice (chunks=(1, rows, columns))."
         )
 
 
