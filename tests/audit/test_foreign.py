@@ -69,6 +69,24 @@ def test_false_claims_are_flagged_with_few_runs() -> None:
     assert step(sampled, BLANK, rate).verdict == "flagged"
 
 
+@pytest.mark.parametrize(("of_owners", "verdict"), [(True, "passes"), (False, "flagged")])
+def test_clipping_of_records_that_is_sold_as_an_owner_s_is_flagged(
+    of_owners: bool, verdict: str
+) -> None:
+    """Examples are (x, owner); four of one owner come and go together."""
+
+    def train(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        owned: dict[Any, list[Tensor]] = {}
+        for number, (x, owner) in enumerate(examples):
+            owned.setdefault(owner if of_owners else number, []).append(x)
+        means = [(torch.stack(xs).mean(dim=0), None) for xs in owned.values()]
+        return gaussian(means, seed)
+
+    patient: list[Example] = [(torch.ones(3), "p") for _ in range(4)]
+    assert step(train, BLANK, GAUSSIAN, canary=patient, seed=1).verdict == verdict
+    assert step(train, BLANK, GAUSSIAN, canary=patient[0], seed=1).verdict == "passes"
+
+
 def test_a_replaced_example_counts_double_and_its_batches_have_a_fixed_size() -> None:
     x = torch.tensor([9.0, 0.0, 0.0])
     pair: dict[str, Any] = {"canary": (x, 0), "instead": (-x, 0)}

@@ -48,7 +48,7 @@ class WithCanaries:
         self.inner, self.coordinates = inner, coordinates
         self.noise_multiplier = inner.noise_multiplier
         self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
-        self.drawn: Batch | None = None
+        self.drawn: Any = None
         self.rest: dict[str, Tensor] = {}
         self.seen: list[Tensor] = []
 

@@ -43,7 +43,7 @@ def step(
     make_step: MakeStep,
     examples: Sequence[Example],
     claimed: Mapping[str, float],
-    canary: Example | None = None,
+    canary: Example | list[Example] | None = None,
     instead: Example | None = None,
     runs: int = RUNS,
     confidence: float = 0.99,
@@ -65,6 +65,7 @@ def step(
         claimed: {"epsilon", "delta"}, or {"noise_multiplier", "sample_rate", "steps"}, which claims
             an ε for every δ and is easier to refute; see `Claim.read`.
         canary: the example that is in one of the two neighbours; by default a loud one is chosen.
+            A list of them comes and goes as one: a patient's, of whom the claim then is.
         instead: what stands in its place in the other; by default nothing.
         runs: of each neighbour. A few hundred find coarse faults, thousands find fine ones.
         seed: of the attack; the same seed gives the same finding.
@@ -84,7 +85,8 @@ def step(
     with warnings.catch_warnings(action="ignore"):
         if canary is None:
             canary = _choose_canary(make_step, rest, neighbour, rng)
-        without, with_it = _watch(make_step, neighbour, [*rest, canary], runs, rng)
+        added = canary if isinstance(canary, list) else [canary]
+        without, with_it = _watch(make_step, neighbour, [*rest, *added], runs, rng)
     taught, tested = score(without, with_it, learned=len(without) // 3)
     delta, threshold, sign = sharpest_test(taught, {d: claim.epsilon(d) for d in claim.deltas})
     bound, evidence = bound_at(threshold, sign, tested, delta, confidence)

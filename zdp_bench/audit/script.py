@@ -5,7 +5,7 @@ the function it holds
 
     EXAMPLES   the other examples, a list of (x, y)
     CLAIMED    what is claimed; `step` says in which forms
-    CANARY     (x, y); optional
+    CANARY     (x, y), or a list of them, a patient's; optional
     INSTEAD    (x, y), what the canary replaces; optional
 """
 

@@ -23,6 +23,7 @@ from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, sha256
 from zdp_bench.data.formats.form import Fit, Form
 from zdp_bench.data.formats.kinds import SUFFIXES, Kind, common_kind, kind_of, suffix_of
+from zdp_bench.data.formats.kspace import SSIM_WINDOW
 from zdp_bench.data.formats.own_files import Item, find_items
 from zdp_bench.data.formats.own_listing import (
     Listing,
@@ -33,13 +34,36 @@ from zdp_bench.data.formats.own_listing import (
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images with their references, bytes until they are drawn, as `task=reconstruction` has them.
+
+    Targets [B, ..., 2, size, size] are the reference and the image itself, in [0, 1].
+    """
+
+    images: Examples  # whose targets are the references
+    is_stochastic = False
+
+    @property
+    def groups(self) -> Tensor | None:
+        return self.images.groups
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        inputs, references = self.images.batch(indices)
+        return inputs, torch.cat([references, self.images.inputs[indices]], dim=-3) / 255
+
+
 OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 
 
 @register("dataset", "folder")
 @dataclass(frozen=True, kw_only=True)
 class Folder(Dataset):
-    """Examples as `Kind.shape` says, and their class, or their mask of 0 and 1.
+    """Examples as `Kind.shape` says, and their class, their mask of 0 and 1, or their reference.
 
     Pixels stay bytes on the disk until they are drawn (`cache.py`).
 
@@ -100,6 +124,16 @@ class Folder(Dataset):
         return float(self.mean), float(self.deviation)
 
     @property
+    def _targets(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of one example's target, by what the files have."""
+        *planes, height, width = self.form.mask
+        return {
+            "label": ((), torch.int64),
+            "mask": (self.form.mask, torch.uint8),
+            "reference": ((*planes, 2, height, width), torch.float32),
+        }
+
+    @property
     def form(self) -> Form:
         """What a file becomes."""
         return Form(
@@ -117,34 +151,37 @@ class Folder(Dataset):
     def load(self, root: Path) -> Splits:
         found = self.find()
         files = self._digest(found)
-        whole = self._load_inputs(found, files)
-        targets = (
-            self._load_masks(found, files)
-            if not found.classes
-            else found.spread([found.classes.index(item.label) for item in found.items])
-        )
+        paths = [item.path for item in found.items]
+        whole = self._load_inputs("folder", found, paths, files)
+        targets = self._load_targets(found, files)
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
         groups = found.spread([people[item.patient] for item in found.items])
         pixels = self.pixels if found.kind.is_image else None
         everything = Examples(whole, targets, groups, pixels)
+        source = Pairs(everything) if found.target == "reference" else everything
 
         def take(part: str) -> Part:
-            return Part(everything, found.rows(part))
+            return Part(source, found.rows(part))
 
         mean, deviation = self.pixels
         owners = "".join(
             f"{item.name}:{item.label}:{item.patient}:{part};"
             for item, part in zip(found.items, found.parts, strict=True)
         )
-        what = "classes " + ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
-        what = what if found.classes else "one mask: whatever is above 0"
+        pairs = ":reference" if found.target == "reference" else ""
+        classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
+        what = {
+            "label": f"classes {classes}",
+            "mask": "one mask: whatever is above 0",
+            "reference": "a reference for each image",
+        }[found.target]
         return Splits(
             take("train"),
             take("test"),
             input_shape=found.kind.shape(self.form),
             outputs=len(found.classes) or 1,
             provenance="own",
-            digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}"),
+            digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}{pairs}"),
             notes="; ".join(filter(None, [what, note_skipped(found.skipped, 0)])),
             examples_per_patient=max(found.training("patient").values()),
             augment=augmentation(self.augment, (0 - mean) / deviation),
@@ -165,8 +202,8 @@ class Folder(Dataset):
             input_shape=found.kind.shape(self.form),
             outputs=len(found.classes) or 1,
             dtype=torch.float32 if recorded else torch.complex64,
-            target_shape=() if found.classes else self.form.mask,
-            target_dtype=torch.int64 if found.classes else torch.uint8,
+            target_shape=self._targets[found.target][0],
+            target_dtype=self._targets[found.target][1],
             examples_per_patient=max(owners.values()),
             unit=found.unit,
             owners=len(owners),
@@ -187,6 +224,8 @@ class Folder(Dataset):
         self._require_options(kind, items[0].path)
         if items[0].mask and kind.mask is None:
             raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
+        if items[0].reference:
+            self._require_images(kind, items[0].reference)
         listed = len(items)
         items = keep_readable(self.bad_records, items, partial(self._check, kind))
         if not items:
@@ -205,7 +244,7 @@ class Folder(Dataset):
         """
         kind = kind_of(path)
         self._require_options(kind, path)
-        inputs = torch.from_numpy(kind.read(path, self.form))
+        inputs = torch.tensor(kind.read(path, self.form))  # a copy: some arrays are read-only
         if not kind.is_image:
             return inputs * (self.scale or 1)
         return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
@@ -228,34 +267,46 @@ class Folder(Dataset):
         plain = kind.is_image or self.augment is None
         require(plain, "dataset.augment", self.augment, f"is for images: {what}")
 
+    def _require_images(self, kind: Kind, first: Path) -> None:
+        """Refuse references of what is no grey image, or is too small for SSIM."""
+        if not kind.is_image:
+            raise UserError(f"{first}: is a reference, and a {kind.name} can have none.")
+        rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window, for references"
+        require(self.size >= SSIM_WINDOW, "dataset.size", self.size, rule)
+        require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
+
     def _check(self, kind: Kind, item: Item) -> None:
-        """Hold a file's header to its mask's; where damaged files are skipped, read both.
+        """Hold a file's header to its partner's; where damaged files are skipped, read both.
 
         Raises:
             UserError: they do not fit, or are damaged.
         """
         kind.count(item.path, self.form)
-        if item.mask and kind.mask:
-            if suffix_of(item.mask) not in kind.mask.suffixes:
-                known = " or ".join(kind.mask.suffixes)
-                raise UserError(f"{item.mask}: a mask of a {kind.name} is a {known} file.")
+        if item.mask and kind.mask and suffix_of(item.mask) not in kind.mask.suffixes:
+            known = " or ".join(kind.mask.suffixes)
+            raise UserError(f"{item.mask}: a mask of a {kind.name} is a {known} file.")
+        if item.reference and kind_of(item.reference) is not kind:
+            raise UserError(f"{item.reference}: is no {kind.name}, as its image is.")
+        partner, reader = item.partner, kind.mask if item.mask else kind
+        if partner and reader:
             image = kind.extent(item.path, self.form)
-            if (mask := kind.mask.extent(item.mask, self.form)) != image:
+            if (other := reader.extent(partner, self.form)) != image:
                 raise UserError(
-                    f"{item.mask}: has {'×'.join(map(str, mask))} pixels, and its image "
+                    f"{partner}: has {'×'.join(map(str, other))} pixels, and its image "
                     f"{'×'.join(map(str, image))}."
                 )
         if self.bad_records == "skip":
             kind.read(item.path, self.form)
-            if item.mask and kind.mask:
-                kind.mask.read(item.mask, self.form)
+            if partner and reader:
+                reader.read(partner, self.form)
 
     def _digest(self, found: Listing) -> str:
         """Return the SHA-256 of the files, and of how they become numbers."""
         kind, sums = found.kind, []
         for item in found.items:
             with refuse_damage(item.path):
-                paths = kind.files(item.path, self.form) + ([item.mask] if item.mask else [])
+                paths = kind.files(item.path, self.form)
+                paths += [item.partner] if item.partner else []
                 each = [sha256(path) for path in paths]
             sums.append(f"{item.name}:{each[0] if len(each) == 1 else digest(''.join(each))};")
         text = f"{kind.shape(self.form)}:{self.fit}:{''.join(sums)}"
@@ -264,19 +315,32 @@ class Folder(Dataset):
             text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
         return digest(text)
 
-    def _load_inputs(self, found: Listing, files: str) -> Tensor:
-        """Return the examples of all files in one array [n, *shape], cached by their digest."""
+    def _load_targets(self, found: Listing, files: str) -> Tensor:
+        """Return classes [n], masks, or references as bytes of images."""
+        if found.target == "mask":
+            return self._load_masks(found, files)
+        if found.target == "reference":
+            paths = [item.reference for item in found.items if item.reference]
+            return self._load_inputs("folder-references", found, paths, files)
+        return found.spread([found.classes.index(item.label) for item in found.items])
+
+    def _load_inputs(self, name: str, found: Listing, paths: list[Path], files: str) -> Tensor:
+        """Return the examples of `paths`, one a file, in one array [n, *shape].
+
+        Args:
+            name: of the cache, in which `files`, their digest, is the key.
+        """
         kind, sampled = found.kind, np.float32 if self.spectrum is None else np.complex64
         dtype: type = np.uint8 if kind.is_image else sampled
         shape = (sum(map(len, found.used)), *kind.shape(self.form))
 
         def blocks() -> Iterator[np.ndarray]:
-            for item, use in zip(found.items, found.used, strict=True):
-                with refuse_damage(item.path):
-                    block = kind.read(item.path, self.form)[use]
+            for path, use in zip(paths, found.used, strict=True):
+                with refuse_damage(path):
+                    block = kind.read(path, self.form)[use]
                 yield block if kind.is_image else block * np.float32(self.scale or 1)
 
-        return torch.from_numpy(load_or_make("folder", files, shape, dtype, blocks()))
+        return torch.from_numpy(load_or_make(name, files, shape, dtype, blocks()))
 
     def _load_masks(self, found: Listing, files: str) -> Tensor:
         """Return the masks of all files in one array [n, *Form.mask], cached likewise."""

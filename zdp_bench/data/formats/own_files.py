@@ -3,8 +3,9 @@
 PATH/CLASS/FILE                 each file counts as a patient of its own
 PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
 PATH/images/..., PATH/masks/... the same names below both; the folder below images is the patient
+PATH/images/..., PATH/references/...  the same, with what each image should be
 PATH/train|test|validation/...  split by the person, with either of the above below
-PATH.csv                        columns path, label or mask and, where known, patient and split
+PATH.csv                        columns path, one of TARGETS and, where known, patient and split
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.errors import UserError, suggestion
 
 PARTS = ("train", "test", "validation")
-COLUMNS = ("path", "label", "mask", "patient", "split")
-IMAGES, MASKS = "images", "masks"  # folders of a segmentation
+TARGETS = ("label", "mask", "reference")
+COLUMNS = ("path", *TARGETS, "patient", "split")
+IMAGES = "images"
+PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> what it holds
 HEADER = ".hea"  # of WFDB: what else has its name belongs to it
 
 
 @dataclass(frozen=True)
 class Item:
-    """One file, its class or its mask, and its patient.
+    """One file, its class, mask or reference, and its patient.
 
     Attributes:
         name: the path below the folder, or as the CSV has it.
-        label: empty where it has a mask.
+        label: empty where it has a mask or a reference.
+        reference: what the image should be, of the same kind.
         patient: the file's own name where none is known.
         part: one of PARTS; empty where the split is still to be drawn.
     """
@@ -41,6 +45,17 @@ class Item:
     patient: str
     part: str
     mask: Path | None = None
+    reference: Path | None = None
+
+    @property
+    def partner(self) -> Path | None:
+        """The mask or the reference, if it has one."""
+        return self.mask or self.reference
+
+    @property
+    def target(self) -> str:
+        """Which of TARGETS it has."""
+        return "mask" if self.mask else "reference" if self.reference else "label"
 
 
 def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> list[Item]:
@@ -80,8 +95,9 @@ def _by_folder(path: Path) -> Iterator[Item]:
     split = all((path / part).is_dir() for part in PARTS[:2])
     for part in PARTS if split else ("",):
         home = path / part
-        if (home / IMAGES).is_dir() and (home / MASKS).is_dir():
-            yield from _with_masks(path, home, part)
+        partners = [name for name in PARTNERS if (home / name).is_dir()]
+        if (home / IMAGES).is_dir() and partners:
+            yield from _with_partners(path, home, part, partners[0])
         elif home.is_dir():
             for folder in visible_files(home):
                 if not folder.is_dir():
@@ -91,21 +107,27 @@ def _by_folder(path: Path) -> Iterator[Item]:
                 yield from _items_below(folder, path, folder.name, part)
 
 
-def _with_masks(path: Path, home: Path, part: str) -> Iterator[Item]:
-    """Pair the files below images/ with those of the same name, up to its ending, below masks/."""
-    if others := [f for f in visible_files(home) if f.name not in (IMAGES, MASKS)]:
-        raise UserError(f"{others[0]}: stands beside {IMAGES}/ and {MASKS}/; move it away.")
-    masks: dict[str, Path] = {}
-    for item in _items_below(home / MASKS, path, "", part):
-        if (other := masks.setdefault(_bare(item.path, home / MASKS), item.path)) != item.path:
-            raise UserError(f"{item.path}: is a mask of the same image as {other.name}.")
+def _with_partners(path: Path, home: Path, part: str, folder: str) -> Iterator[Item]:
+    """Pair the files below images/ with those below `folder` of the same name, up to its ending."""
+    what = PARTNERS[folder]
+    if others := [f for f in visible_files(home) if f.name not in (IMAGES, folder)]:
+        raise UserError(f"{others[0]}: stands beside {IMAGES}/ and {folder}/; move it away.")
+    partners: dict[str, Path] = {}
+    for item in _items_below(home / folder, path, "", part):
+        if (other := partners.setdefault(_bare(item.path, home / folder), item.path)) != item.path:
+            raise UserError(f"{item.path}: is a {what} of the same image as {other.name}.")
     for item in _items_below(home / IMAGES, path, "", part):
-        if (mask := masks.pop(_bare(item.path, home / IMAGES), None)) is None:
-            raise UserError(f"{item.path}: has no mask of the same name below {home / MASKS}.")
-        yield replace(item, mask=mask)
-    if masks:
-        lone = min(masks.values())
-        raise UserError(f"{lone}: is the mask of no image; there is none of its name.")
+        if (partner := partners.pop(_bare(item.path, home / IMAGES), None)) is None:
+            raise UserError(f"{item.path}: has no {what} of the same name below {home / folder}.")
+        yield _with_partner(item, what, partner)
+    if partners:
+        lone = min(partners.values())
+        raise UserError(f"{lone}: is the {what} of no image; there is none of its name.")
+
+
+def _with_partner(item: Item, what: str, file: Path) -> Item:
+    mask, reference = (file if what == target else None for target in TARGETS[1:])
+    return replace(item, mask=mask, reference=reference)
 
 
 def _bare(path: Path, folder: Path) -> str:
@@ -153,12 +175,12 @@ def _by_csv(path: Path) -> Iterator[Item]:
 
 def _require_columns(path: Path, columns: list[str]) -> None:
     """Refuse columns that lack a needed one, or have one that may be a slip of another's name."""
-    if "path" not in columns or ("label" in columns) == ("mask" in columns):
+    if "path" not in columns or len({*TARGETS} & {*columns}) != 1:
         raise UserError(
             f"{path}: has the columns {', '.join(columns)[:200]}; path and label are needed, or "
-            "path and mask; patient and split where they are known."
+            "path and mask, or path and reference; patient and split where they are known."
         )
-    lacking = {*COLUMNS} - {*columns} - {"label", "mask"}
+    lacking = {*COLUMNS} - {*columns} - {*TARGETS}
     for name in {*columns} - {*COLUMNS}:
         if near := suggestion(name.lower(), lacking):
             raise UserError(f"{path}: column '{name}' is not known.{near} Rename it.")
@@ -166,7 +188,7 @@ def _require_columns(path: Path, columns: list[str]) -> None:
 
 def _item_of(path: Path, where: str, line: dict[str, str], columns: Collection[str]) -> Item:
     of = {key: (line.get(key) or "").strip() for key in COLUMNS}
-    target = "mask" if "mask" in columns else "label"
+    (target,) = {*TARGETS} & {*columns}
     if not of["path"] or not of[target]:
         raise UserError(f"{where}: columns path and {target} must both be there and filled.")
     if ("split" in columns and of["split"] not in PARTS) or (
@@ -176,10 +198,11 @@ def _item_of(path: Path, where: str, line: dict[str, str], columns: Collection[s
             f"{where}: split must be {', '.join(PARTS[:2])} or {PARTS[2]}, and patient must "
             "be filled; leave the column out if it is not known."
         )
-    mask = _named(path, where, of["mask"]) if target == "mask" else None
     patient = of["patient"] or of["path"]
-    return Item(
-        _named(path, where, of["path"]), of["path"], of["label"], patient, of["split"], mask
+    file = _named(path, where, of["path"])
+    item = Item(file, of["path"], of["label"], patient, of["split"])
+    return (
+        item if target == "label" else _with_partner(item, target, _named(path, where, of[target]))
     )
 
 

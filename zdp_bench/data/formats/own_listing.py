@@ -22,7 +22,7 @@ class Listing:
 
     Attributes:
         used: which examples of each file are used [k].
-        classes: none if the files have masks.
+        classes: none if the files have masks or references.
         skipped: how many files were left out, because they cannot be read.
     """
 
@@ -45,6 +45,11 @@ class Listing:
         """Return a value of each file as one of each example [n]."""
         each = torch.tensor([len(use) for use in self.used])
         return torch.tensor(values).repeat_interleave(each)
+
+    @property
+    def target(self) -> str:
+        """What the files have: 'label', 'mask' or 'reference'."""
+        return self.items[0].target
 
     @property
     def unit(self) -> str:
@@ -71,14 +76,17 @@ def list_examples(
             and others masks.
     """
     kept = [n for n, use in enumerate(used) if len(use)]
-    if len({item.mask is None for item in items}) == 2:
-        raise UserError(f"dataset.path={path}: some of its files have masks, and others classes.")
+    if len(targets := sorted({item.target for item in items})) > 1:
+        raise UserError(
+            f"dataset.path={path}: some of its files have a {targets[0]}, and others a "
+            f"{targets[1]}."
+        )
     listing = Listing(
         kind,
         [items[n] for n in kept],
         [parts[n] for n in kept],
         [used[n] for n in kept],
-        sorted({item.label for item in items if item.mask is None}, key=_natural),
+        sorted({item.label for item in items if item.target == "label"}, key=_natural),
     )
     if len(listing.classes) == 1:
         raise UserError(f"dataset.path={path}: holds one class only; a classifier needs two.")
