@@ -8,6 +8,7 @@ import os
 import random
 import struct
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 # Before numpy and torch are loaded: several workers with a thread on every core are twenty times
@@ -20,6 +21,9 @@ import pytest
 import torch
 
 from zdp_bench import kernels
+
+# Folders whose tests carry out no run.
+NO_RUNS = {"algorithms", "config", "gradients", "kernels", "models", "nn", "privacy", "tasks"}
 
 torch.set_num_threads(1)
 if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernels' twins
@@ -45,6 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="slow: add --slow"))
+    if find_spec("fcntl") is None:
+        for item in items:
+            if item.path.relative_to(Path(__file__).parent).parts[0] not in NO_RUNS:
+                reason = "a run needs fcntl, which is of POSIX systems; Windows has none"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

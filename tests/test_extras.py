@@ -57,6 +57,15 @@ def test_dicom_without_pydicom_is_one_sentence(
     assert "Traceback" not in err
 
 
+def test_windows_without_locks_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    words = ["recipe=quickstart", *TINY, f"paths.results={tmp_path}"]
+    code, _, err = run(capsys, "run", *words)
+    assert (code, "which Windows lacks: use WSL" in err, err.count("\n")) == (2, True, 1), err
+
+
 def test_every_extra_that_a_sentence_names_brings_the_package() -> None:
     for package, extra in EXTRAS.items():
         brought = " ".join(PROJECT["optional-dependencies"][extra])

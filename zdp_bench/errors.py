@@ -79,8 +79,16 @@ def require(condition: bool, key: str, value: object, rule: str) -> None:
 
 
 def explain_missing(error: ImportError) -> UserError | None:
-    """Return the sentence for a package of an extra that is not installed; None for any other."""
+    """Return the sentence for what is not installed: a package of an extra, or locks on Windows.
+
+    None for any other.
+    """
     package = (error.name or "").partition(".")[0]
+    if package == "fcntl":
+        return UserError(
+            "this needs the file locks of a POSIX system (fcntl), which Windows lacks: use WSL, "
+            "or the image of the Dockerfile."
+        )
     if package not in EXTRAS:
         return None
     extra = EXTRAS[package]

@@ -109,12 +109,17 @@ def write(path: Path, record: Record) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically; of two writers, one wins."""
+    """Write `text` to `path` as `write_bytes` does, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically; of two writers, one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(path)
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zdp_bench.data import cache
 from zdp_bench.data.cache import A_DAY, load_or_make
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -30,6 +31,19 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
     found = load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([]))
     np.testing.assert_array_equal(found, ROWS)
     assert {path.name for path in folder.iterdir()} == {young.name, f"{'d' * 32}.npy"}
+
+
+def test_without_fallocate_every_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS has none."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(cache, "CHUNK", 100)
+    mapped = cache._reserve(tmp_path / "rows.npy", (1000, 50), np.float32)
+    found = (tmp_path / "rows.npy").stat()
+    assert found.st_blocks * 512 >= found.st_size >= 1000 * 50 * 4
+    assert not mapped.any()
+    np.testing.assert_array_equal(make(), ROWS)
 
 
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

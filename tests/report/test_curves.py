@@ -162,8 +162,16 @@ def test_an_equal_run_of_another_recipe_makes_points(results: Path) -> None:
 def test_other_data_is_another_curve(results: Path) -> None:
     moved = filling("hybrid", "hybrid_10.24", digest="m" * 64, on="mnist")
     save(results, make_run("hybrid", 5, 0.4) | {"experiment": "m" * 64, "run": "m" * 64})
-    assert column(results, "DP-DFA hybrid (on mnist), %", moved)[0] == "50.00"
+    assert column(results, "DP-DFA hybrid (on MNIST), %", moved)[0] == "50.00"
     assert column(results, "DP-DFA hybrid, %", moved)[0] == "60.00"
+
+
+def test_a_variant_is_named_by_what_differs(results: Path) -> None:
+    variant = "error_clip 0.5, 100 of 300 epochs"
+    other = filling("hybrid", "hybrid_10.24", digest="v" * 64, variant=variant)
+    save(results, make_run("hybrid", 5, 0.4) | {"experiment": "v" * 64, "run": "v" * 64})
+    head = "DP-DFA hybrid (errors clipped at 0.5, 100 of 300 epochs, ours), %"
+    assert column(results, head, other)[0] == "50.00"
 
 
 def test_a_curve_over_a_setting_takes_each_runs_last_metric(

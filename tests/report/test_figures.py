@@ -54,3 +54,17 @@ def test_a_legend_is_as_wide_as_its_figure_at_most(labels: list[str]) -> None:
     (legend,) = figure.legends
     assert legend.get_window_extent().width <= figure.bbox.width
     assert len(legend.get_texts()) == len(labels)
+
+
+def test_a_figure_may_be_saved_by_two_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, figure = tmp_path / "figure.png", Figure()
+
+    def save_between(target: object, **options: object) -> None:
+        Figure.savefig(figure, target, **options)  # type: ignore[arg-type]
+        figures.save(Figure(), path)
+
+    monkeypatch.setattr(figure, "savefig", save_between)
+    figures.save(figure, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["figure.png"]

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_path
 
+CHUNK = 1 << 20  # bytes
 A_DAY = 86_400  # seconds; a file that nobody wrote to for so long was left by a killed process
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,14 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
         OSError: the disk is full, over its quota or read-only.
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    size = path.stat().st_size
     with path.open("rb+") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS: what is written has its place
+            file.seek(mapped.offset)
+            for start in range(mapped.offset, size, CHUNK):
+                file.write(bytes(min(CHUNK, size - start)))
     return mapped
 
 

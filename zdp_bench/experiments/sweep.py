@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -24,6 +24,7 @@ from zdp_bench.training.interrupts import (
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
 
+Shown = Literal["all", "progress", "nothing"]
 # What joblib and submitit raise when they lose a process; by name, for neither need be installed.
 LOST = (
     "TerminatedWorkerError",
@@ -42,10 +43,10 @@ class Job:
     Args:
         sweep: a bug of ours is returned as well, after its traceback was printed.
         wait: wait for another process that runs the same job; otherwise return `Busy`.
-        show: print the run's summary at its end.
+        show: of each run on standard output: its progress, and all: also its summary at its end.
     """
 
-    def __init__(self, sweep: bool = False, wait: bool = True, show: bool = True) -> None:
+    def __init__(self, sweep: bool = False, wait: bool = True, show: Shown = "all") -> None:
         self.sweep = sweep
         self.wait = wait
         self.show = show
@@ -96,7 +97,7 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
 
 
 def launch(
-    driver: Any, jobs: list[list[str]], launcher: str, settings: list[str], show: bool = True
+    driver: Any, jobs: list[list[str]], launcher: str, settings: list[str], show: Shown = "all"
 ) -> list[tuple[list[str], str]]:
     """Give jobs that no sweep could list to a launcher; return the failed (overrides, reason).
 
@@ -104,7 +105,7 @@ def launch(
         driver: Hydra's, from `hydra_session`.
         jobs: the overrides of each.
         settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
-        show: print every run's summary.
+        show: of every run, as in `Job`.
 
     Raises:
         UserError: as for `sweep`.
@@ -125,17 +126,17 @@ def launch(
             config=chosen,
         )
         words = [[f"launcher={launcher}", *job] for job in jobs]
-        return _failed(driver, carrier.launch(words, initial_job_idx=0))
+        return _failed(driver, carrier.launch(words, initial_job_idx=0), show)
 
 
-def _failed(driver: Any, jobs: Iterable[Any]) -> list[tuple[list[str], str]]:
+def _failed(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[tuple[list[str], str]]:
     """Return (overrides, reason) of the jobs that failed, after waiting for those of others."""
     failed = []
     for job in jobs:
         words, reason = list(job.overrides), job.return_value
         if isinstance(reason, Busy):
             reason = driver.run(
-                config_name="config", task_function=Job(sweep=True), overrides=words
+                config_name="config", task_function=Job(sweep=True, show=show), overrides=words
             ).return_value
         if isinstance(reason, UserError):
             failed.append((words, str(reason)))
@@ -181,9 +182,9 @@ def _carry_out(
     hydra_files: bool,
     wait: bool = True,
     runner: Runner | None = None,
-    show: bool = True,
+    show: Shown = "all",
 ) -> None:
-    """Check a composed configuration, run it and print its summary."""
+    """Check a composed configuration and run it; print what `Job` says."""
     from zdp_bench.report.summary import sheet
     from zdp_bench.training.loggers import Reporter
     from zdp_bench.training.progress import Live, Silent, console
@@ -198,11 +199,12 @@ def _carry_out(
     if distributed.rank():  # of several ranks, only the first prints
         run(checked, Silent(), runner=runner)
         return
-    with Live(console()) as live, Reporter(live, checked) as progress:
+    watch = nullcontext(Silent()) if show == "nothing" else Live(console())
+    with watch as live, Reporter(live, checked) as progress:
         outcome = run(checked, progress, wait, runner)
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
-    if show:
+    if show == "all":
         console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
 
 

@@ -18,7 +18,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
-from zdp_bench.report import papers
+from zdp_bench.report import names, papers
 from zdp_bench.report.coverage import STATUSES, Count
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import Axes, Coverage, Reference
@@ -248,7 +248,11 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
                     row=row,
                     status=_status(row, chosen, runs, rules),
                     panel=metric.where,
-                    label=mark(metric.label, variant, on),
+                    label=mark(
+                        metric.label,
+                        variant and rules.of_variant(variant),
+                        on and names.data_with_options(on),
+                    ),
                     fillings=tuple(chosen),
                     points=tuple(_points(runs, axes, metric)),
                     runs=runs,

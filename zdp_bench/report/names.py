@@ -83,6 +83,12 @@ def data(name: str) -> str:
     return DATA.get(name, _spaced(name))
 
 
+def data_with_options(label: str) -> str:
+    """'mnist, size=16' -> 'MNIST, size=16'."""
+    name, comma, options = label.partition(", ")
+    return f"{data(name)}{comma}{options}"
+
+
 def algorithm(label: str) -> str:
     """'dp_sgd, per_layer=True' -> 'DP-SGD, per_layer=True'."""
     name, comma, options = label.partition(", ")

@@ -79,13 +79,14 @@ def run(options: argparse.Namespace) -> int:
         options.metric,
         options.choose_by_test,
     )
-    launch = search.Launch(options.launcher, tuple(settings), options.at_once)
-    found, folder = search.search(
-        asked, launch, print if options.format == "rich" else _say_nothing
+    plain = options.format == "rich"
+    launch = search.Launch(
+        options.launcher, tuple(settings), options.at_once, "progress" if plain else "nothing"
     )
+    found, folder = search.search(asked, launch, print if plain else _say_nothing)
     print_sheet(report.sheet(found), options.format)
     for path in report.write(found, folder):
-        if options.format == "rich":
+        if plain:
             print(f"written: {path}")
     return 0
 

@@ -34,8 +34,10 @@ def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Recor
                 if trial.number in [one.number for one in batch]:
                     say(_told(trial, trials.by, study.count))
     finally:  # what was spent is told, however the search ended
-        found = describe(asked, trials, study)
-        records.write(trials.folder / "search.json", found)
+        # Alone, so that nobody writes what was true before another's trials.
+        with study.alone():
+            found = describe(asked, trials, study)
+            records.write(trials.folder / "search.json", found)
     return found, trials.folder
 
 

@@ -43,7 +43,7 @@ class Study:
         folder.mkdir(parents=True, exist_ok=True)
         self._search, self._folder, self._seed = search, folder, seed
         url = URL.create("sqlite", database=str(folder / "study.db"))
-        with self._alone():
+        with self.alone():
             storage = RDBStorage(
                 url.render_as_string(), engine_kwargs={"connect_args": {"timeout": 60}}
             )
@@ -67,7 +67,7 @@ class Study:
 
     def take(self, most: int) -> list[FrozenTrial]:
         """Return trials to carry out, at most so many: new ones, or else open ones; [] if none."""
-        with self._alone():
+        with self.alone():
             known = self.trials()
             new = range(len(known), min(len(known) + most, self.count))
             if new:
@@ -98,6 +98,7 @@ class Study:
         return RandomSampler(seed=seed)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
+        """Keep other processes of this search waiting."""
         with hold_lock(self._folder / "study.lock"):
             yield

@@ -19,7 +19,7 @@ from zdp_bench.experiments.search.noise import noise_words, require_within, spen
 from zdp_bench.experiments.search.plan import Search
 from zdp_bench.experiments.search.score import Yardstick, make_yardstick, score
 from zdp_bench.experiments.search.study import Study
-from zdp_bench.experiments.sweep import launch
+from zdp_bench.experiments.sweep import Shown, launch
 from zdp_bench.privacy.composition import Spent
 from zdp_bench.training.evaluation import DIVERGED
 from zdp_bench.training.public_start import digest_of
@@ -36,11 +36,13 @@ class Launch:
         launcher: one of Hydra's, by name.
         settings: its own overrides, `hydra.launcher.KEY=VALUE`.
         at_once: how many trials it gets at a time.
+        show: of each trial on standard output.
     """
 
     launcher: str = "local"
     settings: tuple[str, ...] = ()
     at_once: int = 1
+    show: Shown = "progress"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Trials:
             require_within(self.search, spent, self.config.privacy.delta)
         words = [job.words for job in jobs.values()]
         with hydra_session() as driver:
-            failed = launch(driver, words, by.launcher, list(by.settings), show=False)
+            failed = launch(driver, words, by.launcher, list(by.settings), by.show)
         reasons = {tuple(said[-len(words[0]) :]): reason for said, reason in failed}
         for trial in trials:
             job = jobs[trial.number]

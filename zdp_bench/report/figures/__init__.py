@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from zdp_bench.errors import UserError
+from zdp_bench.records import write_bytes
 from zdp_bench.registry import lookup, names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -183,8 +185,7 @@ def save(figure: Figure, path: Path) -> None:
     """
     if path.suffix not in METADATA:
         raise UserError(f"{path}: a figure ends in {', '.join(METADATA)}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
+    drawn = BytesIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(partial, format=path.suffix[1:], metadata=METADATA[path.suffix])
-    partial.replace(path)
+        figure.savefig(drawn, format=path.suffix[1:], metadata=METADATA[path.suffix])
+    write_bytes(path, drawn.getvalue())
