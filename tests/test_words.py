@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,7 +84,12 @@ def test_a_secret_of_the_environment_is_in_no_sentence(
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")],
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
 )
 def test_too_little_memory_is_one_sentence(
     tmp_path: Path,
@@ -93,3 +105,39 @@ def test_too_little_memory_is_one_sentence(
     monkeypatch.setattr(COMMANDS["list"], "run", refuse)
     assert "the memory is not enough" in leave(RUN, capsys)
     assert "the memory is not enough" in leave(["list"], capsys)
+
+
+@contextmanager
+def limited(more: int) -> Iterator[None]:
+    """Let this process take so many bytes more, and no others, as `ulimit -v` does."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_model_that_memory_does_not_hold_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = [*RUN, "model.hidden=[40000,3000]", f"paths.results={tmp_path}"]
+    with limited(2**28):
+        said = leave(large, capsys)
+    assert "model=complex_mlp: needs more memory than there is (" in said
+
+
+def test_a_library_that_memory_does_not_hold_is_one_sentence(tmp_path: Path) -> None:
+    few = 800 * 2**20  # bytes; torch's libraries need more
+    done = subprocess.run(
+        [sys.executable, "-m", "zdp_bench", *RUN, f"paths.results={tmp_path}"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (few, few)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("zdp-bench: the memory is not enough.")
+    assert done.stderr.count("\n") == 1

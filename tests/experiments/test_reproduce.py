@@ -227,22 +227,39 @@ def test_a_launcher_carries_the_runs_out(
 
 
 STARTER = """
-import os, signal, sys
+import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from zdp_bench.experiments.reproduce import end_with_parent
+from zdp_bench.training.interrupts import stop_signals
+def run(begun):
+    with stop_signals() as signal:
+        begun.touch()
+        while not signal():
+            time.sleep(0.05)
 if __name__ == "__main__":
     with ProcessPoolExecutor(2, get_context("spawn"), end_with_parent) as pool:
         print(*{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
+        if sys.argv[1] == "in a run":
+            begun = [Path(f"{__file__}.{i}") for i in range(2)]
+            for one in begun:
+                pool.submit(run, one)
+            while not all(one.exists() for one in begun):
+                time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_workers_end_with_a_command_that_was_killed(tmp_path: Path) -> None:
-    # They waited for ever, half a gigabyte each.
+@pytest.mark.parametrize("at", ["at rest", "in a run"])
+def test_workers_end_with_a_command_that_was_killed(tmp_path: Path, at: str) -> None:
+    # They waited for ever, half a gigabyte each; those that first stopped their run did so still.
     (tmp_path / "starter.py").write_text(STARTER)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "starter.py")], capture_output=True, text=True, timeout=120
+        [sys.executable, str(tmp_path / "starter.py"), at],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     workers = [int(word) for word in done.stdout.split()]
     assert workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.training.test_run import carry_out, kill_after
+from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples, Splits
 from zdp_bench.privacy.accounting import tight_epsilon
@@ -39,6 +41,24 @@ def test_a_secure_run_that_is_forced_counts_what_it_released_before(tmp_path: Pa
     assert (first["steps"], forced["steps"]) == (20, 40)
     assert forced["epsilon_tight"] == pytest.approx(tight_epsilon(mechanism_of(forced), 40, 1e-4))
     assert forced["epsilon_tight"] > first["epsilon_tight"]
+
+
+def test_two_processes_that_force_a_run_at_once_lose_no_release(tmp_path: Path) -> None:
+    """One waits for the other, then sets its ledger aside as well: all three count."""
+    first = carry_out(tmp_path, "privacy.secure=true").record["privacy"]
+    words = (tmp_path, "privacy.secure=true", "force=true")
+    at_once = multiprocessing.get_context("fork")
+    processes = [at_once.Process(target=carry_out, args=words) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    (path,) = tmp_path.rglob("record.json")
+    record = records.read(path)
+    assert record
+    assert record["privacy"]["steps"] == 3 * first["steps"]
+    assert len([*path.parent.glob("ledger.jsonl*")]) == 3
 
 
 def mechanism_of(privacy: dict[str, Any]) -> Mechanism:

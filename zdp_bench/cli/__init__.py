@@ -21,13 +21,8 @@ from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.completion import complete
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.cli.streams import lasting_output
-from zdp_bench.errors import UserError, explain_missing
-from zdp_bench.training.interrupts import (
-    Stopped,
-    explain_memory_error,
-    explain_os_error,
-    stop_on_sigterm,
-)
+from zdp_bench.errors import UserError
+from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
@@ -67,24 +62,14 @@ def _carry_out(words: list[str]) -> int:
     except UserError as error:
         _say(hide_environment(str(error), overrides))
         return 2
-    except ImportError as error:
-        if (missing := explain_missing(error)) is None:
-            raise
-        _say(str(missing))
-        return 2
-    except (MemoryError, RuntimeError) as error:
-        if (lacking := explain_memory_error(error)) is None:
-            raise
-        _say(str(lacking))
-        return 2
     except Stopped as stop:
         _say(f"{stop}.")
         return stop.exit_code
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from the last checkpoint.")
         return 130
-    except OSError as error:
-        if (explained := explain_os_error(error)) is None:
+    except (ImportError, MemoryError, RuntimeError, OSError) as error:
+        if (explained := explain(error)) is None:
             raise
         _say(hide_environment(str(explained), overrides))
         return 2

@@ -103,7 +103,9 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+        while True:  # the first may stop a run, which is saved; the worker would wait for another
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
-from zdp_bench.errors import Busy, UserError, explain_missing
+from zdp_bench.errors import Busy, UserError
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
-from zdp_bench.training.interrupts import (
-    explain_memory_error,
-    explain_os_error,
-    find_stop,
-    raise_if_asked,
-)
+from zdp_bench.training.interrupts import explain, find_stop, raise_if_asked
 
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
@@ -63,11 +58,7 @@ class Job:
                 raise stop from None
             if isinstance(error, UserError):
                 return error
-            if isinstance(error, OSError) and (sentence := explain_os_error(error)):
-                return sentence
-            if sentence := explain_memory_error(error):
-                return sentence
-            if isinstance(error, ImportError) and (sentence := explain_missing(error)):
+            if sentence := explain(error):
                 return sentence
             if not self.sweep:
                 raise

@@ -29,6 +29,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
+from zdp_bench.training.interrupts import explain_memory_error
 from zdp_bench.training.plan import Plan
 
 # What torch and Python raise where sizes do not fit one another.
@@ -129,6 +130,11 @@ def _unfit(
     config: Run, data: Splits | DatasetInfo, error: Exception, targets: str = ""
 ) -> UserError:
     words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    if explain_memory_error(error):
+        return UserError(
+            f"model={config.model.name}: needs more memory than there is ({words}); make it "
+            "smaller, or raise the limit."
+        )
     return UserError(
         f"model={config.model.name} and task={config.task.name} do not fit "
         f"dataset={config.dataset.name} (records of shape {list(data.input_shape)}, "

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, explain_missing
 
 # Exit codes of a process that was asked to stop and has saved its state. 75 is EX_TEMPFAIL, "try
 # again later"; a shell's 143 stands for any process that SIGTERM ended, saved or not.
@@ -25,6 +25,7 @@ EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 # Reasons for a failed write that a user can remove.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNWRITABLE = {*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
+NO_MEMORY = ("can't allocate memory", "failed to map segment")  # torch's words, the linker's
 NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
@@ -142,7 +143,16 @@ def explain_write_errors(home: Path) -> Iterator[None]:
         ) from None
 
 
-def explain_os_error(error: OSError) -> UserError | None:
+def explain(error: Exception) -> UserError | None:
+    """Return a sentence for what the system refuses: memory, a path, a package; None for others."""
+    if sentence := explain_memory_error(error):
+        return sentence
+    if isinstance(error, OSError):
+        return _explain_os_error(error)
+    return explain_missing(error) if isinstance(error, ImportError) else None
+
+
+def _explain_os_error(error: OSError) -> UserError | None:
     """Return a sentence about the path that the system refuses; None if the error names none."""
     if not error.filename or not error.strerror:
         return None
@@ -154,7 +164,9 @@ def explain_os_error(error: OSError) -> UserError | None:
 
 def explain_memory_error(error: Exception) -> UserError | None:
     """Return a sentence if the system, or a limit such as `ulimit -v`, refuses memory."""
-    if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    said = any(words in str(error) for words in NO_MEMORY)
+    if not (refused or said or isinstance(error, MemoryError)):
         return None
     return UserError(
         "the memory is not enough. Let the run need less (trainer.micro_batch=8), or raise the "
