@@ -100,6 +100,10 @@ def test_references_stand_in_a_folder_of_the_same_names(tmp_path: Path) -> None:
         12,
         12,
     )
+    (tmp_path / "pairs/references").rename(tmp_path / "pairs/reference")
+    refused = r"has images/, and neither masks/ nor references/ beside it"
+    assert_refused(lambda: folder(tmp_path / "pairs").find(), "pairs", refused)
+    (tmp_path / "pairs/reference").rename(tmp_path / "pairs/references")
     (tmp_path / "pairs/references/p3/scan.nii.gz").unlink()
     refused = r"has no reference of the same name below .*references"
     assert_refused(lambda: folder(tmp_path / "pairs").find(), "p3", refused)

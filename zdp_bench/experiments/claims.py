@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from zdp_bench import assets, records
 from zdp_bench.config import compose, parse, resolve
 from zdp_bench.config.compose import defaults
-from zdp_bench.config.digests import digest_of, enters_digest
+from zdp_bench.config.digests import digest_of, drop_empty, enters_digest
 from zdp_bench.config.messages import typed_keys
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.errors import UserError, unknown
@@ -133,10 +133,12 @@ def on_other_data(claims: list[Claim], results: Path) -> list[Filling]:
             datasets.append(run["config"]["dataset"])
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for claim in claims:
-        own.setdefault(claim.filling.recipe, []).append(claim.resolved["dataset"])
+        mine = drop_empty(claim.resolved["dataset"])
+        own.setdefault(claim.filling.recipe, []).append(mine)
     for claim in claims:
         recipe = claim.filling.recipe
-        others = [dataset for dataset in used.get(recipe, []) if dataset not in own[recipe]]
+        # Without what is not set: a record may be older than an option that is off.
+        others = [data for data in used.get(recipe, []) if drop_empty(data) not in own[recipe]]
         for digest, label in _digests_on(others, claim.composed).items():
             found.append(dataclasses.replace(claim.filling, digest=digest, on=label))
     return found

@@ -98,6 +98,11 @@ def _by_folder(path: Path) -> Iterator[Item]:
         partners = [name for name in PARTNERS if (home / name).is_dir()]
         if (home / IMAGES).is_dir() and partners:
             yield from _with_partners(path, home, part, partners[0])
+        elif (home / IMAGES).is_dir():
+            raise UserError(
+                f"{home}: has {IMAGES}/, and neither {' nor '.join(f'{p}/' for p in PARTNERS)} "
+                "beside it."
+            )
         elif home.is_dir():
             for folder in visible_files(home):
                 if not folder.is_dir():
