@@ -86,6 +86,24 @@ def test_what_differs_at_one_x_is_another_curve(results: Path) -> None:
     assert {"DP-SGD, noise real", "GReDP"} < set(found)
 
 
+def test_one_and_one_point_zero_are_one_setting(results: Path) -> None:
+    for seed, bound in enumerate((1, 1.0, 2)):
+        options = {"name": "dp_sgd", "max_grad_norm": bound}
+        save(results, make("c", seed, 0.5, 1.0, algorithm=options))
+    found = curves(own.draw(results, ["recipe=c"], "epsilon_tight", "accuracy"))
+    assert set(found) == {"clipping bound C 1", "clipping bound C 2"}
+
+
+def test_values_that_a_search_drew_are_points_without_lines(results: Path) -> None:
+    for place in range(13):  # the first two have one rate, so the bound tells apart
+        options = {"name": "dp_sgd", "max_grad_norm": 1 + place % 3}
+        optimizer = {"lr": 0.05 * 1.3 ** max(0, place - 1), "momentum": 0.0}
+        save(results, make("d", 0, 0.5, 1.0, algorithm=options, optimizer=optimizer))
+    (axes,) = own.draw(results, ["recipe=d"], "optimizer.lr", "accuracy").figure.axes
+    assert {line.get_linestyle() for line in axes.get_lines()} == {"None"}
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.05", "0.1", "0.2", "0.5"]
+
+
 @pytest.mark.parametrize(
     ("filters", "x", "y", "says"),
     [

@@ -148,13 +148,18 @@ def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[s
     if frame["recipe"].nunique() <= 1:
         found = _causes(differing(frame, keys))
         return frame, [*TELLING[:at], *found[:MOST], *TELLING[at:]], found[MOST:]
+    frame = frame.assign(**{DIFFERS: tell_differences(frame, keys)})
+    return frame, [*TELLING[:at], DIFFERS, *TELLING[at:]], []
+
+
+def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return each run's values of what differs within its recipe, 'dp_sgd, lr 0.1'."""
     told: dict[Any, str] = {}
     for _, runs in frame.groupby("recipe"):
         own = _causes(differing(runs, ["variant", "provenance", *keys]))
         lines = runs[own].to_dict("records")
         told |= {at: _tell(line, own) for at, line in zip(runs.index, lines, strict=True)}
-    differs = [told[at] for at in frame.index]
-    return frame.assign(**{DIFFERS: differs}), [*TELLING[:at], DIFFERS, *TELLING[at:]], []
+    return [told[at] for at in frame.index]
 
 
 def _causes(keys: list[str]) -> list[str]:

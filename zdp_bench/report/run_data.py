@@ -19,7 +19,7 @@ from zdp_bench import records
 from zdp_bench.records import Record
 from zdp_bench.report import names
 from zdp_bench.report.number_format import epsilon, interval, name_one
-from zdp_bench.report.results import flatten, read_frame
+from zdp_bench.report.results import DIFFERS, flatten, read_frame, tell_differences
 
 POINTS = 50  # of a curve, at most
 OWN = "outside papers"
@@ -30,8 +30,8 @@ class Column:
     """A column of the table of runs.
 
     Attributes:
-        kind: how the page formats and sorts it: text, number, epsilon, value (in its metric's
-            unit), metric (its name), mark, date, seconds, or run.
+        kind: how the page formats and sorts it: text, words (long), number, epsilon, value (in
+            its metric's unit), metric (its name), mark, date, seconds, or run.
         wide, narrow: whether it is shown unasked, on a screen and on a phone.
         any: what its list of values to filter by says while none is chosen; no list if empty.
     """
@@ -46,6 +46,7 @@ class Column:
 
 COLUMNS = (
     Column("name", "run", "run", wide=True, narrow=True),
+    Column("differs", "what differs", "words", wide=True),
     Column("algorithm", "algorithm", wide=True, any="any algorithm"),
     Column("model", "network", any="any network"),
     Column("dataset", "data set", any="any data set"),
@@ -55,7 +56,7 @@ COLUMNS = (
     Column("epsilon_claimed", "ε claimed", "epsilon", wide=True),
     Column("epsilon_patient", "ε per unit", "epsilon"),
     Column("provenance", "data", "mark", wide=True, any="any provenance"),
-    Column("recipe", "recipe", wide=True, any="any recipe"),
+    Column("recipe", "recipe", any="any recipe"),
     Column("seed", "seed", "number", wide=True),
     Column("started_utc", "date", "date", wide=True),
     Column("paper", "fills table", any="any table"),
@@ -95,6 +96,7 @@ def build(
         card: gives a record's model card in Markdown; empty where the record lacks what one states.
     """
     frame, keys = read_frame(every)
+    frame[DIFFERS] = tell_differences(frame, keys)
     lines: list[dict[Any, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     pairs, words = _Pool(), _Pool()
     parser = markdown_parser()

@@ -28,7 +28,11 @@ TITLES = {
     "parameters_real": "real parameters",
     "train_seconds": "time to train, s",
     "z": "noise multiplier z",
+    "optimizer.lr": "learning rate",
+    "algorithm.max_grad_norm": "clipping bound C",
+    "algorithm.noise_multiplier": "noise multiplier σ",
 }
+MANY = 10  # values on an axis: more are not each a tick
 LOG = 8  # a positive axis over this factor or more is logarithmic
 
 
@@ -103,13 +107,20 @@ def _sort_settings(
     Plug-ins always tell apart. Any other key goes with x if it has one value at each x, in each
     curve. One that the plug-ins settle, as an option of one algorithm, tells nothing more.
     """
-    words = {key: frame[key].map(lambda value: str(value or None)) for key in keys}
+    words = {key: frame[key].map(_word) for key in keys}
     differ = [key for key in keys if words[key].nunique() > 1 and key not in NOT_SETTINGS]
     plugins = [key for key in differ if key.endswith(".name")]
     named = [words[key] for key in plugins]
     rest = [k for k in differ if k not in plugins and not (named and _is_settled(words[k], named))]
     together = [key for key in rest if _is_settled(words[key], [x, *named])]
     return together, [*plugins, *(key for key in rest if key not in together)]
+
+
+def _word(value: Any) -> str:
+    """Return a setting's value as text: 1 and 1.0 are one value; null, false and 0 are off."""
+    if not value or isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value or None)
+    return repr(float(value)).removesuffix(".0")
 
 
 def _is_settled(column: pd.Series, by: Sequence[pd.Series]) -> bool:
@@ -130,7 +141,8 @@ def _label(run: Record, line: pd.Series, apart: Sequence[str]) -> str:
         if key in shown:
             words.append(shown[key](str(value)))
         elif value is not None and value == value:
-            words.append(f"{key.rpartition('.')[2].replace('_', ' ')} {value}")
+            named = TITLES.get(key, key.rpartition(".")[2].replace("_", " "))
+            words.append(f"{named} {_word(value)}")
     return ", ".join(words) or names.run(run)
 
 
@@ -153,12 +165,19 @@ def _draw(
             named = f"{label}, ∞" if len(curves) > 1 else "∞"
             axes.axhline(mean(curve[x]), label=named, **figures.REFERENCE)
     finite = {label: c for label, c in curves.items() if any(map(math.isfinite, c))}
+    # Of a search hardly two curves share a value, and a line would join what was drawn at random.
+    joined = 2 * sum(map(len, finite.values())) >= len(every_x) * len(finite)
     for place, (label, curve) in enumerate(sorted(finite.items())):
         seeds = [curve.get(x, []) for x in every_x]
-        figures.draw_mean(axes, every_x, seeds, label=label, **figures.curve_style(place))
+        style = figures.curve_style(place)
+        if not joined:
+            style["linestyle"] = ""
+        figures.draw_mean(axes, every_x, seeds, label=label, **style)
     if every_x and every_x[0] > 0 and every_x[-1] >= LOG * every_x[0]:
         axes.set_xscale("log")
-        figures.log_ticks(axes.xaxis, every_x)
+        round_ones = [m * 10.0**k for k in range(-12, 13) for m in (1, 2, 5)]
+        inside = [x for x in round_ones if every_x[0] <= x <= every_x[-1]]
+        figures.log_ticks(axes.xaxis, inside if len(every_x) > MANY else every_x)
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.set_title(title)
     figures.legend_below(figure, figures.say_runs(counts))

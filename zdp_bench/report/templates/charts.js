@@ -11,6 +11,7 @@ const axisOf = (metric) => `test ${titleOf(metric)}${unitOf(metric) ? `, ${unitO
 
 const WRITE = {
   text: (value) => String(value),
+  words: (value) => String(value),
   run: (value) => String(value),
   number: (value) => (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))),
   epsilon: (value) =>
@@ -95,6 +96,7 @@ function drawScatter(rows, metric, colour, open) {
   const about = ({ raw: { row } }) => [
     `${WRITE.value(row.value, metric)} at tight ε ${WRITE.epsilon(row.epsilon_tight)}`,
     `${row.algorithm}, ${row.recipe}, seed ${row.seed}`,
+    ...(row.differs ? [row.differs] : []),
   ];
   scatter = draw(document.getElementById("scatter"), {
     type: "scatter",

@@ -31,7 +31,11 @@ function cellOf(column) {
     const value = cell.getValue();
     const row = cell.getData();
     if (value === null || value === undefined) return "";
-    if (column.kind === "run") return element("a", { href: `#run-${row.run}`, textContent: value });
+    if (column.kind === "run") {
+      const link = element("a", { href: `#run-${row.run}`, textContent: value });
+      const below = phone && row.differs ? element("small", { textContent: row.differs }) : null;
+      return element("span", {}, link, below);
+    }
     const over = column.key === "epsilon_claimed" && row.epsilon_tight > 1.01 * value;
     const mark = column.kind === "mark" ? `mark ${value}` : over ? "over" : "";
     return element("span", { className: mark, textContent: WRITE[column.kind](value, row.metric) });
@@ -39,7 +43,7 @@ function cellOf(column) {
 }
 
 // [least width, share of what is left over] by kind
-const WIDTHS = { run: [190, 4], text: [100, 2], metric: [92, 1], value: [88, 0.5], mark: [84, 0.5], date: [100, 0.5], epsilon: [86, 0.5] };
+const WIDTHS = { run: [190, 3], words: [210, 6], text: [112, 2], metric: [92, 1], value: [88, 0.5], mark: [84, 0.5], date: [100, 0.5], epsilon: [86, 0.5] };
 
 function asColumn(column) {
   const right = ["number", "epsilon", "value", "seconds"].includes(column.kind);
