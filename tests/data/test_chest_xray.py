@@ -86,6 +86,8 @@ def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
     assert inputs.max() <= 2
     assert splits.provenance == "derived"
     assert splits.validation is not None
+    maps = {p.inputs.data_ptr() for p in (splits.train, splits.validation, splits.test)}
+    assert len(maps) == 1, "a part was copied from the mapped array to memory"
     assert "patients stood in both parts" in splits.notes
     groups = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, groups)) == len(set.union(*groups))

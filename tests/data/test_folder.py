@@ -67,6 +67,8 @@ def test_pictures_their_classes_and_patients_are_read(scans: Path, tmp_path: Pat
         assert level // 100 == label
         assert abs(level - 10 * int(owner)) < 3  # owners are numbered by name: b0 … b9, m0 …
     assert not set(splits.train.groups.tolist()) & set(splits.test.groups.tolist())
+    maps = {part.inputs.data_ptr() for part in (splits.train, splits.test)}
+    assert len(maps) == 1, "a part was copied from the mapped array to memory"
 
 
 def test_info_is_what_is_loaded_and_shows_the_classes(scans: Path, tmp_path: Path) -> None:

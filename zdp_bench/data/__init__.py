@@ -50,18 +50,23 @@ class Examples:
     Attributes: see `Source`, and pixels: (mean, deviation) of pixels in [0, 1], public constants.
         Then `inputs` are bytes, perhaps mapped from a file, and `batch` returns (byte / 255 − mean)
         / deviation: a set larger than memory streams.
+    rows: where the examples are in `inputs` and `targets` [n], if those are mapped and hold more;
+        picked out of them, they would be copied to memory. None: all, in order.
     """
 
     inputs: Tensor
     targets: Tensor
     groups: Tensor | None = None
     pixels: tuple[float, float] | None = None
+    rows: Tensor | None = None
     is_stochastic = False
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.inputs if self.rows is None else self.rows)
 
     def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self.rows is not None:
+            indices = self.rows[indices]
         inputs = self.inputs[indices]
         if self.pixels:
             mean, deviation = self.pixels

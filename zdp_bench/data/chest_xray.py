@@ -173,6 +173,7 @@ class Films(Dataset):
         blocks = (read_film(film.path, size)[None, None] for film in found)
         shape = (len(found), 1, size, size)
         pixels = torch.from_numpy(load_or_make("films", files, shape, np.uint8, blocks))
+        labels = torch.tensor([film.label for film in found])
         row_of = {film.path: row for row, film in enumerate(found)}
         people = sorted({film.patient for film in found})
         number_of = {name: number for number, name in enumerate(people)}
@@ -180,8 +181,7 @@ class Films(Dataset):
         def take(films: list[Film]) -> Examples:
             rows = torch.tensor([row_of[film.path] for film in films], dtype=torch.long)
             groups = torch.tensor([number_of[film.patient] for film in films], dtype=torch.long)
-            labels = torch.tensor([film.label for film in films])
-            return Examples(pixels[rows], labels, groups, PIXELS)
+            return Examples(pixels, labels, groups, PIXELS, rows)
 
         options = (size, self.validation_share, seed, self.max_per_patient, self.augment, PIXELS)
         return Splits(

@@ -129,7 +129,7 @@ class Folder(Dataset):
 
         def take(part: str) -> Examples:
             chosen = found.rows(part)
-            return Examples(whole[chosen], targets[chosen], groups[chosen], pixels)
+            return Examples(whole, targets, groups[chosen], pixels, chosen)
 
         mean, deviation = self.pixels
         owners = "".join(

@@ -183,6 +183,6 @@ def find_steepest(rates: list[float], losses: list[float]) -> float | None:
 
 def _first(examples: Examples, most: int) -> Examples:
     """Return the first examples of a set."""
-    rows = slice(0, most)
-    groups = examples.groups[rows] if examples.groups is not None else None
-    return Examples(examples.inputs[rows], examples.targets[rows], groups, examples.pixels)
+    rows = torch.arange(len(examples)) if examples.rows is None else examples.rows
+    groups = examples.groups[:most] if examples.groups is not None else None
+    return replace(examples, groups=groups, rows=rows[:most])
