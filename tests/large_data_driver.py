@@ -1,0 +1,156 @@
+"""Take private steps on a data set of so many gigabytes, for `test_large_data`.
+
+    python large_data_driver.py KIND GIGABYTES FOLDER
+
+The files are sparse: they have the real format and size, and take no place on the disk. Prints one
+JSON line: examples, and the most anonymous memory (what cannot be dropped and read again) before
+and while steps were taken, in MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zdp_bench.config import compose, parse
+from zdp_bench.data import cache, chest_xray
+from zdp_bench.privacy.noise import SeededNoise, add_noise
+from zdp_bench.training.setup import Setup
+from zdp_bench.training.step import descend, sum_contributions
+
+GB = 2**30
+STEPS = 4
+
+
+def write_fastmri(root: Path, size: int) -> None:
+    """Volumes of the release's size, of which HDF5 stores no chunk: all is the fill value."""
+    import h5py
+
+    shape, image = (40, 640, 372), (40, 320, 320)
+    each = 8 * np.prod(shape) + 4 * np.prod(image)
+    for number in range(max(2, round(size / each))):
+        folder = root / "fastMRI" / ("singlecoil_train" if number else "singlecoil_val")
+        folder.mkdir(parents=True, exist_ok=True)
+        with h5py.File(folder / f"file{number}.h5", "w") as file:
+            for name, of, kind in (
+                ("kspace", shape, np.complex64),
+                ("reconstruction_esc", image, np.float32),
+            ):
+                file.create_dataset(name, of, kind, chunks=(1, *of[1:]), fillvalue=kind(1))
+            file["ismrmrd_header"] = "<x/>"
+            file.attrs.update({"acquisition": "PD", "max": 1.0, "patient_id": f"p{number}"})
+
+
+def write_msd(root: Path, size: int) -> None:
+    """Uncompressed CT volumes: a header, and a hole for the voxels."""
+    import nibabel
+
+    shape = (512, 512, 128)
+    for number in range(max(5, round(size / (3 * np.prod(shape))))):
+        for kind, dtype in (("images", np.int16), ("labels", np.uint8)):
+            path = root / "Task03_Liver" / f"{kind}Tr" / f"liver_{number}.nii"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            header = nibabel.Nifti1Header()
+            header.set_data_dtype(dtype)
+            header.set_data_shape(shape)
+            header.set_xyzt_units("mm")
+            header["vox_offset"], header["magic"] = 352, b"n+1"
+            header.set_sform(np.eye(4), code=1)
+            path.write_bytes(header.binaryblock + bytes(4))
+            os.truncate(path, 352 + int(np.prod(shape)) * np.dtype(dtype).itemsize)
+
+
+def write_films(root: Path, size: int) -> None:
+    """Films that were decoded before: the array in the cache is a hole. The first is a picture."""
+    from PIL import Image
+
+    count = size // 1024**2
+    for number in range(count):
+        part, label = ("test" if number < 20 else "train"), ("NORMAL", "PNEUMONIA")[number % 2]
+        path = root / "chest_xray" / part / label / f"person{number}_virus_{number}.jpeg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(number))
+    Image.new("L", (16, 16)).save(chest_xray.find_films(root / "chest_xray")[0].path)
+
+    def map_a_hole(kind: str, digest: str, shape: tuple[int, ...], dtype: type, _: Any) -> Any:
+        path = Path(os.environ["XDG_CACHE_HOME"], "zdp-bench", kind, f"{digest[:32]}.npy")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.lib.format.open_memmap(path, "w+", dtype, shape)
+        return cache.load_or_make(kind, digest, shape, dtype, ())
+
+    chest_xray.load_or_make = map_a_hole
+
+
+KINDS: dict[str, tuple[Callable[[Path, int], None], str]] = {
+    "fastmri": (
+        write_fastmri,
+        "dataset=fastmri task=reconstruction model=complex_unet model.width=4 model.depth=2 "
+        "dataset.height=64 dataset.width=64",
+    ),
+    "msd": (
+        write_msd,
+        "dataset=msd task=segmentation model=vgg11_unet model.width=4 model.norm=batch "
+        "model.replace_batchnorm=group dataset.size=64",
+    ),
+    "chest_xray": (
+        write_films,
+        "dataset=chest_xray task=binary_classification model=real_mlp model.hidden=[4] "
+        "dataset.size=1024 dataset.augment=false",
+    ),
+}
+
+
+class Memory(threading.Thread):
+    """Looks at this process's anonymous memory all the time; `most` is in MB."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0.0
+
+    def run(self) -> None:
+        while True:
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("RssAnon"):
+                    self.most = max(self.most, int(line.split()[1]) / 1024)
+            time.sleep(0.01)
+
+
+def take_steps(words: list[str], batch: float) -> int:
+    """Take private steps on expected batches of so many examples; return how many there are."""
+    config = parse(compose([*words, "trainer.sample_rate=null", f"trainer.batch_size={batch}"]))
+    setup = Setup.of(config)
+    noise = SeededNoise(config.seed)
+    for step in range(STEPS):
+        batches, divisor = setup.draw(config.seed, step)
+        total = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
+        noisy = add_noise(total, setup.mechanism, noise, step)
+        release = setup.algorithm.postprocess(noisy, divisor)
+        descend(dict(setup.model.named_parameters()), setup.optimizer, release)
+    return len(setup.data.train)
+
+
+def main(kind: str, gigabytes: float, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    write, words = KINDS[kind]
+    write(folder, int(gigabytes * GB))
+    memory = Memory()
+    memory.start()
+    time.sleep(0.1)
+    before = memory.most
+    examples = take_steps(["recipe=quickstart", f"paths.data={folder}", *words.split()], batch=8)
+    found = {"kind": kind, "gigabytes": gigabytes, "examples": examples}
+    print(json.dumps(found | {"before": round(before), "most": round(memory.most)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]))
