@@ -46,6 +46,22 @@ def test_without_fallocate_every_byte_is_written(
     np.testing.assert_array_equal(make(), ROWS)
 
 
+def test_an_array_that_is_larger_than_memory_is_mapped(tmp_path: Path) -> None:
+    """The system refused it, so it was called damaged and made anew, until the disk was full."""
+    rows = 2 * os.sysconf("SC_PHYS_PAGES")
+    path = tmp_path / "cache" / "zdp-bench" / "rows" / f"{'d' * 32}.npy"
+    path.parent.mkdir(parents=True)
+    shape = (rows, os.sysconf("SC_PAGE_SIZE"))
+    np.lib.format.open_memmap(path, "w+", np.uint8, shape)  # a hole: it takes no place
+    found = load_or_make("rows", "d" * 64, shape, np.uint8, iter([]))
+    assert found.shape == shape
+    found[-1] = 7  # stays in memory
+    assert found[-1].sum() == 7 * shape[1]
+    again = load_or_make("rows", "d" * 64, shape, np.uint8, iter([]))
+    assert not again[-1].any()
+    path.unlink()
+
+
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_full_disk_is_one_sentence_before_any_page_is_written(
     tmp_path: Path,

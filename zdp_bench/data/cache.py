@@ -7,8 +7,11 @@ once. If the cache's disk is full, the array is made in memory.
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
+import sys
 import time
 from collections.abc import Iterable
 from itertools import accumulate
@@ -18,6 +21,9 @@ import numpy as np
 from platformdirs import user_cache_path
 
 CHUNK = 1 << 20  # bytes
+# Linux refuses a private map that is larger than memory, unless it is told not to reserve any.
+# Python has a name for that flag from 3.13 on.
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 A_DAY = 86_400  # seconds; a file that nobody wrote to for so long was left by a killed process
 
 log = logging.getLogger(__name__)
@@ -60,7 +66,7 @@ def load_or_make(
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return np.load(path, mmap_mode="c")  # copy on write: changes stay in memory
+    return _open(path)
 
 
 def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
@@ -105,7 +111,22 @@ def consecutive(counts: dict[str, int]) -> dict[str, slice]:
 
 def _map(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
     try:
-        found = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (ValueError, EOFError, OSError):
+        found = _open(path)
+    except (ValueError, EOFError, OSError) as error:
+        if getattr(error, "errno", 0) == errno.ENOMEM:  # the file is whole
+            raise
         return None
     return found if found.shape == shape and found.dtype == dtype else None
+
+
+def _open(path: Path) -> np.ndarray:
+    """Map an array copy on write: changes stay in memory, and what is only read takes none."""
+    plain = np.load(path, mmap_mode="r", allow_pickle=False)
+    with path.open("rb") as file:
+        pages = mmap.mmap(
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE | NO_RESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    return np.ndarray(plain.shape, plain.dtype, pages, plain.offset)
