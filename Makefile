@@ -1,6 +1,6 @@
 # Everything a new user or CI calls. `make help` lists it.
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
 TABLE ?= zeta_dp_2021/1
@@ -10,7 +10,7 @@ BUDGET ?=
 MUTANTS ?= 300
 
 $(STAMP): constraints.txt pyproject.toml
-	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.13 found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -22,6 +22,7 @@ examples:
   zdp-bench run -m recipe=phasemnist seed=1,2,3 optimizer.lr=0.1,0.3
   zdp-bench reproduce zeta_dp_2021/1 --seeds 3
   zdp-bench audit recipe=quickstart
+  eval "$(zdp-bench --completion bash)"
 """
 
 
@@ -68,7 +69,7 @@ def build_parser() -> Parser:
         "--completion",
         choices=["bash", "zsh", "fish"],
         action=_PrintCompletion,
-        help='print what teaches a shell to complete: eval "$(zdp-bench --completion bash)"',
+        help="print what teaches a shell to complete words",
     )
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", prog="zdp-bench", required=True, help=argparse.SUPPRESS

@@ -43,7 +43,8 @@ def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Recor
 
 def _told(trial: FrozenTrial, by: Yardstick, count: int) -> str:
     """Return a trial in one line."""
-    values = " ".join(f"{key}={value}" for key, value in trial.params.items())
+    shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in trial.params.items()}
+    values = " ".join(f"{key}={value}" for key, value in shown.items())
     failed = trial.state is not TrialState.COMPLETE
-    shown = "diverged" if failed else f"{by.part} {by.metric} {trial.value:.4f}"
-    return f"trial {trial.number + 1} of {count}: {values}: {shown}"
+    reached = "diverged" if failed else f"{by.part} {by.metric} {trial.value:.4f}"
+    return f"trial {trial.number + 1} of {count}: {values}: {reached}"
