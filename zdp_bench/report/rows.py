@@ -58,6 +58,7 @@ class Row:
 
     Attributes:
         published_data: true if the runs' data is what the paper used (`papers.Coverage`).
+        variant: what differs from the paper in a run of ours, in a few words; None as published.
         job: overrides that tell it from others with the same row, variant and data set.
     """
 
@@ -65,12 +66,13 @@ class Row:
     metric: Reference
     runs: Sequence[Record]
     published_data: bool
+    variant: str | None = None
     job: str = ""
 
     @property
     def label(self) -> str:
         """The paper's name of the row, with what is ours about it."""
-        label = mark(self.metric.label, self.filling.variant, self.filling.on)
+        label = mark(self.metric.label, self.variant, self.filling.on)
         return f"{label}, {self.job}" if self.job else label
 
     @property

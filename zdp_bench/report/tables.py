@@ -144,7 +144,8 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
         metrics = [n for n in numbers if n.row == filling.row and n.column not in EPSILON_COLUMNS]
         published = published and not filling.on
         job = _job(filling, fillings)
-        rows += [Row(filling, metric, runs, published, job) for metric in metrics]
+        differs = filling.variant and rules.of_variant(filling.variant)
+        rows += [Row(filling, metric, runs, published, differs, job) for metric in metrics]
     title = f"{numbers[0].paper}, Table {numbers[0].table}"
     made = lines.lines(numbers, rows, rules)
     return Table(table, title, rows, made, _notes(table, rows, results))
