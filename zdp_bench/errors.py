@@ -22,6 +22,7 @@ EXTRAS = {
     "wfdb": "medical",
 }
 LISTED = 24  # the most names in a sentence
+NEAREST = 5  # of more
 LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # longer than any that means something
 
 
@@ -55,16 +56,11 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
         return UserError(
             f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}."
         )
-    if near:
-        return UserError(
-            f"{what} '{word}' is not known.{near} "
-            f"There are {len(options)}; `zdp-bench list` shows what there is."
-        )
     alike = sorted(
         options, key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio()
-    )[: LISTED // 2]
+    )[:NEAREST]
     return UserError(
-        f"{what} '{word}' is not known. The nearest of {len(options)}: {', '.join(alike)}."
+        f"{what} '{word}' is not known.{near} The nearest of {len(options)}: {', '.join(alike)}."
     )
 
 
