@@ -150,7 +150,7 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
     made = Folder(path=str(tmp_path / "d"), size=12).load(tmp_path)
     parts = [part for part in (made.train, made.test) if 3 in part.groups]  # type: ignore[operator]
     (at,) = (parts[0].groups == 3).nonzero()  # type: ignore[union-attr]
-    assert parts[0].targets[at].sum() == 6 * 12  # type: ignore[attr-defined]
+    assert parts[0].batch(at)[1].sum() == 6 * 12
 
 
 CSVS: list[tuple[bytes, str]] = [
