@@ -109,18 +109,12 @@ def _body(record: Record) -> list[str]:
     return [
         f"# {model['name']} on {data['name']}",
         "",
-        NOT_PRIVATE if math.isinf(privacy["epsilon_tight"]) else SECURE if secure else SEEDED,
-        "",
-        "## Privacy",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in _privacy_rows(record)),
-        "",
-        "These ε do not cover:",
-        "",
-        *(f"- {what}" for what in _not_covered(record)),
-        "",
+        *privacy_section(
+            NOT_PRIVATE if math.isinf(privacy["epsilon_tight"]) else SECURE if secure else SEEDED,
+            _privacy_rows(record),
+            "These ε do not cover:",
+            _not_covered(record),
+        ),
         "## Model",
         "",
         f"Trained with {algorithm} (recipe {record['recipe']}, seed {record['seed']}), "
@@ -145,6 +139,28 @@ def _body(record: Record) -> list[str]:
         f"{data['name']}, {data['provenance']}{notes}. {data['train']:,} examples to train, "
         f"{data['validation']:,} to validate, {data['test']:,} to test. Licence of the data: "
         f"{licence}.",
+        "",
+    ]
+
+
+def privacy_section(
+    verdict: str, rows: list[tuple[str, str]], heading: str, not_covered: list[str]
+) -> list[str]:
+    """Return the card's lines on privacy: verdict, numbers, and what no ε covers."""
+    *others, last = not_covered
+    return [
+        verdict,
+        "",
+        "## Privacy",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in rows),
+        "",
+        heading,
+        "",
+        *(f"- {what};" for what in others),
+        f"- {last}.",
         "",
     ]
 
@@ -205,18 +221,18 @@ def metric_rows(metrics: dict[str, float]) -> list[str]:
 def _not_covered(record: Record) -> list[str]:
     """Return what the ε of a record leaves out."""
     privacy, many = record["privacy"], shares_of_one(record["privacy"])
-    found = ["tuning: other runs on the same examples, of which this may be the best;"]
-    found += ["the test set, and validation examples if there are any: they count as public;"]
+    found = ["tuning: other runs on the same examples, of which this may be the best"]
+    found += ["the test set, and validation examples if there are any: they count as public"]
     if many > 1:
         found.append(
             f"{name_one(privacy['unit'])} by the ε of one example: the larger one above is for "
-            f"up to {many} together;"
+            f"up to {many} together"
         )
     if privacy["randomness"] != "cryptographic":
-        found.append("an adversary who knows the seed and nearly all of the data;")
+        found.append("an adversary who knows the seed and nearly all of the data")
     if record.get("start"):
-        found.append("the data of the public start;")
-    return [*found[:-1], f"{found[-1][:-1]}."]
+        found.append("the data of the public start")
+    return found
 
 
 def _licence(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from copy import deepcopy
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def export(results: Path, asked: str, to: Path) -> Record:
     to.mkdir(parents=True, exist_ok=True)
     files.write_weights(to / files.WEIGHTS, saved.model)
     records.write(to / files.RECORD, record)
-    for ledger in sorted(home.glob(f"{files.LEDGER}*")):
-        shutil.copyfile(ledger, to / ledger.name)
+    files.copy_ledger(home / files.LEDGER, to)
     records.write_text(to / files.RECIPE, recipe_of(record))
     records.write_text(to / files.CARD, card(record))
     files.write_sums(to)

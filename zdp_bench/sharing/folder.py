@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ def require_empty(folder: Path, key: str = "") -> None:
     """Refuse a folder that holds something, or that is a file."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{key}{folder}: is there and not empty; name a new folder.")
+
+
+def copy_ledger(ledger: Path, to: Path) -> None:
+    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`."""
+    for path in [ledger, *sorted(ledger.parent.glob(f"{ledger.name}.*"))]:
+        if path.is_file():
+            shutil.copyfile(path, to / path.name.replace(ledger.name, LEDGER, 1))
 
 
 def missing_keys(record: Record) -> list[str]:

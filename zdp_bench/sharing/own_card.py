@@ -14,6 +14,7 @@ from zdp_bench.sharing.card import (
     hub_head,
     ledger_rows,
     metric_rows,
+    privacy_section,
     sampling_rows,
     with_head,
 )
@@ -60,20 +61,14 @@ def _body(report: Report) -> list[str]:
     return [
         f"# {report['name']} on {data['name']}",
         "",
-        NOT_PRIVATE
-        if math.isinf(privacy["epsilon_tight"])
-        else _SENTENCES.get(privacy["randomness_from"], SEEDED),
-        "",
-        "## Privacy",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in _privacy_rows(report)),
-        "",
-        "This ε does not cover:",
-        "",
-        *(f"- {what}" for what in _not_covered(privacy)),
-        "",
+        *privacy_section(
+            NOT_PRIVATE
+            if math.isinf(privacy["epsilon_tight"])
+            else _SENTENCES.get(privacy["randomness_from"], SEEDED),
+            _privacy_rows(report),
+            "This ε does not cover:",
+            _not_covered(privacy),
+        ),
         "## Model",
         "",
         f"Trained with {report['algorithm']} in a loop of its owner's, "
@@ -116,14 +111,14 @@ def _privacy_rows(report: Report) -> list[tuple[str, str]]:
 
 def _not_covered(privacy: dict[str, Any]) -> list[str]:
     """Return what the ε of a report leaves out."""
-    found = ["tuning: other trainings on the same examples, of which this may be the best;"]
-    found += ["what the loop did with the examples outside of `private.step`;"]
+    found = ["tuning: other trainings on the same examples, of which this may be the best"]
+    found += ["what the loop did with the examples outside of `private.step`"]
     if privacy["epsilon_of"] == "record":
-        found.append("a person who owns several examples;")
+        found.append("a person who owns several examples")
     if privacy["fixed_state"]:
         names = ", ".join(f"`{name}`" for name in privacy["fixed_state"][:8])
         more = "" if len(privacy["fixed_state"]) <= 8 else " and others"
-        found.append(f"what was not trained here: {names}{more};")
+        found.append(f"what was not trained here: {names}{more}")
     if privacy["randomness"] != "cryptographic" and privacy["randomness_from"] not in _SENTENCES:
-        found.append("an adversary who knows the seed and nearly all of the data;")
-    return [*found[:-1], f"{found[-1][:-1]}."]
+        found.append("an adversary who knows the seed and nearly all of the data")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,7 @@ def write_own(
     to.mkdir(parents=True, exist_ok=True)
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / files.REPORT, report)
-    for part in [ledger, *sorted(ledger.parent.glob(f"{ledger.name}.*"))]:
-        shutil.copyfile(part, to / part.name.replace(ledger.name, files.LEDGER, 1))
+    files.copy_ledger(ledger, to)
     records.write_text(to / files.CARD, card(files.read_report(to)))
     files.write_sums(to)
 

@@ -7,7 +7,6 @@ code that made the record. What no file of the folder can prove is listed as not
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,14 +38,14 @@ from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]
 CLOSE = 1e-6  # relative: an ε of another machine differs by rounding
-NOT_COMPUTED = ("noise_multiplier", "randomness_from", "fixed_state", "records_per_owner")
+NOT_IN_EPSILON = ("noise_multiplier", "randomness_from", "fixed_state", "records_per_owner")
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: a run written "
     "anew as a whole looks like a true one",
     "the training data, the test metrics and the most examples of one patient: no data is here",
 )
 UNPROVABLE_OF_OWN = (
-    f"privacy.{', '.join(NOT_COMPUTED)}: no ε follows from them; and that the owner's loop was "
+    f"privacy.{', '.join(NOT_IN_EPSILON)}: no ε follows from them; and that the owner's loop was "
     "private outside of its steps",
 )
 
@@ -107,7 +106,7 @@ def _check_own_privacy(folder: Path, report: Report) -> Iterator[Check]:
     secure = privacy["randomness"] == "cryptographic"
     again = released_report(mechanism, ledger, ledger.releases, privacy["delta"], secure)
     again["epsilon_of"] = "owner" if report["owners"] else "record"
-    stated = {key: value for key, value in privacy.items() if key not in NOT_COMPUTED}
+    stated = {key: value for key, value in privacy.items() if key not in NOT_IN_EPSILON}
     yield from _compare_privacy(report, again, stated, "privacy")
 
 
@@ -164,8 +163,7 @@ def _read_ledger(folder: Path, mechanism: Mechanism, repeatable: bool, whose: st
     if not (folder / files.LEDGER).is_file():
         raise LedgerError(f"{files.LEDGER}: is missing")
     with tempfile.TemporaryDirectory() as place:
-        for path in folder.glob(f"{files.LEDGER}*"):
-            shutil.copyfile(path, Path(place) / path.name)
+        files.copy_ledger(folder / files.LEDGER, Path(place))
         try:
             ledger = Ledger(Path(place) / files.LEDGER, mechanism, repeatable, whose=whose)
         except LedgerError as error:
