@@ -206,7 +206,8 @@ class Node:
 
         Raises:
             BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
-            UserError: the model has changed beside its weights, or this process was not asked to `prepare`; the server asks it to join again.
+            UserError: the model has changed beside its weights, or this process was not asked to
+                `prepare`; the server asks it to join again.
         """
         if not hasattr(self, "setup"):
             raise UserError("it was started anew, and joins again")

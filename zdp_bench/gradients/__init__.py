@@ -178,6 +178,8 @@ def clipped_sum(
 def _known(model: nn.Module, loss: PerExample) -> dict[Any, bool]:
     """Return what is known of a model with the losses of one owner: a function, or a method's."""
     owner = getattr(loss.loss, "__self__", loss.loss)
+    if getattr(type(owner), "__weakrefoffset__", 0) == 0 or type(owner).__hash__ is None:
+        return {}  # cannot be remembered, and is checked each time
     return _served.setdefault(model, WeakKeyDictionary()).setdefault(owner, {})
 
 

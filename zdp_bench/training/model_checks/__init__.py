@@ -102,7 +102,7 @@ def check(
             check_samples_stay_apart(model, batch[0])
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
             raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
-        watch(model, batch[0])
+        watch(original, batch[0])
         _check_losses(model, loss, batch)
         start = time.perf_counter()
         _check_gradients(model, batch[0])

@@ -59,15 +59,17 @@ def copy_apart(model: nn.Module, algorithm: Any = None) -> tuple[nn.Module, Any]
     if (problem := getattr(algorithm, "problem", None)) is not None:
         memo[id(problem.loss)] = problem.loss
     holders = [*map(vars, model.modules()), getattr(algorithm, "__dict__", {})]
-    for value in (value for holder in holders for value in holder.values()):
+    values = [value for holder in holders for value in holder.values()]
+    for value in values:
         if isinstance(value, Tensor) and not value.is_leaf:
             memo[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy((model, algorithm), memo)
-    except Exception:  # a lock, an open file: only what holds it is shared
-        for value in (value for holder in holders for value in holder.values()):
+        return copy.deepcopy((model, algorithm), {**memo})
+    except Exception:  # a lock, an open file: what holds it is shared
+        modules = {id(module): module for module in model.modules()}
+        for value in values:
             try:
-                copy.deepcopy(value, memo)
+                copy.deepcopy(value, memo | modules)
             except Exception:
                 memo[id(value)] = value
         return copy.deepcopy((model, algorithm), memo)
