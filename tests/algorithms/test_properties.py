@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zdp_bench import registry
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
@@ -253,6 +254,101 @@ def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(case: C
         torch.testing.assert_close(
             value, post({n: first[n] + second[n] for n in first}, 4.0)[name] / 2
         )
+
+
+# ------------------------------------------------------------------- shares, and steps before
+
+
+SHARED = [c for c in CASES if getattr(lookup("algorithm", c[0]), "takes_shares", False)]
+SHARES = (3, 1, 2)
+
+
+def require_that_shares_count_as_one(case: Case) -> None:
+    """Each share moves the sum by its examples' mean gradient, clipped as one example's is."""
+    algorithm, _, kind = make(case)
+    inputs, targets = examples(sum(SHARES), kind)
+    total = Total(algorithm.mechanism(), torch.device("cpu"))
+    algorithm.accumulate(total, (inputs, targets), SHARES)
+    each = algorithm.contributions((inputs, targets), SHARES)
+    bound = algorithm.mechanism().blocks[0].bound
+    start, parts = 0, []
+    for number, many in enumerate(SHARES):
+        own = slice(start, start + many)
+        alone = Total(algorithm.mechanism(), torch.device("cpu"))
+        algorithm.accumulate(alone, (inputs[own], targets[own]), (many,))
+        assert norm(alone.whole()) <= bound * (1 + 1e-9)
+        for name, value in alone.whole().items():
+            torch.testing.assert_close(value, each[name][number], rtol=1e-9, atol=1e-11)
+        parts.append(alone.whole())
+        start += many
+    for name, value in total.whole().items():
+        torch.testing.assert_close(value, sum(part[name] for part in parts))
+    # an example three times over is a share like the example itself
+    one = slice(0, 1)
+    thrice = Total(algorithm.mechanism(), torch.device("cpu"))
+    algorithm.accumulate(thrice, (inputs[[0, 0, 0]], targets[[0, 0, 0]]), (3,))
+    for name, value in summed(algorithm, (inputs[one], targets[one])).items():
+        torch.testing.assert_close(thrice.whole()[name], value, rtol=1e-6, atol=1e-9)
+
+
+def require_that_no_batch_is_remembered(case: Case) -> None:
+    """After another batch, and its release, a step is that of an instance which saw none."""
+    (used, _, kind), (fresh, _, _) = make(case), make(case)
+    used.postprocess(summed(used, examples(6, kind, 3.0, seed=5)), 8.0)
+    batch = examples(9, kind)
+    assert used.mechanism() == fresh.mechanism()
+    after, first = summed(used, batch), summed(fresh, batch)
+    for name, value in first.items():
+        torch.testing.assert_close(after[name], value, rtol=1e-12, atol=1e-14)
+        rows = used.contributions(batch)[name], fresh.contributions(batch)[name]
+        torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-14)
+    gradients = used.postprocess(after, 8.0), fresh.postprocess(first, 8.0)
+    for name in gradients[1]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=lambda c: "-".join(map(str, (c[0], c[2], c[1]))))
+def test_a_share_counts_as_one_example(shared: Case) -> None:
+    require_that_shares_count_as_one(shared)
+
+
+def test_no_batch_before_changes_a_step(case: Case) -> None:
+    require_that_no_batch_is_remembered(case)
+
+
+class IgnoresShares(lookup("algorithm", "dp_sgd")):  # type: ignore[misc]
+    """Clips every example, though several are of one share."""
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch, shares: Any = None) -> None:
+        super().accumulate(total, batch)
+
+
+class TunedOnTheFirstBatch(lookup("algorithm", "dp_sgd")):  # type: ignore[misc]
+    """Sums along the directions that its first batch's gradients had."""
+
+    basis: dict[str, Tensor] | None = None
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch, shares: Any = None) -> None:
+        sums: dict[str, Tensor] = {}
+        super().accumulate(sums, batch, shares)
+        self.basis = self.basis or {name: value.sign() for name, value in sums.items()}
+        for name, value in sums.items():
+            total[name] += value.abs() * self.basis[name]
+
+
+@pytest.mark.parametrize(
+    ("broken", "require_it"),
+    [
+        (IgnoresShares, require_that_shares_count_as_one),
+        (TunedOnTheFirstBatch, require_that_no_batch_is_remembered),
+    ],
+)
+def test_the_properties_find_a_broken_algorithm(
+    broken: type, require_it: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._builders["algorithm"], "broken", broken)
+    with pytest.raises(AssertionError):
+        require_it(("broken", {}, "real"))
 
 
 # ------------------------------------------------------------------------------- through the engine

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients import Batch, Loss, per_example
 from zdp_bench.gradients.spectra import Spectrum
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 
@@ -22,6 +22,7 @@ class Problem:
     """What an algorithm trains: a model, a loss per example, and how examples are sampled.
 
     Attributes:
+        loss: given any loss, it becomes one that sees an example at a time (`PerExample`).
         seed: the run's seed, for what an algorithm draws before it sees an example (feedback
             matrices).
         like: inputs [n, ...] of the shape and dtype to come; n may be 0, and no value is read.
@@ -32,6 +33,9 @@ class Problem:
     sampling: Sampling
     seed: int = 0
     like: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", per_example(self.loss))
 
 
 class Algorithm(Protocol):

@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -45,9 +45,9 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
-from zdp_bench.algorithms.layer_cuts import Seen, cut_input, cut_output, split_chain, start_pass
+from zdp_bench.algorithms.layer_cuts import Seen, cut_input, cut_output, split_chain
 from zdp_bench.errors import require
-from zdp_bench.gradients import Batch, add_up, clipped_sum
+from zdp_bench.gradients import Batch, PerExample, add_up, clipped_sum
 from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
 from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
 from zdp_bench.gradients.norms import all_finite, squared_norms
@@ -188,7 +188,8 @@ class DPDFA:
             ours = len(layers(model))  # the fully connected ones are frozen here
             # each layer: C/√L
             bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))
-            clipped = clipped_sum(model, objective, batch, bound, per_layer=True, engine="fast")
+            of_front = PerExample(objective, proved=True)  # of shares that are clipped one by one
+            clipped = clipped_sum(model, of_front, batch, bound, per_layer=True, engine="fast")
         # If no example was left, `objective` was not called again, and its sums must go.
         any_left = torch.isfinite(clipped.norms).all(dim=1).any()
         for value in of_connected.values():
@@ -284,35 +285,26 @@ class DPDFA:
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
         """Inside, every layer that learns by feedback starts a graph of its own."""
-        seen = self._seen
+        seen, model = Seen(), self.problem.model
+        fed = self.connected if self.convolutions == "hybrid" else [*self.front, *self.connected]
         frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
+        handles = [model.register_forward_pre_hook(lambda *_: seen.clear())]
+        handles += [
+            model.get_submodule(name).register_forward_pre_hook(partial(cut_input, seen, name))
+            for name in fed
+        ]
+        for name, layer in self.connected.items():
+            handles.append(layer.register_forward_hook(partial(cut_output, seen, name)))
         try:
-            seen.watching = True
             for parameter in frozen:
                 parameter.requires_grad_(False)
             yield seen
         finally:
-            seen.watching = False
+            for handle in handles:
+                handle.remove()
             seen.clear()
             for parameter in frozen:
                 parameter.requires_grad_(True)
-
-    @cached_property
-    def _seen(self) -> Seen:
-        """What the hooks on the model record.
-
-        They come with the first step, stay, and do nothing outside of a step. A model that is saved
-        whole has the hooks, but nothing of this algorithm, whose seed must not leave.
-        """
-        seen, model = Seen(), self.problem.model
-        model.register_forward_pre_hook(partial(start_pass, seen))
-        for name in (
-            [*self.connected] if self.convolutions == "hybrid" else [*self.front, *self.connected]
-        ):
-            model.get_submodule(name).register_forward_pre_hook(partial(cut_input, seen, name))
-        for name, layer in self.connected.items():
-            layer.register_forward_hook(partial(cut_output, seen, name))
-        return seen
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

@@ -19,12 +19,10 @@ class Seen:
     own graph.
 
     Attributes:
-        watching: True while a step is taken, False in any other pass.
         arrived: layer -> its input, with the graph that leads back to the layer before.
         outputs: fully connected layer -> its output z, a leaf [B, n].
     """
 
-    watching: bool = False
     arrived: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
@@ -34,18 +32,8 @@ class Seen:
         self.outputs.clear()
 
 
-def start_pass(seen: Seen, *_: Any) -> None:
-    """Hook before the model."""
-    if seen.watching:
-        seen.clear()
-
-
-def cut_input(
-    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]
-) -> tuple[Tensor] | None:
+def cut_input(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
     """Hook before a layer: keep its input, and give it a copy without a graph."""
-    if not seen.watching:
-        return None
     if name in seen.arrived:
         raise UserError(
             f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain "
@@ -58,10 +46,8 @@ def cut_input(
 
 def cut_output(
     seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor
-) -> Tensor | None:
+) -> Tensor:
     """Hook after a fully connected layer: its output becomes a leaf."""
-    if not seen.watching:
-        return None
     if output.dim() != 2:
         raise UserError(
             f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a "

@@ -111,6 +111,7 @@ def range_test(
     plan = replace(plan, range_test_steps=steps) if calibrated else plan
     setup = Setup.of(config, data, device, plan)
     setup.check_model()
+    guard = setup.guard()
     config, mechanism, optimizer = setup.config, setup.mechanism, setup.optimizer
     limit = _affordable(setup, steps)
     # No run draws the same noise.
@@ -135,6 +136,8 @@ def range_test(
             if not math.isfinite(losses[-1]) or losses[-1] > EXPLODED * min(losses):
                 break
         made = ledger.releases
+        if guard:
+            guard.require_unchanged()
         ledger.close()
     delta = config.privacy.delta
     to_count = plan.range_test_steps if calibrated else plan.range_test_steps + made

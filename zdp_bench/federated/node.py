@@ -22,6 +22,7 @@ from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import Training, private_step
@@ -58,6 +59,7 @@ class Site:
         self.nodes: dict[int, Node] = {}
         self._data = data
         self._checked = False
+        self.guard: Guard | None = None
 
     @cached_property
     def data(self) -> Splits:
@@ -88,6 +90,7 @@ class Site:
         """
         if not self._checked:
             setup.check_model()
+            self.guard = setup.guard()
             self._checked = True
 
     def node(self, number: int) -> Node:
@@ -203,7 +206,8 @@ class Node:
 
         Raises:
             BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
-            UserError: this process was not asked to `prepare`; the server asks it to join again.
+            UserError: the model has changed beside its weights, or this process was not asked to
+                `prepare`; the server asks it to join again.
         """
         if not hasattr(self, "setup"):
             raise UserError("it was started anew, and joins again")
@@ -226,5 +230,7 @@ class Node:
             for step in range(round_ * count, (round_ + 1) * count):
                 batches, divisor = setup.draw(key, step, self.size)
                 private_step(training, step, batches, divisor, of)
+        if self.site.guard:
+            self.site.guard.require_unchanged()
         self._size = self._path.stat().st_size
         return self.standing() | {"round": round_}, optimizer.sums

@@ -9,6 +9,7 @@ How a clipped sum is made, in the order of the code:
     rules/               for each type of layer, a `LayerGradient` from these two
     layer_gradient       what that is, and the arithmetic that rules share
     parameter_gradient   how norms are taken: ghost, kept or formed
+    losses               the loss, computed for one example at a time (`PerExample`)
     clipping             the factor that clips an example, from its norm (`clip_factors`); with it
                          `fast` takes one weighted sum per parameter: CLIPPING HAPPENS THERE
     shares               several examples of one patient, clipped as one
@@ -27,14 +28,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
-from weakref import WeakSet
+from typing import Any, Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import cross_check, fast, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
+from zdp_bench.gradients.losses import PerExample, per_example
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.shares import Shares
 
@@ -42,17 +44,36 @@ log = logging.getLogger(__name__)
 
 Engine = Literal["auto", "fast", "reference"]
 
-__all__ = ["Batch", "ClippedSum", "Engine", "Loss", "Shares", "add_up", "clipped_sum", "trust"]
+__all__ = [
+    "Batch",
+    "ClippedSum",
+    "Engine",
+    "Loss",
+    "PerExample",
+    "Shares",
+    "add_up",
+    "clipped_sum",
+    "per_example",
+    "take_over",
+    "trust",
+]
 
-# Models that `auto` found to be beyond the fast engine.
-_for_the_reference: WeakSet[nn.Module] = WeakSet()
-# Models that are checked, and whose layers without a rule are named in the log.
-_checked: WeakSet[nn.Module] = WeakSet()
+# For a model, and a loss (None: whatever loss), whether the fast engine serves the two.
+_served: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, dict[Any, bool]]] = WeakKeyDictionary()
+# Models that are not to be checked, and those whose layers without a rule are named in the log.
+_trusted: WeakSet[nn.Module] = WeakSet()
+_named: WeakSet[nn.Module] = WeakSet()
 
 
 def trust(model: nn.Module) -> None:
     """Spare a model the check on its first two examples: for trials whose sums go nowhere."""
-    _checked.add(model)
+    _trusted.add(model)
+
+
+def take_over(model: nn.Module, twin: nn.Module) -> None:
+    """Let what was found out about a model's copy, on random examples, hold for the model."""
+    if twin in _served:
+        _served[model] = _served[twin]
 
 
 def clipped_sum(
@@ -74,7 +95,8 @@ def clipped_sum(
     Args:
         model: any mix of real and complex parameters; those with `requires_grad=False` are left
             out.
-        loss: (outputs, targets) -> one loss per example, shape [B]; never a mean.
+        loss: (outputs, targets) -> one loss per example, shape [B]; never a mean. It is called
+            for each example alone (`losses`).
         batch: (inputs [B, ...], targets [B, ...]); B may be 0.
         bound: C. Flat: ‖clip(gᵢ)‖ ≤ C over all parameters. Per layer: each of the L layers is
             clipped at C/√L, weight and bias jointly, so the whole is again ≤ C.
@@ -82,8 +104,8 @@ def clipped_sum(
         complex_scale: factor on the gradients of complex parameters before norms are taken: ½
             turns `.grad` = 2∂L/∂θ̄ into the Wirtinger derivative ∂L/∂θ̄.
         engine: auto takes fast, checked on two examples against plain autograd when it meets a
-            model; for a model that fast cannot serve it takes the reference, and the log says so
-            once.
+            model with a loss; where fast cannot serve them it takes the reference, and the log says
+            so once.
         rules: for layers of which another quantity than the gradient is clipped and summed
             (`spectra.padded_domain`); only fast can serve them.
         shares: how many examples each share has, in the batch's order; their mean gradient is then
@@ -114,14 +136,18 @@ def clipped_sum(
             into=into,
         )
 
+    loss = per_example(loss)
+    known = _known(model, loss)
     if rules:
         engine = "auto" if engine == "reference" else engine
-    elif engine == "reference" or (engine == "auto" and model in _for_the_reference):
+    elif engine == "reference" or (engine == "auto" and known.get(_part(loss)) is False):
         return from_reference()
     try:
-        if model not in _checked and len(batch[0]) > 1:
-            _check(model, loss, batch, engine)
-            _checked.add(model)  # not before: a check that memory cut short is made again
+        if len(batch[0]) > 1 and model not in _trusted:
+            _name_layers(model)
+            if engine == "auto" and _part(loss) not in known:
+                _check(model, loss, batch)
+                known[_part(loss)] = True  # not before: one that memory cut short is made again
         return fast.clipped_sum(
             model,
             loss,
@@ -145,17 +171,35 @@ def clipped_sum(
                 f"this algorithm's shares are made by book-keeping, which cannot serve {error}."
             ) from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
-        _for_the_reference.add(model)
+        known[_part(loss)] = False
     return from_reference()
 
 
-def _check(model: nn.Module, loss: Loss, batch: Batch, engine: Engine) -> None:
-    if names := fast.without_rule(model):
+def _known(model: nn.Module, loss: PerExample) -> dict[Any, bool]:
+    """Return what is known of a model with the losses of one owner: a function, or a method's."""
+    owner = getattr(loss.loss, "__self__", loss.loss)
+    if getattr(type(owner), "__weakrefoffset__", 0) == 0 or type(owner).__hash__ is None:
+        return {}  # cannot be remembered, and is checked each time
+    return _served.setdefault(model, WeakKeyDictionary()).setdefault(owner, {})
+
+
+def _part(loss: PerExample) -> Any:
+    """Return the method of its owner that a loss is, or None if it is the owner itself."""
+    return getattr(loss.loss, "__func__", None)
+
+
+def _name_layers(model: nn.Module) -> None:
+    """Say once in the log which layers have no rule."""
+    if model not in _named and (names := fast.without_rule(model)):
         log.info(
             "no book-keeping rule for %s: their gradients come from torch.func",
             ", ".join(f"'{name}'" for name in names),
         )
-    if engine == "auto" and not cross_check.agrees(model, loss, batch):
+    _named.add(model)
+
+
+def _check(model: nn.Module, loss: Loss, batch: Batch) -> None:
+    if not cross_check.agrees(model, loss, batch):
         raise NoRule(
             "a model in which a record's gradient depends on the records beside it, "
             "or on where it stands"

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from zdp_bench import kernels
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
+from zdp_bench.gradients.losses import per_example
+from zdp_bench.gradients.same_draws import same_draws
 
 # For float32 on a badly conditioned network; a wrong gradient is off by its whole size.
 TOLERANCE = 1e-2
@@ -23,20 +25,17 @@ TOLERANCE = 1e-2
 def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """True if fast's norms and clipped sum of the first two examples are those of each alone.
 
-    A model that draws random numbers (dropout) is not checked: no two passes of it are the same.
+    Dropout draws the same masks for an example in all passes (`same_draws`).
 
     Raises:
         NoRule: fast cannot serve the model.
     """
     two = batch[0][:2], batch[1][:2]
-    device = two[0].device
-    with torch.random.fork_rng(), torch.autocast(device.type, enabled=False), kernels.disabled():
+    full = torch.autocast(two[0].device.type, enabled=False)
+    with full, kernels.disabled(), same_draws(model):
         # First, as it raises: what fast cannot serve may not run on one example either.
         fast.clipped_sum(model, loss, two, 1.0)
-        before = _random_state(device)
         gradients = _one_by_one(model, loss, two)
-        if not torch.equal(before, _random_state(device)):
-            return True
         norms = reference.clip(gradients, groups(model, 1.0, per_layer=False))[1][:, 0]
         if not torch.isfinite(norms).all():
             return True  # such examples contribute nothing, whatever the engine
@@ -56,15 +55,10 @@ def _one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for x, target in zip(batch[0].split(1), batch[1].split(1), strict=True):
         with torch.enable_grad():
-            one = loss(model(x), target).sum()
+            one = per_example(loss).of_one(model(x), target).sum()
         found: Sequence[Tensor | None] = [None] * len(parameters)
         if one.requires_grad:
             found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
         for (name, parameter), g in zip(parameters.items(), found, strict=True):
             each[name].append(torch.zeros_like(parameter) if g is None else g)
     return {name: torch.stack(gradients) for name, gradients in each.items()}
-
-
-def _random_state(device: torch.device) -> Tensor:
-    cpu = torch.get_rng_state()
-    return torch.cat([cpu, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else cpu

@@ -19,6 +19,7 @@ from zdp_bench.gradients.clipping import (
     groups,
     trainable,
 )
+from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.norms import squared_norms
 from zdp_bench.gradients.shares import Shares, cut
 
@@ -34,7 +35,7 @@ def per_sample_gradients(
     In PyTorch's `.grad` convention: 2∂L/∂θ̄ for complex θ, times `complex_scale`.
     """
     inputs, targets = batch
-    trained = trainable(model)
+    alone, trained = per_example(loss), trainable(model)
     parameters = {name: parameter.detach() for name, parameter in trained.items()}
     names = {id(parameter): name for name, parameter in trained.items()}
     places = places_of(model)
@@ -46,12 +47,24 @@ def per_sample_gradients(
     def loss_of_one(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         given = {**fixed, **{place: moving[name] for place, name in moved.items()}}
         outputs = functional_call(model, given, (x.unsqueeze(0),), tie_weights=False)
-        return loss(outputs, y.unsqueeze(0)).sum()
+        return alone.of_one(outputs, y.unsqueeze(0)).sum()
 
+    each = grad(loss_of_one)
     with first_states_given(model):
-        gradients: dict[str, Tensor] = vmap(
-            grad(loss_of_one), in_dims=(None, 0, 0), randomness="different"
-        )(parameters, inputs, targets)
+        gradients: dict[str, Tensor] = {}
+        if not alone.loops:
+            try:
+                gradients = vmap(each, in_dims=(None, 0, 0), randomness="different")(
+                    parameters, inputs, targets
+                )
+            except RuntimeError:
+                with torch.no_grad():
+                    alone(model(inputs[:1]), targets[:1])
+                if not alone.loops:  # it is the model that vmap cannot map
+                    raise
+        if alone.loops:
+            rows = [each(parameters, inputs[at], targets[at]) for at in range(len(inputs))]
+            gradients = {name: torch.stack([row[name] for row in rows]) for name in parameters}
     return {
         name: complex_scale * g if g.is_complex() and complex_scale != 1 else g
         for name, g in gradients.items()

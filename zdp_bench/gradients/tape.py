@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
+from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.memory_format import memory_order
 
@@ -134,7 +135,7 @@ def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch)
             wrapped = _wrap(tape, layer, layer.module.forward, len(inputs))
             vars(layer.module)["forward"] = wrapped
         with torch.enable_grad():
-            tape.losses = loss(model(inputs.detach()), targets)  # [B]
+            tape.losses = per_example(loss)(model(inputs.detach()), targets)  # [B]
     finally:
         for layer, own in zip(layers, replaced, strict=True):
             vars(layer.module).pop("forward", None)

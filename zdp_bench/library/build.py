@@ -16,7 +16,7 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError, require
-from zdp_bench.gradients import Loss
+from zdp_bench.gradients import Loss, per_example
 from zdp_bench.library.arguments import (
     check_arguments,
     check_optimizer,
@@ -25,7 +25,7 @@ from zdp_bench.library.arguments import (
 )
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import make_keys
-from zdp_bench.library.model_check import check, unpacking
+from zdp_bench.library.model_check import check, guard
 from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
 from zdp_bench.privacy.calibration import calibrate_mechanism
@@ -75,7 +75,8 @@ def make_private(
         optimizer: any of torch's, over the model's parameters. A schedule is yours to step.
         dataset: map-style, with items (input, target). Inputs in a tuple or a dictionary are the
             model's arguments, in order or by name.
-        loss: (outputs, targets) -> one loss per example, [B]; never a mean.
+        loss: (outputs, targets) -> one loss per example, [B]; never a mean. It is given one example
+            at a time: nothing of another can reach it.
         epochs, batch_size: of Poisson sampling: each step draws each example with probability
             `batch_size` / n, and an epoch is n / `batch_size` steps. With `unit`, of owners.
         max_grad_norm: the bound C that each example's gradient is clipped to.
@@ -114,7 +115,7 @@ def make_private(
     too_large = f"the dataset has only {units:,} {'examples' if owners is None else 'owners'}"
     require(batch_size <= units, "batch_size", batch_size, too_large)
     plan = Plan.poisson(units, batch_size / units, epochs)
-    like, of_one = examples.like(), unpacking(loss)
+    like, of_one = examples.like(), per_example(loss)
     problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
     asked = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
     private = _build_algorithm(problem, plan, asked, noise_multiplier, target_epsilon, delta)
@@ -146,6 +147,7 @@ def make_private(
         precision=precision,
         keys=ranks.broadcast(keys),
         fixed_state=fixed_state,
+        guard=guard(model, like),
         run=run,
         ledger_file=Path(ledger),
         owners=owners,

@@ -31,6 +31,7 @@ from torch import nn
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.gradients.same_draws import same_draws
 from zdp_bench.library.examples import Items
 from zdp_bench.library.model_check import synthetic
 from zdp_bench.privacy.ledger import Ledger
@@ -44,7 +45,7 @@ from zdp_bench.privacy.noise import (
 from zdp_bench.training.batches import seed_layers
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.environment import foreign_code
-from zdp_bench.training.model_checks.probes import preserve_state
+from zdp_bench.training.model_checks.state import copy_apart
 from zdp_bench.training.plan import Plan
 
 
@@ -97,11 +98,11 @@ def make_keys(
     """
     if seed is None or secure:
         return Keys(os.urandom(32).hex(), None, secure)
-    device = next(model.parameters()).device
-    with takes_parts(model), preserve_state(model, device):
-        batch = synthetic(model, like)
-        torch.manual_seed(0)  # dropout's masks
-        behaviour = state_digest(algorithm.contributions(batch))
+    with takes_parts(model):
+        twin, of_twin = copy_apart(model, algorithm)
+        batch = synthetic(twin, like)
+        with same_draws(twin):
+            behaviour = state_digest(of_twin.contributions(batch))
     seed_layers(seed, 0, 0)  # so that the digest of randomly changed examples can be repeated
     given = (
         seed,

@@ -9,17 +9,13 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import check_plugin
-from zdp_bench.gradients import Batch, Loss
-from zdp_bench.gradients.parts import pack, takes_parts, unpack
+from zdp_bench.gradients import Batch, Loss, per_example
+from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
-from zdp_bench.training.model_checks.probes import (
-    INTEGERS,
-    draw_synthetic,
-    forward,
-    preserve_state,
-)
+from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic, forward
+from zdp_bench.training.model_checks.state import Guard, copy_apart, watch
 
 
 def check_model(
@@ -49,7 +45,7 @@ def check_model(
     given = {"name": algorithm, "noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
     own = check_plugin("algorithm", given).options
     inputs, targets = pack(batch[0]), pack(batch[1])
-    of_one = unpacking(loss)
+    of_one = per_example(loss)
     problem = Problem(model, of_one, Sampling("poisson", 1.0, examples, examples), like=inputs)
     return check(
         model, lookup("algorithm", algorithm)(problem, **own), of_one, (inputs, targets), examples
@@ -76,22 +72,19 @@ def count_outputs(model: nn.Module, like: Batch) -> int:
     Integer targets of the check are drawn below it.
     """
     device = next(model.parameters()).device
-    with preserve_state(model, device), torch.no_grad():
+    twin, _ = copy_apart(model)
+    with torch.no_grad():
         try:
-            outputs: Any = forward(model, draw_synthetic(like[0], 1, INTEGERS, device))
+            outputs: Any = forward(twin, draw_synthetic(like[0], 1, INTEGERS, device))
         except Exception:  # whatever the model raises, the check says so with the layer's name
             return INTEGERS
     has_classes = isinstance(outputs, Tensor) and outputs.dim() > 1
     return max(INTEGERS, outputs.shape[1]) if has_classes else INTEGERS
 
 
-def unpacking(loss: Loss) -> Loss:
-    """Return the loss for targets that `pack` may have packed."""
-
-    def of_packed(outputs: Tensor, targets: Tensor) -> Tensor:
-        return loss(outputs, unpack(targets))
-
-    return of_packed
+def guard(model: nn.Module, like: Batch) -> Guard:
+    """Return the guard of a model that was checked, for inputs that may be `Parts`."""
+    return watch(model, synthetic(model, like)[0])
 
 
 def synthetic(model: nn.Module, like: Batch) -> Batch:

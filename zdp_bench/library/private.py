@@ -28,7 +28,9 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import read_in_pieces, seed_layers
 from zdp_bench.training.devices import arithmetic
 from zdp_bench.training.distributed import Ranks
+from zdp_bench.training.evaluation import WATCHED
 from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.patients import Patients
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.record import released_report
@@ -46,6 +48,7 @@ class Setting:
         owners: whose the examples are, if owners are drawn; None: an example is its own unit.
         ranks: the processes that train together.
         fixed_state: what `check_model` returned.
+        guard: finds what else than the trained weights has changed on the model since.
     """
 
     model: nn.Module
@@ -59,6 +62,7 @@ class Setting:
     precision: str | None
     keys: Keys
     fixed_state: list[str]
+    guard: Guard
     run: str
     ledger_file: Path
     owners: Patients | None
@@ -108,6 +112,7 @@ class Private:
         model = self.setting.model
         finalize(self, self.resources.close)  # a notebook's user closes nothing
         self._next: Batch | None = None
+        self._taken = 0  # steps of this process
         self._trained = list(trainable(model))
         self._modes = {module: module.training for module in model.modules()}
         self._limit: int | None = None
@@ -150,6 +155,8 @@ class Private:
                     "are not private."
                 )
 
+        self.setting.guard.require_unchanged()
+
     def _is_spent(self) -> bool:
         return self._limit is not None and self.ledger.releases >= self._limit
 
@@ -160,12 +167,15 @@ class Private:
         when `make_private` saw it, so evaluation in between may leave the model in `eval()`.
 
         Raises:
-            UserError: it is not the batch that `batches` gave last, or other parameters train than
-                those that were checked.
+            UserError: it is not the batch that `batches` gave last, or the model is another than
+                the one that was checked.
         """
         if batch is not self._next:
             raise UserError("private.step takes the batch that private.batches() gave last, once.")
         self._check_trained()
+        if self._taken % WATCHED == 0:
+            self.setting.guard.require_unchanged()
+        self._taken += 1
         setting, model = self.setting, self.setting.model
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
@@ -250,9 +260,11 @@ class Private:
             metrics: what you measured on data that is not of the training, by name.
 
         Raises:
-            UserError: the folder holds something, or a metric is no number.
+            UserError: the folder holds something, a metric is no number, or the model has changed
+                beside its trained weights.
         """
         setting = self.setting
+        setting.guard.require_unchanged()
         if not setting.ranks.is_first:  # all have the same
             return
         about = {

@@ -9,7 +9,6 @@ from torch import nn
 from zdp_bench import gradients
 from zdp_bench.gradients import ClippedSum, Loss
 from zdp_bench.gradients.parts import pack, takes_parts
-from zdp_bench.library.model_check import unpacking
 
 
 def clipped_sum(
@@ -36,7 +35,7 @@ def clipped_sum(
     with takes_parts(model):
         return gradients.clipped_sum(
             model,
-            unpacking(loss),
+            loss,
             (pack(batch[0]), pack(batch[1])),
             bound,
             per_layer=per_layer,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zdp_bench.errors import require
 from zdp_bench.registry import register
+from zdp_bench.tasks import keeps_apart
 
 
 @register("task", "binary_classification")
@@ -38,6 +39,7 @@ class BinaryClassification:
         require(positive, "task.weights", weights, "must be two positive numbers")
         self.weights = torch.tensor(weights or [1.0, 1.0])
 
+    @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits, truth = outputs.squeeze(-1), targets.to(outputs.dtype)
         loss = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")  # [B]

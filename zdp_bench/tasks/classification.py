@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zdp_bench.errors import unknown
 from zdp_bench.registry import register
+from zdp_bench.tasks import keeps_apart
 
 METRICS = ("accuracy", "roc_auc")
 
@@ -32,6 +33,7 @@ class Classification:
         if self.headline not in METRICS:
             raise unknown("task.headline", self.headline, METRICS)
 
+    @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none")  # [B]
 

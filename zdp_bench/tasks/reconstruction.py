@@ -15,6 +15,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
 from zdp_bench.registry import register
+from zdp_bench.tasks import keeps_apart
 
 EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
 
@@ -35,6 +36,7 @@ class Reconstruction:
     headline = "ssim"
     targets = "a reference and its zero-filled image [2, height, width]"
 
+    @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         reference = targets[..., 0, :, :] / scale(targets)
         return (outputs[..., 0, :, :] - reference).abs().flatten(1).mean(dim=1)  # [B]

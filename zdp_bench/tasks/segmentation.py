@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zdp_bench.registry import register
+from zdp_bench.tasks import keeps_apart
 
 Loss = Literal["bce", "dice", "bce_dice"]
 
@@ -30,6 +31,7 @@ class Segmentation:
     def __init__(self, *, loss: Loss = "bce_dice") -> None:
         self.parts = {"bce": ("bce",), "dice": ("dice",), "bce_dice": ("bce", "dice")}[loss]
 
+    @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits, mask = outputs.flatten(1), targets.flatten(1).to(outputs.dtype)  # each [B, H·W]
         total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)

@@ -27,6 +27,7 @@ from zdp_bench.training.evaluation import (
 )
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import ModelSetup
 
@@ -53,6 +54,7 @@ class Loop:
         step: steps of the plan that are done.
         epochs: the evaluations so far, as the record lists them.
         average: the averaged weights, with `trainer.ema`.
+        guard: finds what changed beside the weights, at the end of every epoch.
     """
 
     setup: ModelSetup
@@ -69,6 +71,7 @@ class Loop:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     resumed_at: int | None = None
     average: AveragedModel | None = None
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if (ema := self.setup.config.trainer.ema) is not None:
@@ -127,7 +130,7 @@ class Loop:
             "epochs" after the last step, "budget" if the next one would exceed the budget.
 
         Raises:
-            UserError: the model diverged.
+            UserError: the model diverged, or has changed beside its weights.
             Stopped: a signal asked for it; the loop is saved.
         """
         config, plan = self.setup.config, self.plan
@@ -146,6 +149,8 @@ class Loop:
             due = every is not None and self.step % every == 0
             evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
             if (epoch is not None or stopped_by == "budget") and not evaluated:
+                if self.guard:
+                    self.guard.require_unchanged()
                 self._evaluate(epoch, epsilon)
                 last = epoch is None or self.step == plan.steps
                 due = due or last or (epoch or 0) % config.trainer.checkpoint_epochs == 0

@@ -92,6 +92,7 @@ def _train(
         checkpoint.load(home / "checkpoint.pt", digest) if ranks.is_first else None
     )
     loop.restore(saved)
+    loop.guard = setup.guard()
 
     def state() -> tuple[str, int, str]:
         """Name what the next step starts from; see `Ledger.begin`."""

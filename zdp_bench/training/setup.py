@@ -20,13 +20,13 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.data.owners import count_owners, owners_of
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch
+from zdp_bench.gradients import Batch, PerExample
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from zdp_bench.registry import lookup
-from zdp_bench.tasks import Task
+from zdp_bench.tasks import Task, is_proved
 from zdp_bench.training import model_checks
 from zdp_bench.training.batches import MICRO_BATCH, micro_batches, seed_layers
 from zdp_bench.training.build import (
@@ -41,6 +41,8 @@ from zdp_bench.training.build import (
 from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
+from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic
+from zdp_bench.training.model_checks.state import Guard, watch
 from zdp_bench.training.patients import UNIT, Patients
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import PublicStart, find_start
@@ -63,6 +65,11 @@ def build_dataset(config: Run) -> Dataset:
     """
     dataset: Dataset = lookup("dataset", config.dataset.name)(**config.dataset.options)
     return dataset
+
+
+def loss_of(task: Task) -> PerExample:
+    """Return the task's loss; one that is not proved to keep examples apart gets one at a time."""
+    return PerExample(task.loss, proved=is_proved(task.loss))
 
 
 def count_units(config: Run, data: Splits | DatasetInfo) -> int:
@@ -141,7 +148,7 @@ class ModelSetup:
         """
         plan = plan or Plan.of(self.config, count_units(self.config, self.data))
         inputs = self.empty_batch()[0]
-        problem = Problem(self.model, self.task.loss, plan.sampling, self.config.seed, inputs)
+        problem = Problem(self.model, loss_of(self.task), plan.sampling, self.config.seed, inputs)
         config, algorithm = build_algorithm(self.config, problem, plan)
         if config.trainer.augmentations and isinstance(self.data, Splits):
             _require_augmentation(config, self.data)
@@ -253,12 +260,23 @@ class Setup(ModelSetup):
         return model_checks.check(
             self.model,
             self.algorithm,
-            self.task.loss,
+            loss_of(self.task),
             self.empty_batch(),
             self.data.outputs,
             most,
             self.config.forms_shares,
         )
+
+    def guard(self) -> Guard | None:
+        """Return what finds a change of the model beside its weights; None if nothing is private.
+
+        Raises:
+            UserError: the model keeps something of what it sees.
+        """
+        if not getattr(self.algorithm, "private", True):
+            return None
+        like, samples = self.empty_batch()[0], model_checks.SAMPLES
+        return watch(self.model, draw_synthetic(like, samples, INTEGERS, self.device))
 
     def micro_batch_size(self) -> Size:
         """Return how many examples a step processes at once to begin with."""

@@ -18,35 +18,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients import Batch, Loss
+from zdp_bench.gradients import Batch, Loss, per_example, take_over
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.gradients.parts import describe
+from zdp_bench.gradients.parts import describe, unpack
+from zdp_bench.gradients.same_draws import same_draws
 from zdp_bench.training.micro_batches import initial_size
 from zdp_bench.training.model_checks.batches import PASSES, check_growing_batches, next_size
 from zdp_bench.training.model_checks.probes import (
     INTEGERS,
+    ROUNDED,
     Innermost,
-    change_sample,
-    copy_state,
     describe_layer,
     describe_owner,
     differs,
     draw_synthetic,
     forward,
-    preserve_state,
     probe,
-    restore_state,
     sample_gradients,
 )
-from zdp_bench.training.model_checks.sample_independence import (
-    REPLACE_BATCHNORM,
-    check_samples_stay_apart,
-)
+from zdp_bench.training.model_checks.sample_independence import check_samples_stay_apart
+from zdp_bench.training.model_checks.state import copy_apart, watch
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +61,7 @@ def check(
     """Refuse a model that per-sample clipping does not protect.
 
     Args:
-        model: in the mode and on the device of the training; it is left as it was.
+        model: in the mode and on the device of the training; a copy of it is checked.
         algorithm: the one that will train it.
         loss: (outputs, targets) -> one loss per example, [B].
         like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come. n may be 0; no
@@ -94,30 +89,34 @@ def check(
         draw_synthetic(like[0], SAMPLES, INTEGERS, device),
         draw_synthetic(like[1], SAMPLES, outputs, device),
     )
-    with preserve_state(model, device), kernels.disabled():
+    original = model
+    model, algorithm = copy_apart(model, algorithm)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), kernels.disabled():
         _check_shapes(model, batch[0])
         start = time.perf_counter()
-        steady = _is_deterministic(model, batch[0])
-        a_pass = (time.perf_counter() - start) / 2
+        with torch.no_grad():
+            forward(model, batch[0])
+        a_pass = time.perf_counter() - start
         try:
-            check_samples_stay_apart(model, batch[0], steady)
+            check_samples_stay_apart(model, batch[0])
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
             raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
-        _check_state(model, batch[0])
+        watch(original, batch[0])
         _check_losses(model, loss, batch)
         start = time.perf_counter()
         _check_gradients(model, batch[0])
         there_and_back = time.perf_counter() - start
-        tried = _check_large_batch(
-            model, loss, like, outputs, examples, steady, (a_pass, there_and_back)
-        )
+        seconds = a_pass, there_and_back
+        tried = _check_large_batch(model, loss, like, outputs, examples, seconds)
         if tried < examples:
             log.info(
                 "large model: that it keeps records apart was checked in batches of %d, not of %d",
                 tried,
                 examples,
             )
-        _check_contributions(model, algorithm, batch, steady, [OWNED] if forms_shares else [])
+        _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
+        take_over(original, model)
         return _find_fixed_state(model, batch[0])
 
 
@@ -144,7 +143,6 @@ def _check_large_batch(
     like: Batch,
     outputs: int,
     examples: int,
-    steady: bool,
     seconds: tuple[float, float],
 ) -> int:
     """Repeat the checks on larger batches; return the size of the largest one.
@@ -159,77 +157,30 @@ def _check_large_batch(
     device = next(model.parameters()).device
     _check_shapes(model, draw_synthetic(like[0], 1, INTEGERS, device))
     fit = min(examples, initial_size(model, loss, like, examples, device).examples)
-    inputs, targets = (
-        draw_synthetic(part, fit, below, device)
-        for part, below in zip(like, (INTEGERS, outputs), strict=True)
-    )
-    size = check_growing_batches(model, inputs, SAMPLES, there_and_back, steady, backward=True)
-    size = check_growing_batches(
-        model, inputs, size, forward_pass * size / SAMPLES, steady, backward=False
-    )
+    inputs = draw_synthetic(like[0], fit, INTEGERS, device)
+    size = check_growing_batches(model, inputs, SAMPLES, there_and_back, backward=True)
+    forward_pass *= size / SAMPLES
+    size = check_growing_batches(model, inputs, size, forward_pass, backward=False)
     if size > SAMPLES:
-        _check_state(model, inputs[:size])
-        _check_losses(model, loss, (inputs[:size], targets[:size]))
+        watch(model, inputs[:size])
     return size
 
 
-def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
-    with torch.no_grad():
-        return not differs(forward(model, inputs, seed=1), forward(model, inputs, seed=2))
-
-
-def _check_state(model: nn.Module, inputs: Tensor) -> None:
-    """Refuse a model that keeps something of the samples it saw."""
-    start = copy_state(model)
-    ends = []
-    with torch.no_grad():
-        for samples in (inputs, change_sample(inputs, 0, 2.0).expand_as(inputs)):
-            forward(model, samples)
-            ends.append(copy_state(model))
-            restore_state(model, start)
-    for (module, key), value in ends[0].items():
-        after = ends[1].get((module, key))
-        if after is None or after.shape != value.shape or differs(value, after, tolerance=0.0):
-            raise UserError(
-                f"{describe_layer(model, module)} keeps what it sees of the training records in "
-                f"'{key}', which nothing bounds and no "
-                "noise covers: " + _advice_on_state(model, module)
-            )
-
-
-def _advice_on_state(model: nn.Module, module: str) -> str:
-    if isinstance(model.get_submodule(module), _BatchNorm):
-        return f"{REPLACE_BATCHNORM}."
-    return (
-        "switch it off (track_running_stats=False for torch's norms), or use another layer there."
-    )
-
-
 def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
-    inputs, targets = batch
+    """Refuse a loss that one example alone is not enough for; say so if others change it."""
+    alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
-        output = forward(model, inputs)
+        output = forward(model, batch[0])
+        losses = alone(output, targets)
         try:
-            losses = loss(output, targets)
-        except Exception as error:
-            asked = describe(targets).replace("inputs", "targets")
-            raise UserError(
-                f"the loss cannot take outputs of shape {list(output.shape)} with {asked}: "
-                f"{first_line(error)}"
-            ) from None
-        if losses.shape != (len(inputs),):
-            raise UserError(
-                f"the loss gives shape {list(losses.shape)} for {len(inputs)} records: it "
-                "must give one number a record, "
-                "never a mean."
-            )
-        output = output.clone()
-        output[0] = -output[0] + 1.0
-        if differs(losses[1:], loss(output, targets)[1:]):
-            raise UserError(
-                "the loss of one record depends on the output for another, so clipping "
-                "bounds nothing."
-            )
+            together = alone.loss(output, unpack(targets))
+        except Exception:
+            together = losses  # it is never given a batch
+    if not isinstance(together, Tensor) or differs(losses, together, ROUNDED):
+        log.warning(
+            "the loss of a record depends on the batch it is in: it is computed for each record "
+            "alone, so that no other can reach it. Check that you mean that"
+        )
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
@@ -244,13 +195,12 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
 
 
 def _check_contributions(
-    model: nn.Module, algorithm: Algorithm, batch: Batch, steady: bool, shares: list[Any]
+    model: nn.Module, algorithm: Algorithm, batch: Batch, shares: list[Any]
 ) -> None:
     """Refuse a sum over a batch that is not that of its shares."""
     inside = Innermost(model)
     try:
-        with inside:
-            torch.manual_seed(0)
+        with inside, same_draws(model):
             each = algorithm.contributions(batch, *shares)
             total = {name: torch.zeros_like(share[0]) for name, share in each.items()}
             algorithm.accumulate(total, batch, *shares)
@@ -259,8 +209,6 @@ def _check_contributions(
     except Exception as error:
         raise _no_gradient(inside.name, error) from None
     _check_bounds(algorithm, each)
-    if not steady:  # dropout drew different masks for the two
-        return
     sizes = {
         name: float(share.detach().abs().max()) if share.numel() else 0.0
         for name, share in each.items()

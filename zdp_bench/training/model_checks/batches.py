@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.parts import shapes
+from zdp_bench.gradients.same_draws import same_draws
 from zdp_bench.training.micro_batches import is_out_of_memory
 from zdp_bench.training.model_checks.probes import (
     ROUNDED,
@@ -42,7 +43,7 @@ def next_size(size: int, took: float, most: int) -> int | None:
 
 
 def check_growing_batches(
-    model: nn.Module, inputs: Tensor, size: int, took: float, steady: bool, backward: bool
+    model: nn.Module, inputs: Tensor, size: int, took: float, backward: bool
 ) -> int:
     """Compare samples in growing batches; return the size of the largest one.
 
@@ -52,8 +53,6 @@ def check_growing_batches(
         inputs: as many samples as the run will process at once.
         size: the size of a batch that has passed already.
         took: the seconds that comparing it took.
-        steady: False if two passes of one batch differ (dropout), so that no sample can be compared
-            with itself alone.
         backward: True to compare gradients too.
 
     Raises:
@@ -63,23 +62,23 @@ def check_growing_batches(
     began, passed = time.perf_counter(), size
     while larger := next_size(size, took, len(inputs)):
         start = time.perf_counter()
-        if not _fits(model, inputs[:larger], 0, steady, backward):
+        if not _fits(model, inputs[:larger], 0, backward):
             break
         size, took = larger, time.perf_counter() - start
     for group in range(1, -(-size // GROUP) if size > passed else 0):
         if time.perf_counter() - began + took > SECONDS or not _fits(
-            model, inputs[:size], group, steady, backward
+            model, inputs[:size], group, backward
         ):
             break
     return size
 
 
-def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: bool) -> bool:
+def _fits(model: nn.Module, inputs: Tensor, group: int, backward: bool) -> bool:
     """Compare one group of samples; return False if memory ran out."""
     inside = Innermost(model)
     try:
         with inside:
-            _compare(model, inputs, group, steady, backward)
+            _compare(model, inputs, group, backward)
     except UserError:
         raise
     except Exception as error:
@@ -91,7 +90,7 @@ def _fits(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: 
     return True
 
 
-def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backward: bool) -> None:
+def _compare(model: nn.Module, inputs: Tensor, group: int, backward: bool) -> None:
     """Compare some samples of a batch with themselves among other samples, and alone."""
     watched = list(range(group, len(inputs), -(-len(inputs) // GROUP)))  # all over the batch
     changed = change_sample(inputs, slice(None), 1.0)
@@ -103,8 +102,6 @@ def _compare(model: nn.Module, inputs: Tensor, group: int, steady: bool, backwar
     for name, value in gradients.items():
         if differs(value, gradients_after[name], ROUNDED):
             raise mixing_error(describe_owner(model, name), "in its gradient")
-    if not steady:
-        return
     samples = [inputs[at : at + 1] for at in watched]
     alone, gradients_alone = _look(model, samples, slice(None), backward)
     for at, sample, in_batch, by_itself in zip(watched, samples, before, alone, strict=True):
@@ -122,7 +119,6 @@ def _look(
     model: nn.Module, batches: list[Tensor], watched: list[int] | slice, backward: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the outputs of the watched samples, and the gradient of a weighted sum of them."""
-    torch.manual_seed(0)  # as `forward`; once, for it takes longer than a small network
-    with torch.set_grad_enabled(backward):
+    with torch.set_grad_enabled(backward), same_draws(model):
         output = torch.cat([model(batch) for batch in batches])[watched]
         return output.detach(), gradients_of(model, output) if backward else {}

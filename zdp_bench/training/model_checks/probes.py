@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.gradients.parts import map_leaves
+from zdp_bench.gradients.parts import map_leaves, takes_parts
+from zdp_bench.gradients.same_draws import same_draws
 
 # An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
 # samples on a GPU, another batch size): then it may be rounded otherwise.
@@ -45,10 +44,10 @@ def change_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
     return map_leaves(change, inputs)
 
 
-def forward(model: nn.Module, inputs: Tensor, seed: int = 0) -> Tensor:
-    """Return the output; dropout masks follow from the seed."""
-    torch.manual_seed(seed)
-    return model(inputs)
+def forward(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the output; an example's dropout masks are the same in every batch."""
+    with same_draws(model), takes_parts(model):
+        return model(inputs)
 
 
 def sample_gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
@@ -75,43 +74,6 @@ def probe(output: Tensor) -> Tensor:
         real
     )
     return (weights * real).sum()
-
-
-@contextmanager
-def preserve_state(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore buffers, attributes, requires_grad and torch's random state at the end."""
-    state = copy_state(model)
-    wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(wanted[name])
-            restore_state(model, state)
-
-
-def copy_state(model: nn.Module) -> dict[tuple[str, str], Tensor]:
-    """Return copies of all buffers and tensor attributes, by (module, name)."""
-    return {
-        (name, key): value.detach().clone()
-        for name, module in model.named_modules()
-        for key, value in (*module._buffers.items(), *vars(module).items())
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_state(model: nn.Module, state: dict[tuple[str, str], Tensor]) -> None:
-    for name, module in model.named_modules():
-        for key, value in list(module._buffers.items()):
-            if value is not None and (name, key) in state:
-                value.detach().copy_(state[name, key])
-        for key, value in list(vars(module).items()):
-            if isinstance(value, Tensor):
-                if (name, key) in state:
-                    setattr(module, key, state[name, key].clone())
-                else:
-                    delattr(module, key)
 
 
 @dataclass

@@ -1,0 +1,185 @@
+"""Nothing of another example reaches an example's loss, whatever loss it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench import clipped_sum
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import Engine, PerExample, per_example
+
+BOUND, WORDS, LENGTH = 0.1, 20, 64
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def per_token(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Divided by how many tokens the batch has."""
+    losses = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=-1)
+    return losses.sum(dim=1) / (targets >= 0).sum()
+
+
+def right(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=-1)
+    return losses.mean(dim=1)
+
+
+def rare(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Ten times as much for positives, if they are the rarer class of the batch."""
+    losses = F.binary_cross_entropy_with_logits(outputs[:, 0], targets, reduction="none")
+    return losses * torch.where((targets == 1) & (targets.mean() < 0.5), 10.0, 1.0)
+
+
+def by_outputs(outputs: Tensor, targets: Tensor) -> Tensor:
+    return rare(outputs - outputs.mean(dim=0), targets)
+
+
+def by_size(outputs: Tensor, targets: Tensor) -> Tensor:
+    return rare(outputs, targets) * len(targets)
+
+
+def beyond_vmap(outputs: Tensor, targets: Tensor) -> Tensor:
+    return rare(outputs, targets) * (2.0 if float(targets.mean()) > 0.5 else 1.0)
+
+
+class Frequencies(nn.Module):
+    """Weighs an example by how many positives it has seen so far."""
+
+    positives: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positives", torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.positives = self.positives + targets.sum()
+        return rare(outputs, targets) * self.positives
+
+
+def documents(dropout: float) -> tuple[nn.Module, Tensor, Tensor]:
+    """One document of 64 tokens, among documents of one."""
+    torch.manual_seed(0)
+    layers = nn.Embedding(WORDS, 8), nn.Dropout(dropout), nn.Linear(8, WORDS)
+    targets = torch.randint(0, WORDS, (32, LENGTH))
+    targets[1:, 1:] = -1
+    return nn.Sequential(*layers), torch.randint(0, WORDS, (32, LENGTH)), targets
+
+
+def positives() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    targets = torch.zeros(31)
+    targets[:16] = 1.0  # a positive in front turns the balance
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(31, 5), targets
+
+
+def move(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, engine: Engine) -> float:
+    """How far the sum moves with the first example, in units of the bound; masks are the same."""
+
+    def total(start: int) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        return clipped_sum(
+            model, loss, (inputs[start:], targets[start:]), BOUND, engine=engine
+        ).sums
+
+    with_it, without = total(0), total(1)
+    return float(sum((with_it[n] - without[n]).square().sum() for n in with_it) ** 0.5) / BOUND
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_loss_divided_by_the_tokens_of_the_batch(dropout: float, engine: Engine) -> None:
+    model, inputs, targets = documents(dropout)
+    if dropout:  # the masks of 31 documents are not those of 32: each sum is bounded by itself
+        alone = clipped_sum(model, per_token, (inputs[:1], targets[:1]), BOUND, engine=engine)
+        assert float(sum(s.square().sum() for s in alone.sums.values()) ** 0.5) <= BOUND
+        both = clipped_sum(model, per_token, (inputs, targets), BOUND, engine=engine)
+        assert both.norms[1:].max() > BOUND  # of one token, and not of one in 95
+        return
+    assert move(model, per_token, inputs, targets, engine) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+def test_a_loss_after_another_one_of_the_same_model(engine: Engine) -> None:
+    model, inputs, targets = documents(0.0)
+    assert move(model, right, inputs, targets, engine) <= 1 + 1e-4
+    assert move(model, per_token, inputs, targets, engine) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+@pytest.mark.parametrize("loss", [rare, by_outputs, by_size, beyond_vmap])
+def test_a_loss_that_looks_at_the_batch(loss: Loss, engine: Engine) -> None:
+    assert move(*positives()[:1], loss, *positives()[1:], engine) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("loss", [rare, by_outputs, by_size, beyond_vmap])
+def test_it_is_the_loss_of_each_example_alone(loss: Loss) -> None:
+    outputs, targets = torch.randn(9, 1), torch.rand(9).round()
+    alone = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(9)]
+    torch.testing.assert_close(per_example(loss)(outputs, targets), torch.cat(alone))
+
+
+def needs_two(outputs: Tensor, targets: Tensor) -> Tensor:
+    if len(outputs) < 2:
+        raise ValueError("pairs are needed")
+    return rare(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (
+            needs_two,
+            r"outputs of shape \[1, 1\].*pairs are needed\. It is computed for each",
+        ),
+        (lambda o, t: rare(o, t).mean(), r"gives shape \[\] for 1 record.*never a mean"),
+        (lambda o, t: [rare(o, t)], "gives list for 1 record"),
+    ],
+)
+def test_a_loss_that_one_example_is_not_enough_for(loss: Loss, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        per_example(loss)(torch.randn(3, 1), torch.ones(3))
+
+
+def remembers() -> list[tuple[Any, str]]:
+    seen: list[float] = []
+    counts = {"positives": torch.zeros(())}
+
+    def keeps(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(float(targets.mean()))
+        return rare(outputs, targets)
+
+    def adds_up(outputs: Tensor, targets: Tensor) -> Tensor:
+        counts["positives"] = counts["positives"] + targets.sum()
+        return rare(outputs, targets) * counts["positives"]
+
+    return [(Frequencies(), "positives"), (keeps, "seen"), (adds_up, "counts")]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_loss_that_remembers_is_refused(which: int) -> None:
+    loss, name = remembers()[which]
+    of_each = per_example(loss)
+    three = torch.randn(3, 1), torch.ones(3)
+    if which != 1:  # which vmap cannot map, and so sees one after another in its first call
+        of_each(*three)
+    with pytest.raises(UserError, match=rf"the loss changes '{name}.*' when it is called"):
+        of_each(*three)
+
+
+def test_what_is_made_at_the_first_call_may_stay() -> None:
+    class Cached(nn.Module):
+        weight: Tensor | None = None
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            if self.weight is None:
+                self.weight = torch.full((1,), 3.0)
+            return rare(outputs, targets) * self.weight
+
+    loss, outputs = PerExample(Cached()), torch.randn(3, 1)
+    first = loss(outputs, torch.ones(3))
+    assert torch.equal(loss(outputs, torch.ones(3)), first)

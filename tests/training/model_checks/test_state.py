@@ -1,0 +1,245 @@
+"""What a model holds beside its weights stays as it was checked, and the check leaves it so."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.library.conftest import Make, make  # noqa: F401 - a fixture
+from tests.library.small import CLASSES, network, train
+from tests.training.model_checks.models import VECTORS, Layer, check, mlp
+from tests.training.model_checks.test_model_checks import Silent
+from zdp_bench import UserError, registry
+from zdp_bench.config import compose, parse
+from zdp_bench.registry import names
+from zdp_bench.training.model_checks import batches
+from zdp_bench.training.model_checks.state import fingerprint, watch
+from zdp_bench.training.run import run
+
+# -------------------------------------------------------------------------- what the check leaves
+
+
+class Remembers(nn.Module):
+    """Makes, counts and files away whatever a layer can, but nothing of the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask: Tensor | None = None
+        self.calls, self.notes, self.sizes = 0, {"calls": 0}, [0]
+        self.lock = threading.Lock()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[1:])
+        self.calls += 1
+        self.notes["calls"] += 1
+        self.sizes[0] += 1
+        self.steps = self.steps + 1
+        return x * self.mask
+
+
+def test_the_check_leaves_a_model_exactly_as_it_was() -> None:
+    model = mlp(Remembers())
+    before, held = fingerprint(model), {k: id(v) for k, v in vars(model[1]).items()}
+    assert check(model, records=20) == []
+    assert fingerprint(model) == before
+    assert {key: id(value) for key, value in vars(model[1]).items()} == held
+    assert model[1].mask is None
+    assert (model[1].calls, model[1].notes, model[1].sizes) == (0, {"calls": 0}, [0])
+
+
+def test_an_embedding_that_shortens_its_rows_is_refused_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(4, 8, max_norm=0.1)
+    model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(24, 4))
+    before = embedding.weight.detach().clone()
+    with pytest.raises(UserError, match=r"layer '0' \(Embedding\) changes its 'weight'.*max_norm"):
+        check(model, torch.zeros(0, 3, dtype=torch.int64))
+    assert torch.equal(embedding.weight, before)
+
+
+# ------------------------------------------------------------------------- what is found at once
+
+
+class Size(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.examples = len(x)
+        return x
+
+
+class Cache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Any] = {"last": [None]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["last"][0] = x.detach()
+        return x
+
+
+def hooked(kind: str) -> nn.Module:
+    model, kept = mlp(nn.ReLU()), []
+    hook = lambda *given: kept.append(given[-1])  # noqa: E731
+    if kind == "forward":
+        model[1].register_forward_hook(hook)
+    else:
+        model[1].register_forward_pre_hook(lambda *given: kept.append(given[-1][0]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make_model", "sentence"),
+    [
+        (lambda: mlp(Size()), r"layer '1' \(Size\) keeps.*'examples'"),
+        (lambda: mlp(Cache()), r"layer '1' \(Cache\) keeps.*'seen\['last'\]\[0\]'"),
+        (lambda: hooked("forward"), r"layer '1' \(ReLU\) keeps.*'_forward_hooks.*kept"),
+        (lambda: hooked("pre"), r"layer '1' \(ReLU\) keeps.*'_forward_pre_hooks.*kept"),
+    ],
+)
+def test_what_keeps_examples_is_found_wherever_it_keeps_them(
+    make_model: Callable[[], nn.Module], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check(make_model())
+
+
+# ---------------------------------------------------------------------------- what changes later
+
+
+class Late(nn.Module):
+    """Keeps the mean of a batch from some forward pass on."""
+
+    average: Tensor
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(6))
+        self.calls, self.passes = 0, passes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls >= self.passes:
+            self.average = x.detach().mean(dim=0)
+        return x
+
+
+def late(passes: int = 150) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), Late(passes), nn.Linear(6, CLASSES))
+
+
+def put(module: nn.Module) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        model[1] = module
+
+    return change
+
+
+def add_hook(model: Any) -> None:
+    kept: list[Tensor] = []
+    model[1].register_forward_hook(lambda _, __, output: kept.append(output.detach()))
+
+
+def wrap_forward(model: Any) -> None:
+    forward = model[1].forward
+    model[1].forward = lambda x: forward(x - x.mean(dim=0))
+
+
+def write_buffer(model: Any) -> None:
+    model[1].register_buffer("average", torch.zeros(3))
+
+
+def set_attribute(model: Any) -> None:
+    model[0].slope = 3.0
+
+
+CHANGES = {
+    "batch norm": (put(nn.BatchNorm1d(6, affine=False)), r"layer '1' \(BatchNorm1d\)"),
+    "hook": (add_hook, r"'_forward_hooks\[\d+\].*' of layer '1' \(Tanh\)"),
+    "forward": (wrap_forward, r"'forward.*' of layer '1' \(Tanh\)"),
+    "buffer": (write_buffer, r"'average' of layer '1' \(Tanh\)"),
+    "attribute": (set_attribute, r"'slope' of layer '0' \(Linear\)"),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_model_changed_after_the_check_is_not_exported(
+    kind: str,
+    steps: int,
+    make: Make,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    change, what = CHANGES[kind]
+    model = network()
+    private = make(model)
+    if steps:
+        train(private, most=steps)
+    change(model)
+    with pytest.raises(UserError, match=what + " is not what it was when the model was checked"):
+        private.export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=what):
+        train(private)
+    assert steps or private.ledger.releases == 0
+
+
+def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:  # noqa: F811
+    private = make(late(), epochs=40)
+    with pytest.raises(UserError, match=r"'average' of layer '1' \(Late\)"):
+        train(private)
+
+
+def test_what_counts_or_is_made_at_the_first_call_ends_nothing(
+    make: Make,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), Remembers(), nn.Dropout(0.1), nn.Linear(6, CLASSES))
+    private = make(model, epochs=12)
+    train(private)
+    model.eval()
+    private.export(tmp_path / "out")
+    assert model[1].calls > 50
+
+
+def probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 6) -> nn.Module:
+    pixels = Layer(lambda z: z.abs().flatten(1)[:, :4])
+    middle = nn.Linear(4, 6), Late(hidden), nn.Linear(6, outputs)
+    return nn.Sequential(pixels, *middle)
+
+
+@pytest.mark.parametrize(("passes", "ends"), [(40, True), (10**6, False)])
+def test_a_buffer_that_is_written_late_ends_a_run(
+    passes: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "SECONDS", 0.0)  # or the check itself would come that far
+    names("model")  # loads the real ones first
+    monkeypatch.setitem(registry._builders["model"], "late_probe", probe)
+    words = ["recipe=quickstart", "trainer.epochs=12", "trainer.sample_rate=0.25", "threads=1"]
+    words += ["model.name=late_probe", f"model.hidden={passes}", "~model.activation"]
+    words += ["~model.init", "accountant=gdp_clt", f"paths.results={tmp_path}"]
+    config = parse(compose(words))
+    if not ends:
+        assert run(config, Silent()).record
+        return
+    with pytest.raises(UserError, match=r"'average' of layer '2' \(Late\)"):
+        run(config, Silent())
+    assert not list(tmp_path.rglob("record.json"))
+
+
+def test_what_a_guard_sees_survives_copies_and_modes() -> None:
+    model = mlp(nn.LSTMCell(8, 8), Layer(lambda pair: pair[0]))
+    guard = watch(model, torch.randn(3, 5))
+    model.eval()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    guard.require_unchanged()
+    assert VECTORS.numel() == 0

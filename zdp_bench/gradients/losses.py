@@ -1,0 +1,99 @@
+"""The loss as the engines call it: for one example at a time.
+
+Clipping bounds what an example does through its own loss, and nothing if that loss also depends on
+other examples: on their outputs, their targets, or how many there are. No loss is trusted with a
+batch, so that nobody has to find out whether it mixes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients.clipping import Loss
+from zdp_bench.gradients.held import held_by
+from zdp_bench.gradients.parts import describe, unpack
+
+
+class PerExample:
+    """A loss (outputs, targets) -> [B] that computes each example's from this example alone.
+
+    Args:
+        loss: (outputs, targets) -> one loss per example. It gets batches of one: by torch.func's
+            vmap or, where that cannot map it, one after another. Targets that `pack` packed are
+            unpacked for it.
+        proved: True gives it the whole batch. Only for a loss that provably keeps examples apart.
+
+    Formal guarantees (unless `proved`): nothing of another example reaches an example's loss, not
+    by way of the loss's own state either, as far as `held_by` sees it: from its second call on it
+    may not change any.
+    """
+
+    def __init__(self, loss: Callable[..., Any], proved: bool = False) -> None:
+        self.loss, self.proved = loss, proved
+        self.loops = False  # True from when vmap fails on
+        self._called = False
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one loss per example, [B].
+
+        Raises:
+            UserError: the loss cannot take one example alone, answers with something other than one
+                real number, or keeps something of what it saw.
+        """
+        if self.proved or len(outputs) == 0:
+            whole: Tensor = self.loss(outputs, unpack(targets))
+            return whole
+        if not self.loops:
+            try:
+                return vmap(self._of_row, randomness="different")(outputs, targets)
+            except Exception as error:
+                if isinstance(error, UserError) or "memory" in str(error):
+                    raise
+                self.loops = True
+        rows = zip(outputs.split(1), targets.split(1), strict=True)
+        try:
+            return torch.cat([self.of_one(*row) for row in rows])
+        except Exception as error:
+            if isinstance(error, UserError) or "memory" in str(error):
+                raise
+            asked = describe(targets[:1]).replace("inputs", "targets")
+            raise UserError(
+                f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with {asked}: "
+                f"{first_line(error)} It is computed for each record alone, so that no other "
+                "record can reach it."
+            ) from None
+
+    def _of_row(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.of_one(output.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
+
+    def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss [1] of a batch of one."""
+        before = held_by(self.loss)
+        losses = self.loss(outputs, unpack(targets))
+        if not isinstance(losses, Tensor) or losses.shape != (1,) or losses.is_complex():
+            is_tensor = isinstance(losses, Tensor)
+            gives = f"shape {list(losses.shape)}" if is_tensor else type(losses).__name__
+            raise UserError(
+                f"the loss gives {gives} for 1 record: it must give one real number a record, "
+                "never a mean."
+            )
+        after = held_by(self.loss)
+        if self._called and (changed := before.differs_from(after)):
+            raise UserError(
+                f"the loss changes '{changed}' when it is called, so what it saw of one record "
+                "would reach the next ones, which nothing bounds: compute it from outputs and "
+                "targets alone."
+            )
+        self._called = True
+        return losses
+
+
+def per_example(loss: Loss) -> PerExample:
+    """Return a loss that computes each example's alone; one that does already, as it is."""
+    return loss if isinstance(loss, PerExample) else PerExample(loss)

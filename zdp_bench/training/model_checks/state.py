@@ -1,0 +1,172 @@
+"""What a model holds beside its trainable parameters, and a guard that it stays so.
+
+Weights are released with noise. Buffers, attributes, hooks and what they keep are released as they
+are, with the model, so nothing of an example may be in them, in any step.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from zdp_bench.errors import UserError
+from zdp_bench.gradients.held import Place, places_of
+from zdp_bench.training.model_checks.probes import (
+    change_sample,
+    describe_layer,
+    describe_owner,
+    forward,
+)
+from zdp_bench.training.model_checks.sample_independence import REPLACE_BATCHNORM
+
+State = dict[Place, Any]
+
+
+def fingerprint(model: nn.Module) -> State:
+    """Return what a model holds, by place: of tensors a digest, of what trains only the shape."""
+    return {place: _digest(value) for place, value in places_of(model)}
+
+
+def _digest(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        kind = value.dtype, value.shape
+        trains = isinstance(value, nn.Parameter) and value.requires_grad
+        if trains or value.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return kind
+        if value.numel() == 1 and not value.is_complex():
+            return value.item()
+        value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return *kind, hashlib.sha256(value.flatten().view(torch.uint8).numpy().data).digest()
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, hashlib.sha256(value.tobytes()).digest()
+    return repr(value) if isinstance(value, float) and math.isnan(value) else value
+
+
+def copy_apart(model: nn.Module, algorithm: Any = None) -> tuple[nn.Module, Any]:
+    """Return a deep copy of a model, and of an algorithm that then works on the copy.
+
+    What cannot be copied (a lock, an open file) and functions are shared, and so is the loss.
+    """
+    memo: dict[int, Any] = {}
+    if (problem := getattr(algorithm, "problem", None)) is not None:
+        memo[id(problem.loss)] = problem.loss
+    holders = [*map(vars, model.modules()), getattr(algorithm, "__dict__", {})]
+    values = [value for holder in holders for value in holder.values()]
+    for value in values:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
+    try:
+        return copy.deepcopy((model, algorithm), {**memo})
+    except Exception:  # a lock, an open file: what holds it is shared
+        modules = {id(module): module for module in model.modules()}
+        for value in values:
+            try:
+                copy.deepcopy(value, memo | modules)
+            except Exception:
+                memo[id(value)] = value
+        return copy.deepcopy((model, algorithm), memo)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a model held when it was checked.
+
+    Attributes:
+        start: its state.
+        moved: the state that a pass on random numbers leaves: what is made at a first call, or
+            counts. Whatever that leaves was found not to depend on the numbers.
+    """
+
+    model: nn.Module
+    start: State
+    moved: State
+
+    def require_unchanged(self) -> None:
+        """Refuse a model that has changed beside its trainable parameters since it was checked.
+
+        Raises:
+            UserError: names what changed.
+        """
+        now = fingerprint(self.model)
+        for place in differing(self.start, now):
+            was, moved, found = (held.get(place, Guard) for held in (self.start, self.moved, now))
+            if found == moved or _counts(was, moved, found):
+                continue
+            layer, key = describe(self.model, place)
+            what = f"'{key}' of {layer}" if key else layer
+            raise UserError(
+                f"{what} is not what it was when the model was checked: beside the parameters that "
+                "train nothing may change, for no noise covers it. Change the model before the "
+                "check, and let no layer and no hook keep what it sees."
+            )
+
+
+def _counts(was: Any, moved: Any, found: Any) -> bool:
+    """True if a number went on by whole steps, each as large as that of one pass."""
+    if not all(isinstance(value, int | float) for value in (was, moved, found)) or was == moved:
+        return False
+    steps = (found - was) / (moved - was)
+    return bool(steps >= 0 and steps == round(steps))
+
+
+def watch(model: nn.Module, inputs: Tensor) -> Guard:
+    """Return a guard of the model's state, and refuse one that keeps something of what it sees.
+
+    Args:
+        inputs: random numbers [n, ...], two examples at least.
+
+    Raises:
+        UserError: names the layer, and what it keeps.
+    """
+    start, ends = fingerprint(model), []
+    for samples in (inputs, change_sample(inputs, 0, 2.0).expand_as(inputs), inputs[:-1]):
+        twin, _ = copy_apart(model)
+        with torch.no_grad():
+            forward(twin, samples)
+        ends.append(fingerprint(twin))
+        for (name, before), after in zip(model.named_parameters(), twin.parameters(), strict=True):
+            if not torch.equal(before, after):
+                raise UserError(
+                    f"{describe_owner(model, name)} changes its '{name.rpartition('.')[2]}' in the "
+                    "forward pass (max_norm?), and no noise covers that: switch it off."
+                )
+    for end in ends[1:]:
+        if places := differing(ends[0], end):
+            layer, key = describe(model, places[0])
+            raise UserError(
+                f"{layer} keeps what it sees of the training records in '{key}', which nothing "
+                "bounds and no noise covers: " + _advice(model, places[0][0])
+            )
+    return Guard(model, start, ends[0])
+
+
+def differing(one: State, other: State) -> list[Place]:
+    """Return the places at which two states differ."""
+    every = sorted(one.keys() | other.keys())
+    return [place for place in every if one.get(place, Guard) != other.get(place, Guard)]
+
+
+def describe(model: nn.Module, place: Place) -> tuple[str, str]:
+    """Return "layer 'net.1' (BatchNorm2d)", and the name of what it holds."""
+    name, key = place
+    while name and name not in dict(model.named_modules(remove_duplicate=False)):
+        name, _, last = name.rpartition(".")
+        key = f"{last}.{key}" if key else last
+    return describe_layer(model, name), key
+
+
+def _advice(model: nn.Module, module: str) -> str:
+    if isinstance(dict(model.named_modules()).get(module), _BatchNorm):
+        return f"{REPLACE_BATCHNORM}."
+    return (
+        "switch it off (track_running_stats=False for torch's norms), remove the hook, or use "
+        "another layer there."
+    )
