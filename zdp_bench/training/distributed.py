@@ -85,17 +85,22 @@ class Ranks:
             dist.broadcast_object_list(held, src=0)
         return held[0]
 
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's `value`, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        told: list[Any] = [None] * self.size
+        with _everyone():
+            dist.all_gather_object(told, value)
+        return told
+
     def require_same(self, facts: Mapping[str, object]) -> None:
         """Refuse, on every rank alike, ranks that differ in what they are about to do.
 
         Args:
             facts: by the name that a sentence may give it; those that decide others come first.
         """
-        if self.size == 1:
-            return
-        told: list[Any] = [None] * self.size
-        with _everyone():
-            dist.all_gather_object(told, {name: repr(value) for name, value in facts.items()})
+        told = self.gather({name: repr(value) for name, value in facts.items()})
         for name in facts:
             for other, of in enumerate(told):
                 if of.get(name) != told[0].get(name):
