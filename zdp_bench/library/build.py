@@ -143,10 +143,12 @@ def make_private(
     units = len(examples) if owners is None else owners.count
     plan = plan_of(batch_size, sample_rate, expected_batch or 0.0, epochs, units)
     of_owners = whose = owners_digest(owners)
+    most = owners.largest if owners is not None else 1
     if owners is not None and sample_rate is not None:
         need = "with sample_rate and unit, it says what an owner brings at most; no data may say it"
         require(max_records is not None, "max_records", max_records, need)
-        whose = "owners"  # a digest of them would say how many there are
+        assert max_records is not None
+        most, whose = max_records, "owners"  # a digest of them would say how many there are
     like, of_one = examples.like(), unpacking(loss)
     problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
     asked = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
@@ -175,7 +177,7 @@ def make_private(
         check_ranks(ranks, seed, facts)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     size = micro_batch or MICRO_BATCH
-    at_once = min(plan.most_drawn * (owners.largest if owners else 1), size)
+    at_once = min(plan.most_drawn * most, size)
     fixed_state = check(model, private, of_one, like, at_once, owners is not None)
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
@@ -199,6 +201,7 @@ def make_private(
         count_earlier=count_earlier,
         owners=owners,
         units=units,
+        most_owned=most,
         whose=whose,
         ranks=ranks,
     )

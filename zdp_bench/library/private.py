@@ -48,6 +48,7 @@ class Setting:
         count_earlier: steps of the ledger that the model has not taken may count in ε.
         owners: whose the examples are, if owners are drawn; None: an example is its own unit.
         units: how many examples, or owners, a step draws from.
+        most_owned: the most examples that one of them brings to a step.
         whose: what the ledger says of the owners; empty without.
         ranks: the processes that train together.
         fixed_state: what `check_model` returned.
@@ -69,6 +70,7 @@ class Setting:
     count_earlier: bool
     owners: Patients | None
     units: int
+    most_owned: int
     whose: str
     ranks: Ranks
 
@@ -252,11 +254,9 @@ class Private:
         setting, releases = self.setting, self.ledger.releases
         mechanism, secure = setting.algorithm.mechanism(), setting.keys.secure
         report = released_report(mechanism, self.ledger, releases, setting.delta, secure)
-        owners = setting.owners
         whose: dict[str, Any] = {"epsilon_of": "record"}
-        if owners is not None:
-            most = owners.largest if setting.plan.sampling.records else owners.most
-            whose = {"epsilon_of": "owner", "records_per_owner": most}
+        if setting.owners is not None:
+            whose = {"epsilon_of": "owner", "records_per_owner": setting.most_owned}
         return (
             whose
             | report
