@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -265,6 +266,8 @@ def test_the_loop_with_opacus_and_ours_train_alike(
     epsilon = theirs.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5)
     tight = ours.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5, tmp_path / "ledger.jsonl")
     assert tight == pytest.approx(epsilon, rel=0.01)
+    again = ours.train(nn.Linear(20, 10), *data, 20, 3, 1.1, 1e-5, tmp_path / "ledger.jsonl")
+    assert again == tight  # no step more
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -272,30 +275,38 @@ def test_the_scripts_of_the_library_page_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(DOCS / "example")
-    epsilon, accuracy = importlib.import_module("complex_network").train(tmp_path / "complex")
-    assert 2.9 < epsilon <= 3.0
-    assert accuracy > 0.8
+    for _ in range(2):  # trained, and resumed at its end
+        epsilon, accuracy = importlib.import_module("complex_network").train(tmp_path / "complex")
+        assert 2.9 < epsilon <= 3.0
+        assert accuracy > 0.8
     pytest.importorskip("timm")
     timm_model = importlib.import_module("timm_model")
     assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0
     assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0  # resumed at its end
 
 
-def test_the_lines_of_the_library_page_train_export_and_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("again", ["script", "notebook"])
+def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
+    """The second time in another process, with new weights, or in the cells of the same one."""
     monkeypatch.chdir(tmp_path)
     lines, export, load = re.findall(
         r"^```python\n(.*?)^```", (DOCS / "library.md").read_text(), flags=re.MULTILINE | re.DOTALL
     )
     data = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
-    mine = {"model": nn.Linear(4, 3), "dataset": data, "network": nn.Linear(4, 3)}
-    exec(lines, mine)
-    assert 7.9 < mine["private"].epsilon <= 8.0
-    exec(export, mine)
-    exec(load, mine)
-    assert torch.equal(mine["network"].weight, mine["model"].weight)
-    assert exit_code_of("verify", "my-model") == 0
+    mine: dict[str, Any] = {}
+    for run in ("first", "second"):
+        if run == "first" or again == "script":
+            mine = {"model": nn.Linear(4, 3), "dataset": data, "network": nn.Linear(4, 3)}
+        exec(lines, mine)
+        private = mine["private"]
+        assert 7.9 < private.epsilon <= 8.0
+        assert private.done == private.steps == private.report()["steps"]
+        exec(export, mine)
+        exec(load, mine)
+        assert torch.equal(mine["network"].weight, mine["model"].weight)
+        assert exit_code_of("verify", "my-model") == 0
 
 
 def read_outputs(cells: list[dict]) -> list[str]:

@@ -295,6 +295,7 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    holder = os.getpid()
     with open(path, "a", opener=_refuse_link) as lock:  # what may be there is not cut off
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -303,7 +304,8 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            if os.getpid() == holder:  # the end of a forked copy must not let go of it
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _refuse_link(path: str, flags: int) -> int:

@@ -53,7 +53,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def train(folder: Path) -> tuple[float, float]:
     """Return ε and the accuracy on the training examples, which the script made up itself."""
     dataset, model = Phases(), Network()
-    private = zdp_bench.make_private(
+    with zdp_bench.make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=1.0),
         dataset,
@@ -65,10 +65,11 @@ def train(folder: Path) -> tuple[float, float]:
         delta=1e-3,
         algorithm="zeta_dp_sgd",
         ledger=folder / "ledger.jsonl",
-    )
-    for batch in private.batches():
-        private.step(batch)
-    private.close()
+    ) as private:
+        private.resume()  # if it was saved before
+        for batch in private.batches():
+            private.step(batch)
+        private.save()
     inputs = torch.stack([dataset[i][0] for i in range(len(dataset))])
     with torch.no_grad():
         right = model(inputs).argmax(dim=1) == torch.arange(len(dataset)) % CLASSES

@@ -21,7 +21,7 @@ def train(folder: Path, name: str = "test_convnext", epochs: int = 2) -> float:
 
     With `pretrained=True` ε covers your images, and not those that the weights came from.
     """
-    dataset = TensorDataset(torch.randn(64, 3, 32, 32), torch.arange(64) % 10)
+    dataset = TensorDataset(torch.randn(128, 3, 32, 32), torch.arange(128) % 10)
     model = timm.create_model(name, num_classes=10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     private = zdp_bench.make_private(
@@ -30,7 +30,7 @@ def train(folder: Path, name: str = "test_convnext", epochs: int = 2) -> float:
         dataset,
         loss=loss,
         epochs=epochs,
-        batch_size=16,
+        batch_size=32,
         target_epsilon=8.0,
         max_grad_norm=1.0,
         delta=1e-3,

@@ -26,7 +26,7 @@ def train(
     ledger_file: Path,
 ) -> float:
     """Train `model` in place and return its ε."""
-    private = zdp_bench.make_private(
+    with zdp_bench.make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=0.5),
         TensorDataset(inputs, targets),
@@ -37,7 +37,9 @@ def train(
         max_grad_norm=1.0,
         delta=delta,
         ledger=ledger_file,
-    )
-    for batch in private.batches():
-        private.step(batch)
+    ) as private:
+        private.resume()  # if it was saved before
+        for batch in private.batches():
+            private.step(batch)
+        private.save()
     return private.epsilon

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import zdp_bench
-from tests.library.small import defaults, network, train
+from tests.library.small import data, defaults, network, train
 from zdp_bench import Private, UserError
-from zdp_bench.library import build
+from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.training.distributed import join, leave
 
@@ -25,7 +26,7 @@ OWNERS = [index % 7 for index in range(60)]
 CASES: dict[str, dict[str, Any]] = {
     "records": {},
     "pieces": {"micro_batch": 3},
-    "owners": {"unit": OWNERS, "batch_size": 3, "max_records": 4},
+    "owners": {"unit": OWNERS, "sample_rate": 0.4, "expected_batch": 3, "max_records": 4},
     "secure": {"secure": True},
 }
 STEPS = 4
@@ -42,14 +43,43 @@ def make(folder: Path, name: str, model: nn.Module | None = None, **changed: Any
 
 
 def trained(folder: Path, name: str) -> Private:
-    """A case after a few steps, with a key that every number of processes has."""
-    keys, build.make_keys = build.make_keys, lambda *_: Keys("key", None, name == "secure")
-    try:
-        private = make(folder, name, **CASES[name])
-    finally:
-        build.make_keys = keys
-    train(private, most=STEPS)
+    """A case after a few steps, with keys that every number of processes has."""
+    private = make(folder, name, **CASES[name])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keys, "of_step", lambda _, __, ledger: f"key {ledger.releases}")
+        train(private, most=STEPS)
     return private
+
+
+def shares_of_secure_batches(folder: Path) -> list[list[list[int]]]:
+    """The examples that each process read, step by step."""
+    private = make(folder, "secure_batches", secure=True)
+    seen: list[list[int]] = []
+    read = Items.batch
+
+    def batch(self: Items, indices: Any) -> Any:
+        seen[-1] += [int(index) for index in indices]
+        return read(self, indices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Items, "batch", batch)
+        for one in private.batches():
+            seen.append([])
+            private.step(one)
+    return private.setting.ranks.gather(seen)
+
+
+def uneven_steps(folder: Path) -> list[str]:
+    """What the processes say where one of them leaves out a step of the other's."""
+    private = make(folder, "uneven")
+    train(private, most=2)
+    private.done += private.setting.ranks.rank
+    try:
+        train(private, most=1)
+        said = ""
+    except UserError as error:
+        said = str(error)
+    return private.setting.ranks.gather(said)
 
 
 def resumed(folder: Path) -> tuple[int, int]:
@@ -66,22 +96,40 @@ def resumed(folder: Path) -> tuple[int, int]:
     return again.done, again.report()["steps"]
 
 
-def noise_of_nothing(folder: Path) -> Tensor:
+def noise_of_nothing(folder: Path, **changed: Any) -> Tensor:
     """The noise of a step whose gradients are zero, from weights that differ between processes."""
     torch.manual_seed(join("cpu").rank)
     model = nn.Sequential(nn.Linear(4, 6000), nn.Linear(6000, 3))
-    private = make(folder, "noise", model, loss=lambda outputs, _: 0.0 * outputs.sum(dim=1))
+    flat = {"loss": lambda outputs, _: 0.0 * outputs.sum(dim=1)}
+    private = make(folder, f"noise{len(changed)}", model, **flat, **changed)
     before = weights_of(private)["0.weight"]
     train(private, most=1)
     return (weights_of(private)["0.weight"] - before) * 12 / 0.5
 
 
-def refusal(folder: Path, **changed: Any) -> str:
+def refusal(folder: Path, **changed: Any) -> list[str]:
     try:
-        make(folder, "refused", **changed)
+        make(folder, f"refused{join('cpu').rank}", **changed)
+        said = ""
     except UserError as error:
-        return str(error)
-    return ""
+        said = str(error)
+    return join("cpu").gather(said)
+
+
+def otherwise(rank: int) -> dict[str, dict[str, Any]]:
+    """What rank 1 does otherwise, by the fact that is named."""
+    shuffled = [data()[(index + rank) % 60] for index in range(60)]
+    plain = network()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh() if rank else nn.ReLU(), nn.Linear(6, 3))
+    return {
+        "set of arguments: the bound": {"max_grad_norm": 1.0 + rank},
+        "set of arguments: the rate": {"sample_rate": 0.2 + 0.1 * rank},
+        "set of arguments: the randomness": {"secure": bool(rank)},
+        "data set": {"dataset": shuffled},
+        "list of owners": CASES["owners"] | {"unit": [(i + rank) // 9 for i in range(60)]},
+        "model": {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.5)},
+        "optimizer": {"model": plain, "optimizer": torch.optim.SGD(plain.parameters(), 1.0 + rank)},
+    }
 
 
 def main(folder: Path) -> None:
@@ -98,9 +146,11 @@ def main(folder: Path) -> None:
         )
         found[name] = weights, private.epsilon
     found["resumed"] = resumed(folder)
-    found["noise"] = noise_of_nothing(folder)
+    found["noise"] = noise_of_nothing(folder), noise_of_nothing(folder, secure=True)
     found["seeded"] = refusal(folder, seed=1)
-    found["different"] = refusal(folder, batch_size=12 + ranks.rank)
+    found["different"] = {k: refusal(folder, **v) for k, v in otherwise(ranks.rank).items()}
+    found["shares"] = shares_of_secure_batches(folder)
+    found["uneven"] = uneven_steps(folder)
     if ranks.is_first:
         torch.save(found, folder / "found.pt")
 

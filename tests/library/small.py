@@ -37,7 +37,8 @@ def defaults(model: nn.Module) -> dict[str, Any]:
         "dataset": data(),
         "loss": loss,
         "epochs": 2,
-        "batch_size": 12,
+        "sample_rate": 0.2,
+        "expected_batch": 12,
         "max_grad_norm": 0.8,
         "delta": 1e-3,
     }

@@ -20,6 +20,14 @@ from zdp_bench.privacy.accounting import pld
 # 15 owners of one to eight examples, whose examples are not side by side
 OWNERS = [f"person {int(2 * (7 * index % EXAMPLES) ** 0.5)}" for index in range(EXAMPLES)]
 PEOPLE = sorted(set(OWNERS))
+# 120 owners of two examples each, which is public
+MANY: dict[str, Any] = {
+    "unit": lambda index: index // 2,
+    "dataset": [data()[index % EXAMPLES] for index in range(240)],
+    "batch_size": 24,
+    "sample_rate": None,
+    "expected_batch": None,
+}
 BOUND = 0.5  # below some norms, and above others
 
 
@@ -49,7 +57,8 @@ def test_a_step_without_noise_is_the_mean_over_owners_clipped(
     }[form]
     model, before = network(), network()
     changed = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "micro_batch": micro_batch}
-    train(make(model, unit=unit, epochs=1, batch_size=len(PEOPLE), **changed))
+    drawn = {"sample_rate": 1.0, "expected_batch": len(PEOPLE), "max_records": 8}
+    train(make(model, unit=unit, epochs=1, **drawn, **changed))
     factors, sums = [], {name: torch.zeros_like(p) for name, p in before.named_parameters()}
     for gradients in mean_gradients(before, OWNERS).values():
         norm = sum(float(g.double().square().sum()) for g in gradients.values()) ** 0.5
@@ -65,15 +74,15 @@ def test_a_step_without_noise_is_the_mean_over_owners_clipped(
 
 
 def test_owners_are_drawn_and_epsilon_is_theirs(make: Make) -> None:
-    private = make(unit=OWNERS, batch_size=6, epochs=3)
-    rate = 6 / len(PEOPLE)
-    assert private.setting.plan.sampling.records == len(PEOPLE)
+    rate = 24 / 120
+    private = make(**MANY | {"epochs": 3})
+    assert private.setting.plan.sampling.records == 120
     train(private)
     assert private.steps == round(3 / rate)
     assert private.epsilon == pld(1.2, rate, private.steps, 1e-3)
     report = private.report()
-    assert (report["epsilon_of"], report["records_per_owner"]) == ("owner", 8)
-    assert report["sampling"]["records"] == len(PEOPLE)
+    assert (report["epsilon_of"], report["records_per_owner"]) == ("owner", 2)
+    assert report["sampling"]["records"] == 120
 
 
 def test_without_a_unit_epsilon_is_of_a_record(make: Make) -> None:
@@ -85,8 +94,8 @@ def test_without_a_unit_epsilon_is_of_a_record(make: Make) -> None:
 def test_a_drawn_owner_brings_all_examples_or_so_many(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for most in (None, 2):
-        private = make(unit=OWNERS, batch_size=6, max_records=most)
+    for most in (8, 2):
+        private = make(unit=OWNERS, sample_rate=0.4, max_records=most, count_earlier=True)
         seen: list[list[int]] = []
         read = type(private.setting.examples).batch
 
@@ -101,12 +110,12 @@ def test_a_drawn_owner_brings_all_examples_or_so_many(
         for drawn in seen:
             for owner in {OWNERS[index] for index in drawn}:
                 brought = sum(OWNERS[index] == owner for index in drawn)
-                assert brought == min(OWNERS.count(owner), most or EXAMPLES)
+                assert brought == min(OWNERS.count(owner), most)
 
 
 def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
     def key(name: str, **given: Any) -> str:
-        private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, batch_size=6, **given)
+        private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, **{"max_records": 8} | given)
         return private.setting.keys.of_step(private.setting.model, private.ledger)
 
     swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
@@ -114,18 +123,18 @@ def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
         key("one", unit=OWNERS),
         key("two", unit=swapped),
         key("three", unit=OWNERS, max_records=2),
-        key("four"),
+        key("four", max_records=None),
     ]
     assert len(set(keys)) == 4
     assert key("five", unit=[owner.upper() for owner in OWNERS]) == keys[0]  # the same partition
 
 
 def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
-    train(make(unit=OWNERS, batch_size=6), most=1)
-    swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
+    train(make(**MANY), most=1)
+    swapped = [index // 2 for index in (2, 1, 0, *range(3, 240))]
     with pytest.raises(UserError, match="belongs to another mechanism"):
-        make(unit=swapped, batch_size=6)
-    assert make(unit=OWNERS, batch_size=6, max_records=2).ledger.releases == 1
+        make(**MANY | {"unit": swapped})
+    assert make(**MANY, max_records=2).ledger.releases == 1
 
 
 @pytest.mark.parametrize(
@@ -137,10 +146,11 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None, which is missing"),
         ({"unit": [*OWNERS[:-1], float("nan")]}, "owner of example 59 is nan"),
         ({"unit": lambda _: object()}, "cannot be compared"),
-        ({"unit": OWNERS, "batch_size": 40}, "has only 15 owners"),
-        ({"unit": OWNERS, "max_records": 0, "batch_size": 6}, "must be 1 or more"),
+        (MANY | {"batch_size": 130}, "has only 120 to draw from"),
+        (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
+        ({"unit": OWNERS, "max_records": 0}, "must be 1 or more"),
         ({"max_records": 2}, "is read with unit= only"),
-        ({"unit": OWNERS, "algorithm": "gredp", "batch_size": 6}, "clips single records only"),
+        ({"unit": OWNERS, "algorithm": "gredp", "max_records": 2}, "clips single records only"),
     ],
 )
 def test_what_cannot_be_a_unit_is_refused(

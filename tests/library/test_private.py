@@ -30,7 +30,8 @@ def softer(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_without_noise_a_step_is_the_mean_of_clipped_gradients(make: Make) -> None:
     model, by_hand = network(), network()
-    private = make(model, noise_multiplier=0.0, epochs=1, batch_size=EXAMPLES, micro_batch=7)
+    whole = {"sample_rate": 1.0, "expected_batch": EXAMPLES, "epochs": 1}
+    private = make(model, noise_multiplier=0.0, micro_batch=7, **whole)
     train(private)
     inputs, targets = data().tensors
     sums = zdp_bench.clipped_sum(by_hand, loss, (inputs, targets), 0.8).sums
@@ -64,7 +65,7 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
     assert report["steps"] == report["ledger"]["entries"] == 10
     assert (report["randomness"], report["randomness_from"]) == (
         "seeded",
-        "the operating system, once",
+        "the operating system, at each step",
     )
     assert report["adjacency"] == "add_or_remove_one"
     assert report["fixed_state"] == []
@@ -108,13 +109,37 @@ def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
         resumed.resume()
 
 
-def test_a_training_that_starts_anew_on_a_ledger_counts_what_was_released(make: Make) -> None:
+def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
+    make: Make, tmp_path: Path
+) -> None:
+    """A script that is run twice would show weights without a step, and the ε of many."""
+    private = make()
+    train(private, most=4)
+    for _ in range(2):
+        again = make()
+        assert not again.resume()
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"4 steps .* no state is saved in ledger\.pt"):
+                train(again)
+    trained = make(count_earlier=True)
+    train(trained, most=2)
+    trained.save()
+    forgetful = make()
+    with pytest.raises(UserError, match=r"6 steps .* call private\.resume\(\) to go on"):
+        train(forgetful)
+    assert forgetful.resume()
+    assert len(train(forgetful)) == 8
+    assert len(train(make(ledger=tmp_path / "another.jsonl"))) == 10
+
+
+def test_steps_that_the_model_has_not_taken_count_if_it_is_asked_for(make: Make) -> None:
     train(make(), most=4)
-    again = make()
+    again = make(count_earlier=True)
     assert again.epsilon == pld(1.2, 0.2, 4, 1e-3)
     assert not again.resume()
     train(again)
     assert again.epsilon == pld(1.2, 0.2, 14, 1e-3)
+    assert (again.report()["steps"], again.report()["steps_taken"]) == (14, 10)
 
 
 def test_a_ledger_that_was_cut_short_is_refused(make: Make, tmp_path: Path) -> None:
@@ -136,7 +161,8 @@ def test_a_ledger_that_was_cut_short_is_refused(make: Make, tmp_path: Path) -> N
         {"loss": softer},
         {"micro_batch": 5},
         {"noise_multiplier": 1.3},
-        {"batch_size": 13},
+        {"sample_rate": 0.25},
+        {"expected_batch": 13},
         {"gradients": "reference"},
         {"seed": None},
     ],
@@ -230,7 +256,12 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
     single, gradient = [(*data()[0],)], {}
     for precision in (None, "bf16"):
         model, before = network(), network()
-        given = {"dataset": single, "batch_size": 1, "noise_multiplier": 0.0}
+        given = {
+            "dataset": single,
+            "sample_rate": 1.0,
+            "expected_batch": 1,
+            "noise_multiplier": 0.0,
+        }
         private = make(model, precision=precision, max_grad_norm=0.1, epochs=1, **given)
         train(private)
         private.ledger.path.unlink()
@@ -272,12 +303,19 @@ def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> No
             data(),
             loss=loss,
             epochs=2,
-            batch_size=12,
+            sample_rate=0.2,
+            expected_batch=12,
             noise_multiplier=1.2,
             max_grad_norm=0.8,
             delta=1e-3,
             ledger=tmp_path / "ledger.jsonl",
         )
+
+
+def by_size(batch_size: int, dataset: Any = None) -> dict[str, Any]:
+    """Drawn by `batch_size`, of a data set whose size is public."""
+    drawn = {"batch_size": batch_size, "sample_rate": None, "expected_batch": None}
+    return drawn | ({"dataset": dataset} if dataset else {})
 
 
 def batch_norm() -> nn.Module:
@@ -303,7 +341,18 @@ class Endless(IterableDataset):
         ({"dataset": Endless()}, "give a map-style Dataset"),
         ({"dataset": []}, "it has no example"),
         ({"dataset": [torch.zeros(4)] * 20}, r"a pair \(input, target\) is needed"),
-        ({"dataset": [(torch.zeros(4), 0)] * 5}, r"batch_size=12: the dataset has only 5"),
+        (
+            by_size(130, [(torch.zeros(4), 0)] * 120),
+            "batch_size=130: the dataset has only 120 to draw from",
+        ),
+        (by_size(2), "only n = 60 to draw from one more or less changes that rate"),
+        (by_size(0), "batch_size=0: must be 1 or more"),
+        ({"batch_size": 12}, "give batch_size or sample_rate, and not both"),
+        ({"sample_rate": None}, "give batch_size or sample_rate, and not both"),
+        ({"expected_batch": None}, "sample_rate and expected_batch go together"),
+        ({"sample_rate": 0.0}, r"sample_rate=0\.0: must lie in \(0, 1\]"),
+        ({"expected_batch": 0}, "expected_batch=0: must be above 0"),
+        ({"unit": lambda index: index}, "max_records=null: with sample_rate and unit"),
         ({"target_eps": 8.0}, r"argument 'target_eps' is not known. Did you mean 'target_epsilon'"),
         ({"target_epsilon": "8"}, r"target_epsilon='8': must be a number"),
         ({"dataset": [(torch.zeros(9), 0)] * 20}, r"cannot take float32 inputs of shape \[3, 9\]"),

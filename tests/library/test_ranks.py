@@ -44,8 +44,18 @@ def test_every_process_has_the_same_weights_and_report(joint: tuple[Path, Any]) 
 
 def test_the_noise_is_that_of_one_process(joint: tuple[Path, Any]) -> None:
     """Also where the processes began with other weights: they take rank 0's."""
-    noise = joint[1]["noise"]
-    assert noise.std() == pytest.approx(1.2 * 0.8, rel=0.02)
+    for noise in joint[1]["noise"]:  # without and with `secure`
+        assert noise.std() == pytest.approx(1.2 * 0.8, rel=0.02)
+
+
+def test_a_secure_batch_is_one_batch_of_which_each_process_reads_its_share(
+    joint: tuple[Path, Any],
+) -> None:
+    """Drawn by each for itself, it would hold an example at twice the rate."""
+    for first, second in zip(*joint[1]["shares"], strict=True):
+        batch = sorted([*first, *second])
+        assert len(batch) == len({*batch})
+        assert (first, second) == (batch[::2], batch[1::2])
 
 
 def test_a_saved_training_goes_on_in_all_processes(joint: tuple[Path, Any]) -> None:
@@ -53,8 +63,16 @@ def test_a_saved_training_goes_on_in_all_processes(joint: tuple[Path, Any]) -> N
 
 
 def test_what_several_processes_cannot_do_is_refused(joint: tuple[Path, Any]) -> None:
-    assert "2 train together; leave it out" in joint[1]["seeded"]
-    assert "do not train the same" in joint[1]["different"]
+    for sentence in joint[1]["seeded"]:
+        assert "2 train together; leave it out" in sentence
+    for name, said in joint[1]["different"].items():
+        for sentence in said:
+            assert f"rank 1 has another {name.partition(':')[0]} than rank 0" in sentence, name
+
+
+def test_processes_that_are_not_at_the_same_step_say_so(joint: tuple[Path, Any]) -> None:
+    for sentence in joint[1]["uneven"]:
+        assert "rank 1 has another step than rank 0" in sentence
 
 
 def test_the_wrapper_of_torch_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import time
 import tracemalloc
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.ledgers import in_a_fork
+from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, set_aside
+from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.ledger_lines import make_line
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
@@ -54,6 +57,43 @@ def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
     again = reopen(path)
     assert (again.releases, again.position) == (4, position)
     assert position.digest == lines[-1]["sha256"]
+
+
+@pytest.mark.parametrize("kind", ["file", "copy"])
+def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) -> None:
+    """Not even a step that is there, whose noise it would draw for other sums."""
+    write(path, 2)
+    ledger = Ledger(path, MECHANISM, True)
+    held = ledger if kind == "file" else pickle.loads(pickle.dumps(ledger.copy()))
+    before = path.read_bytes()
+
+    def act() -> str:
+        said = []
+        for write_line in (held.append, held.doubt if kind == "file" else held.append):
+            for step in (1, 2):
+                try:
+                    write_line(step)
+                    said.append("written")
+                except UserError:
+                    said.append("refused")
+        return " ".join(said)
+
+    assert in_a_fork(act) == "refused refused refused refused"
+    assert path.read_bytes() == before
+    held.append(2)
+    assert held.releases == 3
+    ledger.close()
+
+
+def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
+    sent = pickle.dumps(Copy((), Position(0, ""), True))
+
+    def act() -> str:
+        held = pickle.loads(sent)
+        held.append(0)
+        return str(held.releases)
+
+    assert in_a_fork(act) == "1"
 
 
 def test_a_chain_depends_on_every_step_and_on_the_mechanism(tmp_path: Path) -> None:

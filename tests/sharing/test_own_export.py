@@ -16,7 +16,7 @@ from torch import nn
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import EXAMPLES, network, train
+from tests.library.small import network, train
 from tests.sharing.test_verification import edit, wrong
 from tests.test_cli import run as command
 from tests.test_package import ROOT
@@ -67,9 +67,9 @@ def test_the_card_states_the_epsilon_of_the_ledger_and_where_the_noise_is_from(
     assert head["datasets"] == ["points"]
     assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.75
     assert head["run"]["versions"]["zdp-bench"] == zdp_bench.__version__
-    assert "one key, which the operating system drew" in text
+    assert "a key that the operating system drew" in text
     assert "It takes `float32 [n, 4]`" in text
-    assert f"{EXAMPLES} examples to train" in text
+    assert "a private number of examples to train" in text
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,12 @@ def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
     tmp_path: Path,
 ) -> None:
     train(make(), most=4)
-    private = make()
+    private = make(count_earlier=True)
     train(private)
     private.export(tmp_path / "model")
     assert head_of(tmp_path / "model")["differential_privacy"]["steps"] == 14
+    text = (tmp_path / "model/README.md").read_text()
+    assert "| steps that made these weights | 10; ε counts all steps above |" in text
     assert wrong(tmp_path / "model") == {}
 
 

@@ -30,13 +30,15 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Start `size` processes as torchrun would, and wait for them."""
+def together(
+    size: int, *words: str, at: Path, first: tuple[str, ...] = ()
+) -> list[subprocess.CompletedProcess[str]]:
+    """Start `size` processes as torchrun would, and wait for them; rank 0 also gets `first`."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", *words, *(() if r else first)],
             cwd=at,
             env=os.environ
             | meeting
@@ -77,6 +79,41 @@ def test_several_processes_come_to_what_one_comes_to(
     kept = [(root / "ledger.jsonl").read_text() for root in (folder / f"case{number}", tmp_path)]
     assert kept[0] == kept[1]
     assert len(kept[0].splitlines()) == STEPS + 1
+
+
+def test_ranks_that_differ_all_say_so_before_they_wait(joint: tuple[Path, dict]) -> None:
+    """Each in one fact; the last pair does not differ, and trains."""
+    *differing, last = joint[1]["refused"].items()
+    for name, said in differing:
+        for sentence in said:
+            assert f"rank 1 has another {name.partition(':')[0]} than rank 0" in sentence, name
+    assert set(last[1]) == {""}
+    assert len([*joint[0].glob("own_runs/runs/quickstart/*/record.json")]) == 1
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("both", "first", "sentences"),
+    [
+        ((), ("algorithm.max_grad_norm=2",), ["rank 1 has another configuration"] * 2),
+        (
+            ("privacy.total_budget=0.1",),
+            (),
+            ["privacy.total_budget=0.1", "another process of this training has ended"],
+        ),
+    ],
+    ids=["differ", "rank 0 ends"],
+)
+def test_no_rank_waits_for_one_that_does_something_else(
+    both: tuple[str, ...], first: tuple[str, ...], sentences: list[str], tmp_path: Path
+) -> None:
+    words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}", *both]
+    done = together(2, "zdp_bench", "run", *words, at=tmp_path, first=first)
+    for one, sentence in zip(done, sentences, strict=True):
+        assert one.returncode == 2
+        assert sentence in one.stderr
+        assert len(one.stderr.splitlines()) == 1
+    assert not [*tmp_path.rglob("record.json")]
 
 
 def test_secure_noise_is_drawn_once_for_all(joint: tuple[Path, dict]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from zdp_bench.library.arguments import (
     check_optimizer,
     check_options,
     check_ranks,
+    plan_of,
 )
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import make_keys
@@ -33,10 +36,10 @@ from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
-from zdp_bench.training.batches import MICRO_BATCH
+from zdp_bench.training.batches import MICRO_BATCH, seed_layers
 from zdp_bench.training.devices import check_precision
 from zdp_bench.training.distributed import join
-from zdp_bench.training.environment import execution_digest
+from zdp_bench.training.environment import code_digest, execution_digest
 from zdp_bench.training.micro_batches import Size
 from zdp_bench.training.plan import Plan
 
@@ -50,10 +53,13 @@ def make_private(
     *,
     loss: Loss,
     epochs: int,
-    batch_size: int,
+    batch_size: int | None = None,
+    sample_rate: float | None = None,
+    expected_batch: float | None = None,
     max_grad_norm: float,
     delta: float,
     ledger: str | Path,
+    count_earlier: bool = False,
     noise_multiplier: float | None = None,
     target_epsilon: float | None = None,
     algorithm: str = "dp_sgd",
@@ -77,12 +83,18 @@ def make_private(
             model's arguments, in order or by name.
         loss: (outputs, targets) -> one loss per example, [B]; never a mean. It is given one example
             at a time: nothing of another can reach it.
-        epochs, batch_size: of Poisson sampling: each step draws each example with probability
-            `batch_size` / n, and an epoch is n / `batch_size` steps. With `unit`, of owners.
+        epochs: 1 / rate steps each.
+        batch_size: each step draws each of the n examples with probability `batch_size` / n, and
+            the noisy sum is divided by `batch_size`. n is then public, and must be 100 or more.
+            With `unit`, of owners.
+        sample_rate, expected_batch: instead of `batch_size`, where n is private: the probability,
+            and what the noisy sum is divided by. Choose both without a look at the data.
         max_grad_norm: the bound C that each example's gradient is clipped to.
         delta: of (ε, δ); at most 1 / n is usual.
-        ledger: the file that lists every step before its noise is drawn. One that is there
-            already goes on: its steps count in ε. `save` writes beside it, with the suffix .pt.
+        ledger: the file that lists every step before its noise is drawn. `save` writes beside it,
+            with the suffix .pt; `resume` goes on from there.
+        count_earlier: train a model that has not taken the steps that the ledger holds already;
+            they count in every ε.
         noise_multiplier, target_epsilon: one of the two. The noise is calibrated so that all steps
             have at most the tight ε asked for, and no step beyond it is taken.
         algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
@@ -99,22 +111,45 @@ def make_private(
         secure: cryptographic noise and batches, for weights that are released to an adversary.
         options: of the algorithm, as in the configuration: `per_layer=True`, `noise="circular"`.
 
+    Formal guarantees: those of `Private`, for neighbours that are drawn at the same rate.
+        - With `sample_rate`, they may differ in n: rate, divisor, mechanism, count of steps, report
+          and exported folder follow from the arguments, and none of them from n. (The steps' time
+          and memory do not.) With `unit`, `max_records` is needed: owners' sizes are private too.
+        - With `batch_size`, n is public: ε holds for data sets at the rate `batch_size` / n of this
+          one, which says n.
+
     Raises:
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
         Busy: another training, in this process or another, holds the ledger.
     """
     noise = {"noise_multiplier": noise_multiplier, "target_epsilon": target_epsilon}
     bounds = noise | {"max_grad_norm": max_grad_norm}
-    check_arguments(model, batch_size, epochs, delta, micro_batch, seed, secure, bounds)
+    check_arguments(
+        model,
+        batch_size,
+        sample_rate,
+        expected_batch,
+        epochs,
+        delta,
+        micro_batch,
+        seed,
+        secure,
+        bounds,
+    )
     check_options(algorithm, options, inspect.signature(make_private).parameters)
     device = next(model.parameters()).device
     ranks = join(device.type)
     examples = Items(dataset)
     owners = find_owners(unit, len(examples), max_records)
     units = len(examples) if owners is None else owners.count
-    too_large = f"the dataset has only {units:,} {'examples' if owners is None else 'owners'}"
-    require(batch_size <= units, "batch_size", batch_size, too_large)
-    plan = Plan.poisson(units, batch_size / units, epochs)
+    plan = plan_of(batch_size, sample_rate, expected_batch or 0.0, epochs, units)
+    of_owners = whose = owners_digest(owners)
+    most = owners.largest if owners is not None else 1
+    if owners is not None and sample_rate is not None:
+        need = "with sample_rate and unit, it says what an owner brings at most; no data may say it"
+        require(max_records is not None, "max_records", max_records, need)
+        assert max_records is not None
+        most, whose = max_records, "owners"  # a digest of them would say how many there are
     like, of_one = examples.like(), per_example(loss)
     problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
     asked = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
@@ -123,12 +158,27 @@ def make_private(
         require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
     check_optimizer(model, optimizer)
-    of_owners = owners_digest(owners)
-    run = hashlib.sha256(f"{private.mechanism().digest()}:{plan}:{of_owners}".encode()).hexdigest()
-    check_ranks(ranks, run, seed)
+    mechanism = private.mechanism().digest()
+    run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
+    if ranks.size > 1:
+        # so that randomly changed examples have one digest
+        seed_layers(ranks.broadcast(os.urandom(16).hex()), 0, 0)
+        drawn = batch_size, sample_rate, expected_batch, epochs, max_records
+        given = drawn, asked, noise, delta, precision, secure, count_earlier
+        facts = {
+            "set of arguments": given,
+            "data set": examples.digest(),
+            "list of owners": of_owners,
+            "code": code_digest(()),
+            "model": re.sub(" at 0x[0-9a-f]+", "", repr(model)),
+            "optimizer": optimizer,
+            "mechanism": mechanism,
+            "plan": plan,
+        }
+        check_ranks(ranks, seed, facts)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     size = micro_batch or MICRO_BATCH
-    at_once = min(plan.most_drawn * (owners.largest if owners else 1), size)
+    at_once = min(plan.most_drawn * most, size)
     fixed_state = check(model, private, of_one, like, at_once, owners is not None)
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
@@ -150,7 +200,11 @@ def make_private(
         guard=guard(model, like),
         run=run,
         ledger_file=Path(ledger),
+        count_earlier=count_earlier,
         owners=owners,
+        units=units,
+        most_owned=most,
+        whose=whose,
         ranks=ranks,
     )
     return _open(setting, Size(size))
@@ -205,7 +259,7 @@ def _open(setting: Setting, size: Size) -> Private:
         held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
         advice = "Move it away, and the ledger beside it, to start anew."
         saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
-        at_least, whose = saved.ledger if saved else None, owners_digest(setting.owners)
+        at_least, whose = saved.ledger if saved else None, setting.whose
         try:
             opened = Ledger(path, setting.algorithm.mechanism(), False, at_least, whose)
         except LedgerError as error:

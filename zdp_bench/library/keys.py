@@ -5,16 +5,16 @@ loop are foreign code, of which no digest tells everything. If two trainings sha
 difference of their steps would be that of their sums without noise. So
 
     - secure=True has no key: all randomness is the operating system's;
-    - without a seed the key is drawn from the operating system, for each process anew;
+    - without a seed each step's key is drawn from the operating system;
     - with a seed the key covers the seed, the plan, the mechanism, the optimiser, ALL examples, the
       gradients that model and loss give on random inputs, and code, libraries and machine, which
       decide how sums are rounded. A digest of some examples would not do: neighbouring data sets,
       which ε is about, agree in all but one.
 
-Each step has a key of its own, which also covers the ledger's end and, with a seed, the weights the
-step starts from: from the first step on in which anything has moved the weights of two loops apart
-(a schedule, clipped weights), they share nothing. With a seed the noise covers the sum it is added
-to as well, whatever made it (`HedgedNoise`). No step of a resumed training repeats the noise of one
+With a seed each step's key also covers the ledger's end and the weights the step starts from: from
+the first step on in which anything has moved the weights of two loops apart (a schedule, clipped
+weights), they share nothing. The noise covers the sum it is added to as well, whatever made it
+(`HedgedNoise`). No step of a resumed training repeats the noise of one
 that was lost: it is a new release, and counts again. So a seed repeats a whole training, bit for
 bit, on one machine's CPU, and nowhere else.
 """
@@ -51,10 +51,11 @@ from zdp_bench.training.plan import Plan
 
 @dataclass(frozen=True)
 class Keys:
-    """The key of a training, of which each step's follows.
+    """Where the keys of a training's steps come from.
 
     Attributes:
-        seed: None if `first` was drawn from the operating system.
+        first: with a seed, what every step's key follows from; else empty.
+        seed: None if each key is drawn from the operating system.
     """
 
     first: str
@@ -63,8 +64,9 @@ class Keys:
 
     def of_step(self, model: nn.Module, ledger: Ledger) -> str:
         """Return the key of the step that the ledger's next line is for."""
-        weights = state_digest(model.state_dict()) if self.seed is not None else ""
-        parts = f"{self.first}:{ledger.position.digest}:{weights}"
+        if self.seed is None:  # never from what a copy of the process, or of its memory, has too
+            return os.urandom(32).hex()
+        parts = f"{self.first}:{ledger.position.digest}:{state_digest(model.state_dict())}"
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def noise(self, key: str) -> NoiseSource:
@@ -77,7 +79,7 @@ class Keys:
         """Return where the randomness comes from, for the report."""
         if self.secure:
             return "the operating system, for every number"
-        return "the operating system, once" if self.seed is None else f"seed {self.seed}"
+        return "the operating system, at each step" if self.seed is None else f"seed {self.seed}"
 
 
 def make_keys(
@@ -97,7 +99,7 @@ def make_keys(
         made: whatever else decides a step's bits; see `environment.execution_digest`.
     """
     if seed is None or secure:
-        return Keys(os.urandom(32).hex(), None, secure)
+        return Keys("", None, secure)
     with takes_parts(model):
         twin, of_twin = copy_apart(model, algorithm)
         batch = synthetic(twin, like)

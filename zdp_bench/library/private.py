@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NoReturn
 from weakref import finalize
 
 import torch
@@ -19,7 +20,6 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
-from zdp_bench.library.owners import owners_digest
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
@@ -36,16 +36,22 @@ from zdp_bench.training.plan import Plan
 from zdp_bench.training.record import released_report
 from zdp_bench.training.step import Training, private_step
 
+_STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
+
 
 @dataclass(frozen=True)
 class Setting:
     """What stays the same from step to step.
 
     Attributes:
-        run: the digest of mechanism, plan and owners; a checkpoint of another training is refused.
+        run: the digest of mechanism, plan and `whose`; a checkpoint of another training is refused.
         named: the algorithm's name.
         ledger_file: rank 0 writes it.
+        count_earlier: steps of the ledger that the model has not taken may count in ε.
         owners: whose the examples are, if owners are drawn; None: an example is its own unit.
+        units: how many examples, or owners, a step draws from.
+        most_owned: the most examples that one of them brings to a step.
+        whose: what the ledger says of the owners; empty without.
         ranks: the processes that train together.
         fixed_state: what `check_model` returned.
         guard: finds what else than the trained weights has changed on the model since.
@@ -65,7 +71,11 @@ class Setting:
     guard: Guard
     run: str
     ledger_file: Path
+    count_earlier: bool
     owners: Patients | None
+    units: int
+    most_owned: int
+    whose: str
     ranks: Ranks
 
 
@@ -94,7 +104,8 @@ class Private:
         - the weights, at any time, are (`epsilon`, δ)-differentially private, for data sets that
           differ in one example or, with `unit`, in all examples of one owner;
         - `epsilon` counts every step that the ledger holds, of this process and of those before;
-        - with `target_epsilon`, `batches` ends before ε would exceed it.
+        - with `target_epsilon`, `batches` ends before ε would exceed it;
+        - a copy of the process takes no step, and two threads take theirs one after the other.
 
     Attributes:
         steps: how many the epochs are.
@@ -113,6 +124,7 @@ class Private:
         finalize(self, self.resources.close)  # a notebook's user closes nothing
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
+        self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
         self._trained = list(trainable(model))
         self._modes = {module: module.training for module in model.modules()}
         self._limit: int | None = None
@@ -143,8 +155,10 @@ class Private:
         """Yield the batch of every step that is left; call `step` on each.
 
         Raises:
-            UserError: the last batch was left out.
+            UserError: the last batch was left out, or the ledger holds steps that the model has not
+                taken.
         """
+        self._require_taken()
         while self.done < self.steps and not self._is_spent():
             self._next = Batch(self.done)
             yield self._next
@@ -154,8 +168,22 @@ class Private:
                     "private.step(batch) on every batch. Steps that depend on what a batch holds "
                     "are not private."
                 )
-
         self.setting.guard.require_unchanged()
+
+    def _require_taken(self) -> None:
+        """Refuse to train on from weights that are not those of the ledger's steps."""
+        if not self._not_taken:
+            return
+        first = (
+            f"no state is saved in {self.checkpoint.name} to go on from (private.save() saves one)"
+            if self.saved is None
+            else "call private.resume() to go on from the state that was saved"
+        )
+        raise UserError(
+            f"{self.setting.ledger_file}: holds {self._not_taken:,} steps that this model has not "
+            f"taken: {first}. To train another model name another ledger, or give "
+            "count_earlier=True, and every ε counts them too."
+        )
 
     def _is_spent(self) -> bool:
         return self._limit is not None and self.ledger.releases >= self._limit
@@ -167,9 +195,14 @@ class Private:
         when `make_private` saw it, so evaluation in between may leave the model in `eval()`.
 
         Raises:
-            UserError: it is not the batch that `batches` gave last, or the model is another than
-                the one that was checked.
+            UserError: it is not the batch that `batches` gave last, the model is another than the
+                one that was checked, or another process began the training.
         """
+        self.ledger.require_own_process()
+        with _STEP:
+            self._step(batch)
+
+    def _step(self, batch: Batch) -> None:
         if batch is not self._next:
             raise UserError("private.step takes the batch that private.batches() gave last, once.")
         self._check_trained()
@@ -180,8 +213,10 @@ class Private:
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
             module.training = mode
+        told = batch.number, self.ledger.releases
+        ranks.require_same({"step": told})
         key = ranks.broadcast(keys.of_step(model, self.ledger))
-        drawn, divisor = setting.plan.draw(key, batch.number, keys.secure)
+        drawn, divisor = setting.plan.draw(key, batch.number, keys.secure, setting.units)
         if keys.secure:  # no rank can draw the same: rank 0's batch is the batch
             drawn = ranks.broadcast(drawn)
         indices, shares = ranks.take_share(drawn), None
@@ -208,7 +243,7 @@ class Private:
         if changed := now.symmetric_difference(self._trained):
             raise UserError(
                 f"parameter '{min(changed)}' was frozen, or set free, after make_private checked "
-                "the model: call make_private again, with another ledger or the same one."
+                "the model: call make_private again, with another ledger."
             )
 
     @property
@@ -222,19 +257,20 @@ class Private:
 
         `epsilon_of` says whose ε it is: a record's or, with `unit`, an owner's, who brings at most
         `records_per_owner` examples to a step. Beside it: `randomness_from`, and `fixed_state`, the
-        buffers and frozen parameters that the output depends on and no ε covers.
+        buffers and frozen parameters that the output depends on and no ε covers. `steps_taken` are
+        those that led to these weights; `steps`, which ε counts, are all of the ledger.
         """
         setting, releases = self.setting, self.ledger.releases
         mechanism, secure = setting.algorithm.mechanism(), setting.keys.secure
         report = released_report(mechanism, self.ledger, releases, setting.delta, secure)
-        owners = setting.owners
         whose: dict[str, Any] = {"epsilon_of": "record"}
-        if owners is not None:
-            whose = {"epsilon_of": "owner", "records_per_owner": owners.largest}
+        if setting.owners is not None:
+            whose = {"epsilon_of": "owner", "records_per_owner": setting.most_owned}
         return (
             whose
             | report
             | {
+                "steps_taken": self.done,
                 "noise_multiplier": setting.algorithm.noise_multiplier,
                 "randomness_from": setting.keys.source(),
                 "fixed_state": setting.fixed_state,
@@ -267,12 +303,13 @@ class Private:
         setting.guard.require_unchanged()
         if not setting.ranks.is_first:  # all have the same
             return
+        train = len(setting.examples) if setting.plan.sampling.records else None  # None: private
         about = {
             "name": name or type(setting.model).__name__,
             "algorithm": setting.named,
             "inputs": setting.examples.describe(),
-            "data": {"name": data, "provenance": "own", "train": len(setting.examples)},
-            "owners": owners_digest(setting.owners),
+            "data": {"name": data, "provenance": "own", "train": train},
+            "owners": setting.whose,
         }
         write_own(
             Path(folder), setting.model, setting.ledger_file, about, self.report(), metrics or {}
@@ -313,12 +350,18 @@ class Private:
         if self.saved is None:
             return False
         self.saved.restore(self.setting.model, self.setting.optimizer, scheduler)
-        self.done = self.saved.step
+        self.done, self._not_taken = self.saved.step, 0
         return True
 
     def close(self) -> None:
         """Close the ledger and let go of its lock; the end of the process does so too."""
         self.resources.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UserError(
+            "a private training is not copied or sent to another process, where its steps would "
+            "be counted apart: call make_private there, with a ledger of its own."
+        )
 
     def __enter__(self) -> Private:
         return self

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger_lines import chain, is_start, is_step, make_line, parse
 from zdp_bench.privacy.mechanism import Mechanism
 
@@ -72,7 +73,9 @@ class Ledger:
         - `releases` never counts fewer releases than were drawn, whenever the process was killed;
         - a step that is not counted again has the same noise, batch and start as before;
         - opening refuses a file whose chain is broken, or that ends before `at_least`, and names
-          the line.
+          the line;
+        - only the process that opened it writes: a copy of that process (fork) would take the same
+          steps with the same key, and count them in another place.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Ledger:
             LedgerError: see the class.
         """
         self.path = path
+        self._process = os.getpid()
         self.repeatable = repeatable
         self.counted_again = 0  # steps in the file that `begin` found to be taken again as new ones
         self._spans: list[Span] = []
@@ -202,7 +206,11 @@ class Ledger:
         Args:
             of: the digest of the weights that the step starts from, if they may differ when it is
                 drawn again.
+
+        Raises:
+            UserError: see `require_own_process`.
         """
+        self.require_own_process()
         if self.holds(step, of):
             return
         self._write(
@@ -211,6 +219,15 @@ class Ledger:
             | ({"generation": self.generation} if self.generation else {})
         )
         self._enter(step, of, self.generation)
+
+    def require_own_process(self) -> None:
+        """Refuse a process that was copied from the one that opened the ledger."""
+        if os.getpid() != self._process:
+            raise UserError(
+                "this process is a copy (fork) of the one that opened the ledger, and a step here "
+                "would repeat that one's noise: begin the training in the process that takes its "
+                "steps, each with a ledger of its own."
+            )
 
     def holds(self, step: int, of: str = "") -> bool:
         """True if drawing `step` (again) makes no new release."""
@@ -264,6 +281,7 @@ class Ledger:
         self._digest = chain(self._digest, body)
 
     def _put(self, body: dict[str, Any]) -> None:
+        self.require_own_process()
         left = make_line(self._digest, body) + b"\n"
         while left:  # an unbuffered file may take less than it is given
             left = left[self._file.write(left) :]
@@ -351,6 +369,7 @@ class Copy(Ledger):
     def __init__(
         self, spans: tuple[Span, ...], position: Position, repeatable: bool, generation: str = ""
     ) -> None:
+        self._process = os.getpid()
         self.repeatable = repeatable
         self.generation = generation
         self.counted_again = 0
@@ -363,6 +382,10 @@ class Copy(Ledger):
         self._digest = position.digest
         for _, end, own in spans:
             self._furthest[own] = max(end - 1, self._furthest.get(own, -1))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Belong to the process that was sent this copy."""
+        vars(self).update(state, _process=os.getpid())
 
     def close(self) -> None: ...
 

@@ -124,7 +124,7 @@ class Sampling:
             batches; no guarantee here), full (every example).
         sample_rate: the probability, or batch size / examples.
         expected_batch_size: the divisor of every step, also of an empty one.
-        records: the size of the training set.
+        records: the size of the training set; 0 where it is private (poisson only).
     """
 
     scheme: Scheme

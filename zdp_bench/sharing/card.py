@@ -191,13 +191,14 @@ def _privacy_rows(record: Record) -> list[tuple[str, str]]:
 def sampling_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows on δ, neighbours, sampling and noise."""
     sampling = privacy["sampling"]
+    of = f"{sampling['records']:,}" if sampling["records"] else "a private number"
     return [
         ("δ", f"{privacy['delta']:g}"),
         ("neighbours", privacy["adjacency"].replace("_", " ")),
         (
             "sampling",
-            f"{sampling['scheme']}, rate {sampling['sample_rate']:.4g} of "
-            f"{sampling['records']:,}, {privacy['steps']:,} steps",
+            f"{sampling['scheme']}, rate {sampling['sample_rate']:.4g} of {of}, "
+            f"{privacy['steps']:,} steps",
         ),
         ("noise", f"σ {privacy['noise_multiplier']:.4g}, z {privacy['z']:.4g} where it is least"),
     ]

@@ -88,7 +88,10 @@ def read_report(folder: Path) -> Report:
     try:
         found = records.from_json(path.read_text(encoding="utf-8"))
         of_owner = ("records_per_owner",) if found["owners"] else ()
-        _ = [found["privacy"][k] for k in (*STATED_OF_OWN, "mechanism", "fixed_state", *of_owner)]
+        _ = [
+            found["privacy"][k]
+            for k in (*STATED_OF_OWN, "mechanism", "fixed_state", "steps_taken", *of_owner)
+        ]
         _ = found["measured"]["weights"]["digest"], found["environment"]["versions"]["zdp-bench"]
         _ = [found[key] for key in ("name", "algorithm", "inputs", "data", "metrics")]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -26,10 +26,14 @@ SEEDED = (
     "that you give away, train with `secure=True`."
 )
 KEYED = (
-    "Noise and batches follow from one key, which the operating system drew and nobody kept. For a "
-    "model that you give to an adversary, train with `secure=True`: every number is drawn from it."
+    "Noise and batches of each step follow from a key that the operating system drew and nobody "
+    "kept. For a model that you give to an adversary, train with `secure=True`: every number is "
+    "drawn from it."
 )
-_SENTENCES = {"the operating system, for every number": SECURE, "the operating system, once": KEYED}
+_SENTENCES = {
+    "the operating system, for every number": SECURE,
+    "the operating system, at each step": KEYED,
+}
 
 
 def card(report: Report) -> str:
@@ -57,6 +61,7 @@ def head_of(report: Report) -> dict[str, Any]:
 def _body(report: Report) -> list[str]:
     """Return the lines of the card's text."""
     privacy, data = report["privacy"], report["data"]
+    many = "a private number of" if data["train"] is None else f"{data['train']:,}"
     measured = metric_rows(report["metrics"]) or ["None was given.", ""]
     return [
         f"# {report['name']} on {data['name']}",
@@ -88,7 +93,7 @@ def _body(report: Report) -> list[str]:
         *measured,
         "## Data",
         "",
-        f"{data['name']}: {data['train']:,} examples to train, which nobody else can check.",
+        f"{data['name']}: {many} examples to train, which nobody else can check.",
         "",
     ]
 
@@ -104,6 +109,7 @@ def _privacy_rows(report: Report) -> list[tuple[str, str]]:
         (f"ε of {whose}, tight", tight),
         ("ε by Rényi divergences", epsilon(privacy["epsilon_rdp"])),
         *sampling_rows(privacy),
+        ("steps that made these weights", f"{privacy['steps_taken']:,}; ε counts all steps above"),
         ("randomness from", privacy["randomness_from"]),
         *ledger_rows(privacy, report["environment"]),
     ]

@@ -28,14 +28,15 @@ def write_own(
 ) -> None:
     """Write weights, ledger, report and card into an empty or new folder.
 
+    A folder that holds this very export is left as it is, so that a script can run twice.
+
     Args:
         about: name, algorithm, inputs, data and owners, as `Private.export` gives them.
         privacy: what `Private.report` returned.
 
     Raises:
-        UserError: the folder holds something, or a metric is no number.
+        UserError: the folder holds something else, or a metric is no number.
     """
-    files.require_empty(to)
     if not isinstance(metrics, Mapping):
         raise UserError(f"metrics={metrics!r}: give a dictionary of numbers by name.")
     weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
@@ -48,12 +49,23 @@ def write_own(
         "environment": environment(next(model.parameters()).device),
         "measured": {"weights": {"digest": state_digest(weights)}},
     }
+    if _holds(to, report):
+        return
+    files.require_empty(to)
     to.mkdir(parents=True, exist_ok=True)
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / files.REPORT, report)
     files.copy_ledger(ledger, to)
     records.write_text(to / files.CARD, card(files.read_report(to)))
     files.write_sums(to)
+
+
+def _holds(folder: Path, report: dict[str, Any]) -> bool:
+    """True if the folder is the whole export of the same weights, ledger and metrics."""
+    if not (folder / files.SUMS).is_file() or not files.is_own(folder):  # the sums come last
+        return False
+    there, ours = (records.to_json(one) for one in (files.read_report(folder), report))
+    return all(there[key] == ours[key] for key in ours if key != "environment")
 
 
 def _number(name: str, value: Any) -> float:

@@ -38,7 +38,13 @@ from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]
 CLOSE = 1e-6  # relative: an ε of another machine differs by rounding
-NOT_IN_EPSILON = ("noise_multiplier", "randomness_from", "fixed_state", "records_per_owner")
+NOT_IN_EPSILON = (
+    "noise_multiplier",
+    "randomness_from",
+    "fixed_state",
+    "records_per_owner",
+    "steps_taken",
+)
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: a run written "
     "anew as a whole looks like a true one",

@@ -5,6 +5,9 @@ its share of the examples, and the sums are added up (`Ranks.all_reduce`). Rank 
 ledger's line and adds the noise to its own sum before that sum leaves it. So each release is drawn
 in one place, every rank receives the same bits of it, and model and optimiser stay the same.
 
+Before they train, the ranks compare what they are about to do (`Ranks.require_same`): a rank with
+another bound, rate or data set would take rank 0's noise and ε for its own examples.
+
 The ranks and the network between them are trusted: sums without noise travel there.
 """
 
@@ -13,16 +16,19 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from zdp_bench.errors import UserError
 
 T = TypeVar("T")
 S = TypeVar("S", np.ndarray, Tensor)
@@ -62,7 +68,8 @@ class Ranks:
         for dtype in sorted({value.dtype for value in flat.values()}, key=str):
             of = {name: value for name, value in flat.items() if value.dtype == dtype}
             message = torch.cat([value.reshape(-1) for value in of.values()])
-            dist.all_reduce(message)
+            with _everyone():
+                dist.all_reduce(message)
             for value, part in zip(
                 of.values(), message.split([value.numel() for value in of.values()]), strict=True
             ):
@@ -74,8 +81,33 @@ class Ranks:
         if self.size == 1:
             return value
         held = [value]
-        dist.broadcast_object_list(held, src=0)
+        with _everyone():
+            dist.broadcast_object_list(held, src=0)
         return held[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's `value`, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        told: list[Any] = [None] * self.size
+        with _everyone():
+            dist.all_gather_object(told, value)
+        return told
+
+    def require_same(self, facts: Mapping[str, object]) -> None:
+        """Refuse, on every rank alike, ranks that differ in what they are about to do.
+
+        Args:
+            facts: by the name that a sentence may give it; those that decide others come first.
+        """
+        told = self.gather({name: repr(value) for name, value in facts.items()})
+        for name in facts:
+            for other, of in enumerate(told):
+                if of.get(name) != told[0].get(name):
+                    raise UserError(
+                        f"rank {other} has another {name} than rank 0: start all processes of a "
+                        "training with the same command, code and data. No further step was taken."
+                    )
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite every tensor by rank 0's."""
@@ -85,7 +117,8 @@ class Ranks:
             own = tensor.detach()
             flat = torch.view_as_real(own) if own.is_complex() else own
             held = flat.contiguous()
-            dist.broadcast(held, src=0)
+            with _everyone():
+                dist.broadcast(held, src=0)
             flat.copy_(held)
 
     def max(self, number: int) -> int:
@@ -94,8 +127,23 @@ class Ranks:
             return number
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         held = torch.tensor(number, device=device)
-        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        with _everyone():
+            dist.all_reduce(held, op=dist.ReduceOp.MAX)
         return int(held)
+
+
+@contextmanager
+def _everyone() -> Iterator[None]:
+    """Say in one sentence that a process of the run has ended while this one waited for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "peer" not in str(error):
+            raise
+        raise UserError(
+            "another process of this training has ended, and its own message says why; nothing "
+            "that was saved is lost."
+        ) from None
 
 
 ALONE = Ranks()

@@ -85,9 +85,8 @@ def execution_digest(
         if device.type == "cuda"
         else torch.backends.cpu.get_cpu_capability()
     )
-    code = _digest_of(("zdp_bench", *registry.foreign_packages(used)))
     what = (
-        code,
+        code_digest(used),
         libraries,
         device.type,
         chip,
@@ -98,6 +97,11 @@ def execution_digest(
         micro_batch,
     )
     return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+def code_digest(used: Plugins) -> str:
+    """Return the SHA-256 of all files of this package and of the plug-ins."""
+    return _digest_of(("zdp_bench", *registry.foreign_packages(used)))
 
 
 @cache

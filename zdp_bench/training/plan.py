@@ -61,18 +61,22 @@ class Plan:
         """How many examples a step may draw: a Poisson batch is rarely six deviations larger."""
         drawn = self.sampling.expected_batch_size
         if self.sampling.scheme == "poisson":
-            drawn = min(drawn + 6 * drawn**0.5, self.sampling.records)
+            drawn = min(drawn + 6 * drawn**0.5, self.sampling.records or math.inf)
         return math.ceil(drawn)
 
-    def draw(self, key: int | str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
+    def draw(
+        self, key: int | str, step: int, secure: bool = False, records: int = 0
+    ) -> tuple[np.ndarray, float]:
         """Return the indices of a step's examples or patients, and the divisor of its sum.
 
         Both are a function of (key, step) alone; of `secure` draws only the divisor is.
 
         Args:
             key: the run's (`noise.run_key`), the same as for its noise.
+            records: how many there are, where the plan does not say.
         """
-        size, batch = self.sampling.records, int(self.sampling.expected_batch_size)
+        size = self.sampling.records or records
+        batch = int(self.sampling.expected_batch_size)
         if self.sampling.scheme == "shuffled":
             per_epoch = self.steps // self.epochs
             rng = np.random.default_rng(stream(key, "shuffle", step // per_epoch))

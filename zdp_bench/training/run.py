@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.privacy.noise import run_key
@@ -17,7 +18,7 @@ from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.build import build_scheduler, scale_rate
 from zdp_bench.training.devices import pick_device, reserve_gpu
 from zdp_bench.training.distributed import Ranks
-from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.environment import code_digest, execution_digest, foreign_code
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Loop, Watcher
@@ -63,6 +64,10 @@ def run_central(config: Run, watcher: Watcher, device: torch.device, wait: bool)
     """Train one model on one training set: every recipe without `federated.nodes`."""
     ranks, data = distributed.join(device.type), load_data(config)
     digest = digest_of(config, data.digest)
+    same = {"configuration": (experiment_digest(config), config.seed, config.execution)}
+    ranks.require_same(
+        same | {"data set": data.digest, "start": digest, "code": code_digest(config.plugins)}
+    )
 
     def train(home: Path) -> Record:
         return _train(config, data, digest, home, device, watcher, ranks)
@@ -83,6 +88,7 @@ def _train(
     watch = Stopwatch()
     setup = Setup.of(config, data, device)
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
+    ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
     scale_rate(config, setup.optimizer, plan)
     scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
     fixed_state = setup.check_model()

@@ -1,0 +1,117 @@
+"""No copy of a training repeats its noise, or takes steps that nobody counts."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zdp_bench
+from tests.ledgers import in_a_fork, steps_in
+from tests.library.conftest import Make
+from tests.library.small import defaults, loss, network, train
+from zdp_bench import Private, UserError
+from zdp_bench.errors import Busy
+
+RANDOMNESS: list[dict[str, Any]] = [{}, {"seed": 3}, {"secure": True}]
+
+
+def refusal(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def make_beside(model: nn.Module, of: Any, ledger: Path) -> Private:
+    """Another training, while the first is not closed."""
+    given = defaults(model) | {"loss": of, "ledger": ledger, "noise_multiplier": 1.2}
+    return zdp_bench.make_private(model, **given)
+
+
+@pytest.mark.parametrize("randomness", RANDOMNESS, ids=str)
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_fork_takes_no_step(
+    make: Make, tmp_path: Path, before: int, randomness: dict[str, Any]
+) -> None:
+    private = make(**randomness)
+    if before:
+        train(private, most=before)
+    weights = private.setting.model[0].weight.clone()  # type: ignore[index]
+
+    def act() -> str:
+        said = refusal(lambda: train(private, most=1))
+        same = torch.equal(private.setting.model[0].weight, weights)  # type: ignore[index]
+        return f"{said} {'unmoved' if same else 'moved'}"
+
+    said = in_a_fork(act)
+    assert "is a copy (fork) of the one that opened the ledger" in said
+    assert said.endswith(" unmoved")
+    assert steps_in(tmp_path / "ledger.jsonl") == list(range(before))
+    assert len(train(private)) == 10 - before  # the first process goes on
+
+
+def test_the_end_of_a_fork_does_not_let_go_of_the_ledger(make: Make) -> None:
+    private = make()
+    in_a_fork(lambda: private.close() or "closed")
+    with pytest.raises(Busy):
+        make_beside(network(), loss, private.ledger.path)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_training_is_not_sent_to_another_process(make: Make, method: str) -> None:
+    private = make()
+    process = multiprocessing.get_context(method).Process(target=print, args=(private,))
+    with pytest.raises(UserError, match="call make_private there, with a ledger of its own"):
+        process.start()
+    with pytest.raises(UserError, match="is not copied"):
+        copy.deepcopy(private)
+
+
+def test_without_a_seed_no_two_keys_follow_from_the_same_memory(make: Make) -> None:
+    """A copy of the whole machine has all that the process knows, and its ledger too."""
+    for randomness in ({}, {"secure": True}):
+        private = make(**randomness)
+        keys, model = private.setting.keys, private.setting.model
+        assert len({keys.of_step(model, private.ledger) for _ in range(3)}) == 3
+
+
+def test_threads_take_their_steps_one_after_the_other(make: Make, tmp_path: Path) -> None:
+    """Two with one batch, and two trainings of one model, whose gradients would mix."""
+    inside, most, model = [0], [0], network()
+
+    def slow(outputs: Tensor, targets: Tensor) -> Tensor:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+        return loss(outputs, targets)
+
+    def two(*acts: Callable[[], object]) -> list[str]:
+        said: list[str] = []
+        threads = [Thread(target=lambda act=act: said.append(refusal(act))) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(said)
+
+    private = make(model, loss=slow)
+    batch = next(private.batches())
+    said = two(*(lambda: private.step(batch) for _ in range(2)))
+    assert said[0] == ""
+    assert "gave last, once" in said[1]
+    assert (private.done, steps_in(tmp_path / "ledger.jsonl")) == (1, [0])
+    other = make_beside(model, slow, tmp_path / "other.jsonl")
+    with other:
+        assert two(lambda: train(private, most=3), lambda: train(other, most=3)) == ["", ""]
+    assert most[0] == 1
