@@ -21,7 +21,7 @@ from zdp_bench.errors import UserError, first_line
 MOST_TEXT = 1 << 18  # bytes of a YAML file, or of a text for people
 MOST_JSON = 1 << 26
 MOST_DEPTH = 40
-MOST_NODES = 20_000  # of YAML, with every alias written out
+MOST_NODES = 2_000  # of YAML, with every alias written out
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
@@ -61,7 +61,7 @@ def parse_yaml(text: str, source: str) -> Any:
             larger than the limits.
     """
     try:
-        _check_depth(yaml.parse(text, yaml.SafeLoader), source)
+        _check_events(yaml.parse(text, yaml.SafeLoader), source)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()  # aliases are not written out yet
         _check_nodes(root, source)
@@ -89,10 +89,10 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     return found
 
 
-def _check_depth(events: Iterable[yaml.Event], source: str) -> None:
-    """Refuse nesting, and aliases within what they name, before a parser follows them."""
+def _check_events(events: Iterable[yaml.Event], source: str) -> None:
+    """Refuse length, nesting, and aliases within what they name, before a parser follows them."""
     open_ones: list[str | None] = []
-    for event in events:
+    for number, event in enumerate(events):
         if isinstance(event, yaml.CollectionStartEvent):
             open_ones.append(event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -101,6 +101,8 @@ def _check_depth(events: Iterable[yaml.Event], source: str) -> None:
             raise UserError(f"{source}: '{event.anchor}' holds itself.")
         if len(open_ones) > MOST_DEPTH:
             raise _too_deep(source)
+        if number > 2 * MOST_NODES:
+            raise _too_many(source)
 
 
 def _check_nodes(root: yaml.Node | None, source: str) -> None:
@@ -109,7 +111,7 @@ def _check_nodes(root: yaml.Node | None, source: str) -> None:
     while pending:
         node, count = pending.pop(), count + 1
         if count + len(pending) > MOST_NODES:
-            raise UserError(f"{source}: holds more than {MOST_NODES:,} values.")
+            raise _too_many(source)
         if isinstance(node, yaml.MappingNode):
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             if twice := [key for key, times in keys.items() if times > 1]:
@@ -139,3 +141,7 @@ def _check_plain(found: Any, source: str) -> None:
 
 def _too_deep(source: str) -> UserError:
     return UserError(f"{source}: is nested deeper than {MOST_DEPTH} levels.")
+
+
+def _too_many(source: str) -> UserError:
+    return UserError(f"{source}: holds more than {MOST_NODES:,} values.")
