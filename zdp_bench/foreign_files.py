@@ -21,7 +21,7 @@ from zdp_bench.errors import UserError, first_line
 MOST_TEXT = 1 << 18  # bytes of a YAML file, or of a text for people
 MOST_JSON = 1 << 26
 MOST_DEPTH = 40
-MOST_NODES = 2_000  # of YAML, with every alias written out
+MOST_NODES = 1_000  # of YAML, with every alias written out
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:

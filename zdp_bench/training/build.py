@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from zdp_bench.nn.weight_standardisation import standardise_weights
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
+from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import lookup
@@ -206,11 +206,10 @@ def _check_budget(config: Run, mechanism: Mechanism, earlier: int) -> None:
     if cost > budget:
         first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
         beside = f" after privacy.range_test_steps={earlier}" if earlier else ""
-        # Rounded up, so that a budget of the ε shown here pays for the step.
-        up = Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(cost)
         raise UserError(
-            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of {float(up):g}, so "
-            "none would be taken. Raise the budget, add noise, or leave the budget out."
+            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of "
+            f"{write_epsilon(cost)}, so none would be taken. Raise the budget, add noise, or leave "
+            "the budget out."
         )
 
 
