@@ -94,7 +94,7 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
         (DRAWN + "--target-epsilon 0", "must be positive"),
         (DRAWN + "--target-epsilon 1e9", "nothing to calibrate"),
         (DRAWN + "--sigma 1 --target-epsilon 1", "not both"),
-        (DRAWN + "--sigma 1 --delta 2", "must lie in (0, 1)"),
+        (DRAWN + "--sigma 1 --delta 2", "must lie above 0 and below 0.1"),
         (DRAWN + "--sigma 1 --epochs 3", "not both"),
         (DRAWN + "--sigma 1 --accountant pdl", "Did you mean 'pld'?"),
         (DRAWN + "--sigma 1 --accountant deepee_2021", "needs --records"),

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zdp_bench.config.plugins import own_keys
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.delta import require_delta
 from zdp_bench.training.distributed import Ranks
 
 
@@ -36,7 +37,7 @@ def check_arguments(
         require(is_number or value is None, name, repr(value), "must be a number")
     require(batch_size >= 1, "batch_size", batch_size, "must be 1 or more")
     require(epochs >= 1, "epochs", epochs, "must be 1 or more")
-    require(0 < delta < 1, "delta", delta, "must lie between 0 and 1")
+    require_delta("delta", delta)
     require(
         micro_batch is None or micro_batch >= 1, "micro_batch", micro_batch, "must be 1 or more"
     )

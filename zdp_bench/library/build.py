@@ -29,6 +29,7 @@ from zdp_bench.library.model_check import check, unpacking
 from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
 from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
@@ -113,6 +114,7 @@ def make_private(
     units = len(examples) if owners is None else owners.count
     too_large = f"the dataset has only {units:,} {'examples' if owners is None else 'owners'}"
     require(batch_size <= units, "batch_size", batch_size, too_large)
+    warn_of(delta, units)
     plan = Plan.poisson(units, batch_size / units, epochs)
     like, of_one = examples.like(), unpacking(loss)
     problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
