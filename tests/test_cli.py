@@ -158,7 +158,7 @@ MISTAKES = [
     ("compare quickstart", "`zdp-bench compare` needs RUN"),
     ("compare nothing nothing", "nothing: names no run here."),
     ("budget mnits", "data set with runs 'mnits' is not known."),
-    ("budget --delta 2", "--delta=2.0: must be above 0 and below 1."),
+    ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
     ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),
     ("results recip=a", "Did you mean 'recipe'?"),

@@ -94,6 +94,16 @@ def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     Args:
         used: (kind, name) of the plug-ins in use.
     """
-    modules = [point.module for point in installed()]
-    modules += [lookup(kind, name).__module__ for kind, name in used]
-    return tuple(sorted({module.partition(".")[0] for module in modules} - {"zdp_bench"}))
+    packages = {point.module.partition(".")[0] for point in installed()}
+    return tuple(sorted((packages | {package_of(*one) for one in used}) - {"zdp_bench"}))
+
+
+def package_of(kind: str, name: str) -> str:
+    """Return the package, by top-level name, that registered a plug-in."""
+    return lookup(kind, name).__module__.partition(".")[0]
+
+
+def names_of_others(kind: str) -> list[str]:
+    """Return the names that other packages registered; without any, nothing is imported."""
+    found = names(kind) if installed() else []
+    return [name for name in found if package_of(kind, name) != "zdp_bench"]

@@ -38,7 +38,7 @@ MISTAKES = [
     ("trainer.sample_rate=null", "trainer.sample_rate=null: Poisson sampling needs a rate"),
     ("trainer=uniform", "needs batch_size or sample_rate, and not both"),
     ("trainer.epochs=0", "trainer.epochs=0: must be at least 1"),
-    ("privacy.delta=1", "privacy.delta=1.0: must lie in (0, 1)"),
+    ("privacy.delta=1", "privacy.delta=1.0: must lie above 0 and below 0.1"),
     ("privacy.max_epsilon=-1", "privacy.max_epsilon=-1.0: must be positive"),
     ("privacy.target_epsilon=0", "privacy.target_epsilon=0.0: must be positive"),
     ("privacy.target_epsilon=1 privacy.claimed_epsilon=1", "give one of them"),

@@ -12,10 +12,10 @@ from zdp_bench.report.number_format import epsilon, interval, mean_and_deviation
 @pytest.mark.parametrize(
     ("low", "high", "printed"),
     [
-        (30.384, 33.217, "30.4 to 33.2"),
-        (1.2341, 1.2349, "1.23"),  # alike in the digits shown
+        (30.384, 33.217, "30.3 to 33.3"),
+        (1.2341, 1.2349, "1.24"),  # alike in the digits shown
         (None, 1.5, "1.5"),  # a record of before there was a lower bound
-        (1274.0, 5000.4, "1,274 to 5,000"),
+        (1274.0, 5000.4, "1,274 to 5,001"),
         (2.0, math.inf, "2 to ∞"),
         (math.inf, math.inf, "∞"),
         (None, None, ""),

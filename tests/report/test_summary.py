@@ -40,7 +40,7 @@ def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
 
 @pytest.mark.parametrize(
     ("at_least", "words"),
-    [(30.37, "30.4 to 33.2  (PLD"), (33.217, "33.2  (PLD"), (None, "33.2  (PLD")],
+    [(30.37, "30.3 to 33.3  (PLD"), (33.217, "33.3  (PLD"), (None, "33.3  (PLD")],
 )
 def test_tight_epsilon_is_an_interval_where_its_law_is_not_exact(
     at_least: float | None, words: str

@@ -117,11 +117,11 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
     save(tmp_path, run)
     table = build(tmp_path)
     (row,) = (row for row in table.rows if row.filling.recipe == "phasemnist")
-    assert row.cells["ε tight"] == "30.4 to 33.2"
-    assert row.cells["ε per unit"] == "245 to 303 (patient)"
+    assert row.cells["ε tight"] == "30.3 to 33.3"
+    assert row.cells["ε per unit"] == "244 to 303 (patient)"
     assert row.numbers["epsilon_tight_at_least"] == 30.37
     cell = lines(tmp_path)["phasemnist_private"]["ε printed / tight"]
-    assert cell == "0.53 / 30.4 to 33.2 (patient 245 to 303)"
+    assert cell == "0.53 / 30.3 to 33.3 (patient 244 to 303)"
     assert tables.INTERVAL in table.notes
     assert tables.INTERVAL in table.sheet().notes
     run["privacy"] |= {"epsilon_tight_at_least": 33.217}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -35,7 +36,44 @@ def test_the_plug_in_trains_as_it_is(tmp_path: Path, kind: str) -> None:
     files = write_start(kind, "mine", tmp_path)
     assert [path.name for path in files] == ["pyproject.toml", "zdp_mine.py"]
     assert all("NAME" not in path.read_text() for path in files)
-    site = tmp_path / "site"  # what pip writes: an entry point beside the module
+    source = install(tmp_path / "site", files[1].read_text())
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "zdp_bench", *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{source.parent}", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    words = ["run", "recipe=quickstart", f"{kind}=mine", "trainer.epochs=1", "model.hidden=[4]"]
+    if kind == "algorithm":
+        words += ["algorithm.noise_multiplier=1.5", "algorithm.max_grad_norm=1"]
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "tight ε" in done.stdout
+    listed = json.loads(run("list", f"{kind}s", "--format", "json").stdout)
+    (line,) = (line for line in listed if line["name"] == "mine")
+    assert line["what"].endswith("(plug-in of zdp_mine)")
+    records = tmp_path / "results/runs/quickstart"
+    (first,) = records.glob("*/record.json")
+    assert "changed" not in run(*words).stderr
+    assert len(list(records.glob("*/record.json"))) == 1  # done before
+    source.write_text(source.read_text() + "\n# changed\n")
+    again = run(*words)
+    assert f"plug-in zdp_mine changed: another run than {first.parent.name}" in again.stderr
+    assert again.stderr.count("changed") == 1
+    assert len(list(records.glob("*/record.json"))) == 2
+    for home in records.glob("*/checkpoint.pt"):
+        run("export", str(home.parent), "--to", f"model-{home.parent.name}")
+        checked = run("verify", f"model-{home.parent.name}")
+        assert checked.returncode == 0, checked.stdout
+
+
+def install(site: Path, source: str) -> Path:
+    """Write what pip does, an entry point beside the module; return the module."""
     (site / "zdp_mine-0.1.0.dist-info").mkdir(parents=True)
     (site / "zdp_mine-0.1.0.dist-info/METADATA").write_text(
         "Metadata-Version: 2.1\nName: zdp-mine\nVersion: 0.1.0\n"
@@ -43,20 +81,8 @@ def test_the_plug_in_trains_as_it_is(tmp_path: Path, kind: str) -> None:
     (site / "zdp_mine-0.1.0.dist-info/entry_points.txt").write_text(
         "[zdp_bench.plugins]\nmine = zdp_mine\n"
     )
-    (site / "zdp_mine.py").write_text(files[1].read_text())
-    words = ["run", "recipe=quickstart", f"{kind}=mine", "trainer.epochs=1", "model.hidden=[4]"]
-    if kind == "algorithm":
-        words += ["algorithm.noise_multiplier=1.5", "algorithm.max_grad_norm=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "zdp_bench", *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{site}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "tight ε" in done.stdout
+    (site / "zdp_mine.py").write_text(source)
+    return site / "zdp_mine.py"
 
 
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def _carry_out(words: list[str]) -> int:
     overrides = getattr(options, "overrides", [])
     try:
         refuse_launcher(options)
-        if any(word.startswith("recipe=") for word in getattr(options, "overrides", [])):
-            from zdp_bench.config.compose import adopt_recipes
+        if overrides:
+            from zdp_bench.config.adopted import adopt_recipes
 
-            options.overrides = adopt_recipes(options.overrides)
+            options.overrides = adopt_recipes(overrides)
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:

@@ -105,17 +105,11 @@ def require_records(folder: Path) -> None:
 
 
 def refuse_launcher(options: argparse.Namespace) -> None:
-    """Refuse Hydra's launchers in every command but `run`, and programs in the place of one.
+    """Refuse Hydra's launchers in every command but `run`.
 
     Raises:
         UserError: a word names one.
     """
-    for word in getattr(options, "overrides", []):
-        if "_target_" in word.partition("=")[0]:
-            raise UserError(
-                f"{word}: a launcher is chosen by name, and no other program is run in its place; "
-                "write launcher=NAME."
-            )
     if options.verb == "run":
         return
     # `reproduce` may have an override in the place of its table.

@@ -12,7 +12,8 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench.config.compose import adopt_recipes, hydra_session
+from zdp_bench.config.adopted import adopt_recipes
+from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
 from zdp_bench.config.messages import readable_errors, typed_keys
 from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from zdp_bench import assets
 from zdp_bench.config.schema import GROUPS, PLUGIN_KINDS
-from zdp_bench.errors import UserError, first_line
 from zdp_bench.registry import installed, lookup, names
 
 # Hydra copies the store at every composition, although the store gives out copies itself.
@@ -51,47 +48,6 @@ def _register_yaml() -> None:
         for name in set(group_options(kind)) - set(files(kind)):
             builder = lookup(kind, name)
             _store(kind, name, builder, {"name": name} | defaults(builder), kind)
-
-
-def adopt_recipes(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides with a recipe's name for each `recipe=PATH.yaml`, entered into Hydra.
-
-    Raises:
-        UserError: there is no such file, it is no recipe, or has the name of one that ships.
-    """
-    words = list(overrides)
-    for place, word in enumerate(words):
-        key, _, value = word.partition("=")
-        if key == "recipe" and is_file_name(value):
-            words[place] = f"recipe={','.join(_adopt(part) for part in value.split(','))}"
-    return words
-
-
-def is_file_name(recipe: str) -> bool:
-    """True if `recipe=` was given a file, or several."""
-    return any(part.endswith((".yaml", ".yml")) for part in recipe.split(","))
-
-
-def _adopt(value: str) -> str:
-    """Enter one recipe file and return its name; a name stays as it is."""
-    path = Path(value).expanduser()
-    if not is_file_name(value):
-        return value
-    if not path.is_file():
-        raise UserError(f"recipe={value}: there is no such file.")
-    if path.stem in files("recipe"):
-        raise UserError(f"recipe={value}: a recipe of zdp-bench has this name; rename the file.")
-    if not re.fullmatch(r"[A-Za-z]\w*", path.stem):
-        raise UserError(f"recipe={value}: a recipe's name has letters, digits and _ only.")
-    try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe={value}: is no YAML: {first_line(error)}") from None
-    if not isinstance(body, dict):
-        raise UserError(f"recipe={value}: holds no keys of a run; see recipes/quickstart.yaml.")
-    node = {**body, "recipe": path.stem}
-    ConfigStore.instance().store(group="recipe", name=path.stem, node=node, package="_global_")
-    return path.stem
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from zdp_bench.config.ranges import require_count, require_threads
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.privacy.delta import require_delta
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.registry import lookup
 
@@ -30,7 +31,6 @@ RANGES: list[tuple[str, Callable[[float], bool], str]] = [
     ("trainer.sample_rate", lambda value: 0 < value <= 1, "must lie in (0, 1]"),
     ("trainer.augmentations", lambda value: value >= 2, "must be 2 or more, or null"),
     ("trainer.ema", lambda value: 0 < value < 1, "must lie in (0, 1), such as 0.999"),
-    ("privacy.delta", lambda value: 0 < value < 1, "must lie in (0, 1)"),
     ("privacy.max_epsilon", *POSITIVE),
     ("privacy.target_epsilon", *POSITIVE),
     ("privacy.claimed_epsilon", *POSITIVE),
@@ -53,6 +53,7 @@ def check_values(run: Run) -> None:
     for key, holds, rule in RANGES:
         value = attrgetter(key)(run)
         require(value is None or holds(value), key, value, rule)
+    require_delta("privacy.delta", run.privacy.delta)
     require_threads("threads", run.threads)
     _check_steps(run)
     _check_gradients(run)

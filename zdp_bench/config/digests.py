@@ -53,6 +53,13 @@ def enters_digest(key: str) -> bool:
     return section not in OPERATIONAL and key not in NOT_COMPUTED
 
 
-def run_digest(run: Run, data_digest: str) -> str:
-    """Return the SHA-256 of experiment, seed and data, which names the run's folder."""
-    return hashlib.sha256(f"{experiment_digest(run)}:{run.seed}:{data_digest}".encode()).hexdigest()
+def run_digest(run: Run, data_digest: str, plugins: Mapping[str, str] | None = None) -> str:
+    """Return the SHA-256 of experiment, seed and data, which names the run's folder.
+
+    Args:
+        plugins: digests of other packages' code that the run is made of, by package.
+    """
+    named = f"{experiment_digest(run)}:{run.seed}:{data_digest}"
+    if plugins:
+        named += f":{json.dumps(plugins, sort_keys=True)}"
+    return hashlib.sha256(named.encode()).hexdigest()

@@ -43,6 +43,7 @@ MODEL_KEYS = (
     "weight_standardisation",
     "start",
     "init_from",
+    "complex_as",
 )  # of every model, beside its own
 
 

@@ -213,6 +213,8 @@ class Run(Scalars):
             `nn/initialisation.py`.
         init_from: `model.init_from`, a key of every model: RECIPE or RECIPE/RUN, a finished run
             on public data whose weights the model starts from; see `training/public_start.py`.
+        complex_as: `model.complex_as`, likewise: how complex records become real ones for a model
+            with real weights; see `nn/complex_input.py`.
         resolved: the same configuration as plain values, for the record.
     """
 
@@ -223,6 +225,7 @@ class Run(Scalars):
     weight_standardisation: bool | None
     start: Literal["unit_variance"] | None
     init_from: str | None
+    complex_as: Literal["magnitude", "channels"] | None
     algorithm: Plugin
     optimizer: Plugin
     scheduler: Plugin | None

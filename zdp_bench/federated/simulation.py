@@ -27,6 +27,7 @@ from zdp_bench.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
+from zdp_bench.training.environment import plugin_digests
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Watcher
 from zdp_bench.training.run_folder import Outcome, find_or_run
@@ -51,7 +52,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
         )
     data = load_data(config)
     find_patients(data, config.federated.nodes or 1)  # before any node is made
-    digest = run_digest(config, data.digest)
+    digest = run_digest(config, data.digest, plugin_digests(config.plugins))
 
     def train(home: Any) -> Record:
         result = Result()

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zdp_bench.config.plugins import own_keys
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.delta import require_delta
 from zdp_bench.privacy.mechanism import MOST, Sampling
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Plan
@@ -58,7 +59,7 @@ def check_arguments(
         in_range = 0 < expected_batch <= MOST
         require(in_range, "expected_batch", expected_batch, "must be above 0, and a size")
     require(epochs >= 1, "epochs", epochs, "must be 1 or more")
-    require(0 < delta < 1, "delta", delta, "must lie between 0 and 1")
+    require_delta("delta", delta)
     require(
         micro_batch is None or micro_batch >= 1, "micro_batch", micro_batch, "must be 1 or more"
     )

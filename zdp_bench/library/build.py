@@ -32,6 +32,7 @@ from zdp_bench.library.model_check import check, guard
 from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
 from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
@@ -143,6 +144,8 @@ def make_private(
     owners = find_owners(unit, len(examples), max_records)
     units = len(examples) if owners is None else owners.count
     plan = plan_of(batch_size, sample_rate, expected_batch or 0.0, epochs, units)
+    if sample_rate is None:  # else n is private
+        warn_of(delta, units)
     of_owners = whose = owners_digest(owners)
     most = owners.largest if owners is not None else 1
     if owners is not None and sample_rate is not None:

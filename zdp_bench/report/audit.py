@@ -47,7 +47,7 @@ def _cells(finding: Finding) -> list[str]:
         finding["case"],
         finding["claim"],
         epsilon(finding["epsilon_claimed"]),
-        epsilon(finding["lower_bound"]),
+        epsilon(finding["lower_bound"], at_least=True),
         f"{finding['delta']:g}",
         f"{100 * finding['confidence']:g} %",
         finding["verdict"],

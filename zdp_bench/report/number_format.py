@@ -6,14 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
-
-def epsilon(value: float | None) -> str:
-    """Format ε to three digits, whole above 1000; ∞ where nothing protects, empty where none is."""
-    if value is None or math.isnan(value):
-        return ""
-    if math.isinf(value):
-        return "∞"
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+from zdp_bench.privacy.digits import write_epsilon as epsilon
 
 
 def name_one(unit: str) -> str:
@@ -23,8 +16,9 @@ def name_one(unit: str) -> str:
 
 def interval(low: float | None, high: float | None) -> str:
     """Format two bounds on ε: '30.3 to 33.2'; the upper one if they print alike or low is None."""
-    ends = [epsilon(low), epsilon(high)]
-    return ends[1] if ends[0] in ("", ends[1]) else " to ".join(ends)
+    if epsilon(low) in ("", epsilon(high)):
+        return epsilon(high)
+    return f"{epsilon(low, at_least=True)} to {epsilon(high)}"
 
 
 def mean_and_deviation(values: Sequence[float], unit: str) -> str:

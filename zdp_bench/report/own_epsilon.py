@@ -14,6 +14,7 @@ from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, patient_interval
 from zdp_bench.privacy.calibration import calibrate, solve
+from zdp_bench.privacy.delta import question, require_delta
 from zdp_bench.privacy.mechanism import LEAST_NOISE, MOST, MOST_NOISE, Mechanism, Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.report.epsilon import mechanism_of
@@ -98,7 +99,7 @@ def setting(
     sampling, delta = sampling or "poisson", 1e-5 if delta is None else delta
     if sampling not in ("poisson", "uniform", "full"):
         raise unknown("sampling", sampling, ("poisson", "uniform", "full"))
-    require(0 < delta < 1, "--delta", delta, "must lie in (0, 1)")
+    require_delta("--delta", delta)
     for flag, count in (("--steps", steps), ("--epochs", epochs), ("--records", records)):
         require(count is None or count > 0, flag, count, "must be at least 1")
         require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
@@ -264,7 +265,10 @@ def sheet(given: Setting, answers: list[Answer]) -> Sheet:
         ]
         for answer in answers
     ]
-    return Sheet(title.replace("_", " "), ["noise", "σ", "z", "accountant", "ε", ""], rows)
+    known = s.records != UNKNOWN_RECORDS
+    notes = [asked] if known and (asked := question(given.delta, s.records)) else []
+    columns = ["noise", "σ", "z", "accountant", "ε", ""]
+    return Sheet(title.replace("_", " "), columns, rows, notes)
 
 
 def numbers(given: Setting, answers: list[Answer]) -> Sheet:

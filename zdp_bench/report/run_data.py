@@ -173,7 +173,10 @@ def _curve(run: Record) -> dict[str, list[float | None]]:
     shown = ["epoch", "epsilon_tight", *run["metrics"]]
     series = {key: [epoch.get(key) for epoch in kept] for key in shown}
     return {
-        key: [float(f"{v:.5g}") if isinstance(v, float) else v for v in values]
+        key: [
+            float(f"{v:.{9 if key == 'epsilon_tight' else 5}g}") if isinstance(v, float) else v
+            for v in values
+        ]
         for key, values in series.items()
         if not key.startswith("zero_filled_") and any(v is not None for v in values)
     }

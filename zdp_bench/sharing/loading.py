@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from zdp_bench.config import compose, parse
+from zdp_bench.config.adopted import check_values
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
 from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError, in_one_line
@@ -59,6 +60,10 @@ def config_of(record: Record) -> Run:
     Raises:
         UserError: this version of zdp-bench does not know one of its keys or plug-ins.
     """
+    try:
+        check_values(record["config"], most=0)
+    except UserError as error:
+        raise UserError(f"{files.RECORD}: config: {error}") from None
     default = OmegaConf.to_container(compose(["recipe=quickstart"]))
     assert isinstance(default, dict)
     own = {

@@ -142,7 +142,8 @@ def _check_weights(folder: Path, record: Record, of: str = "record") -> Check:
 def _check_names(config: Run, record: Record) -> Check:
     """Check that configuration, seed and data digest are those that the run is named by."""
     start, data = record.get("start"), record["data"]["digest"]
-    run = run_digest(config, f"{data}:{start['weights']}" if start else data)
+    plugins = record["environment"].get("plugins")
+    run = run_digest(config, f"{data}:{start['weights']}" if start else data, plugins)
     same = run == record["run"] and experiment_digest(config) == record["experiment"]
     found = f"run {record['run'][:16]}, but they make {run[:16]}{_other_version(record)}"
     return _check("configuration, seed and data name the run", "" if same else found)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import replace_batchnorm
+from zdp_bench.nn.complex_input import RealInput, real_shape
 from zdp_bench.nn.initialisation import scale_to_unit_variance
 from zdp_bench.nn.weight_standardisation import standardise_weights
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
+from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import lookup
@@ -53,9 +55,14 @@ def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
         try:
+            shape, mapped = data.input_shape, config.complex_as
             model: nn.Module = lookup("model", config.model.name)(
-                data.input_shape, data.outputs, **config.model.options
+                real_shape(shape, mapped) if mapped else shape,
+                data.outputs,
+                **config.model.options,
             )
+            if mapped:
+                model = nn.Sequential(RealInput(mapped), model)
             if config.replace_batchnorm:
                 model = replace_batchnorm(model, config.replace_batchnorm)
             if config.weight_standardisation:
@@ -98,9 +105,11 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetI
     Raises:
         UserError: the model does not take the examples, or the loss not its outputs.
     """
-    seen = ""
+    seen, warned_always = "", torch.is_warn_always_enabled()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Casting complex values to real")
+            torch.set_warn_always(True)  # torch would warn of the first cast of a process only
             inputs, targets = (
                 zeros_like(data, 1)
                 if isinstance(data, DatasetInfo)
@@ -109,9 +118,17 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetI
             if takes := getattr(task, "targets", ""):
                 seen = f", targets of shape {list(targets.shape[1:])} where the task takes {takes}"
             losses = task.loss(model.eval()(inputs), targets)
-    except UNFIT as error:
+    except (UserWarning, *UNFIT) as error:
+        if "complex" in str(error) and not any(p.is_complex() for p in model.parameters()):
+            raise UserError(
+                f"model={config.model.name}: has real weights, and the records of "
+                f"dataset={config.dataset.name} are complex; their imaginary part would be "
+                "dropped. Add model.complex_as=magnitude, or model.complex_as=channels for real "
+                "and imaginary part as two channels, or take a complex model."
+            ) from None
         raise _unfit(config, data, error, seen) from error
     finally:
+        torch.set_warn_always(warned_always)
         model.train()
     if losses.shape != (1,) or losses.is_complex():
         words = f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"
@@ -206,11 +223,10 @@ def _check_budget(config: Run, mechanism: Mechanism, earlier: int) -> None:
     if cost > budget:
         first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
         beside = f" after privacy.range_test_steps={earlier}" if earlier else ""
-        # Rounded up, so that a budget of the ε shown here pays for the step.
-        up = Context(prec=3, rounding=ROUND_CEILING).create_decimal_from_float(cost)
         raise UserError(
-            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of {float(up):g}, so "
-            "none would be taken. Raise the budget, add noise, or leave the budget out."
+            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of "
+            f"{write_epsilon(cost)}, so none would be taken. Raise the budget, add noise, or leave "
+            "the budget out."
         )
 
 

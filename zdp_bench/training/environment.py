@@ -22,8 +22,9 @@ from zdp_bench.assets import CONF
 Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return the section of a record that names device, threads, versions and commit."""
+def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
+    """Return the section of a record that names device, threads, versions, plug-ins and commit."""
+    plugins = plugin_digests(used)
     named = ("torch", "numpy", "scipy", "dp-accounting", "hydra-core", "scikit-learn")
     return {
         "device": torch.cuda.get_device_name(device)
@@ -33,6 +34,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"zdp-bench": __version__} | {name: _version(name) for name in named},
         "commit": git_commit(),
+        **({"plugins": plugins} if plugins else {}),
     }
 
 
@@ -68,6 +70,15 @@ def foreign_code(used: Plugins) -> str:
     long as no number changes.
     """
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
+
+
+def plugin_digests(used: Plugins) -> dict[str, str]:
+    """Return a digest of the files of each other package that has a plug-in in use.
+
+    It is part of what names a run: another code is another run.
+    """
+    packages = {registry.package_of(*one) for one in used} - {"zdp_bench"}
+    return {package: _digest_of((package,)) for package in sorted(packages)}
 
 
 def execution_digest(

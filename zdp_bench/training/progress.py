@@ -15,6 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from zdp_bench.privacy.digits import write_epsilon
+
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
 SHORTEST = 12  # a run's name is not cut below this; its metrics are
 
@@ -83,7 +85,7 @@ class Live:
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
         shown, spent = (
             [f"{name} {value:.4g}" for name, value in metrics.items()],
-            f"ε {epsilon:.3g}",
+            f"ε {write_epsilon(epsilon)}",
         )
         if self._bar:
             name, state = self._fit(shown, spent)

@@ -18,6 +18,7 @@ from zdp_bench.data.files import card
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
+from zdp_bench.training.environment import plugin_digests
 from zdp_bench.training.finished_runs import find_weights
 
 
@@ -103,7 +104,8 @@ def digest_of(config: Run, data_digest: str) -> str:
     Two runs from different weights must not share their noise.
     """
     start = find_start(config)
-    return run_digest(config, f"{data_digest}:{start.digest}" if start else data_digest)
+    of = f"{data_digest}:{start.digest}" if start else data_digest
+    return run_digest(config, of, plugin_digests(config.plugins))
 
 
 def _require_public(config: Run, record: Record) -> None:

@@ -82,7 +82,7 @@ def run_record(
         "headline": {"name": headline, "value": metrics[headline]},
         "metrics": metrics,
         "epochs": loop.epochs,
-        "environment": environment(setup.device)
+        "environment": environment(setup.device, config.plugins)
         | {"ranks": loop.ranks.size, "execution": vars(config.execution)},
         "measured": {
             "started_utc": watch.started.isoformat(timespec="seconds"),

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from zdp_bench import records
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, hold_lock
 from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.environment import plugin_digests
 from zdp_bench.training.interrupts import explain_write_errors
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,24 @@ def find_or_run(
                 left_behind.unlink()
         if done := ranks.broadcast(records.read(home / "record.json") if ranks.is_first else None):
             return Outcome(done, home / "record.json", found=True)
+        if ranks.is_first:
+            _tell_of_changed_plugins(config)
         record = ranks.broadcast(train(home))
         if ranks.is_first:
             records.write(home / "record.json", record)
     return Outcome(record, home / "record.json", found=False)
+
+
+def _tell_of_changed_plugins(config: Run) -> None:
+    """Log which plug-in has other files than in a finished run of this configuration and seed."""
+    if not (plugins := plugin_digests(config.plugins)):
+        return
+    experiment = experiment_digest(config)
+    for record in records.read_all(config.results):
+        if (record["experiment"], record["seed"]) == (experiment, config.seed):
+            was = records.get(record, "environment.plugins") or {}
+            for name in sorted(name for name in plugins if plugins[name] != was.get(name)):
+                log.warning(f"plug-in {name} changed: another run than {record['run'][:16]}")
 
 
 def _start_anew(home: Path) -> None:

@@ -23,6 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, PerExample
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from zdp_bench.registry import lookup
@@ -150,6 +151,8 @@ class ModelSetup:
         inputs = self.empty_batch()[0]
         problem = Problem(self.model, loss_of(self.task), plan.sampling, self.config.seed, inputs)
         config, algorithm = build_algorithm(self.config, problem, plan)
+        if getattr(algorithm, "private", True):
+            warn_of(config.privacy.delta, plan.sampling.records)
         if config.trainer.augmentations and isinstance(self.data, Splits):
             _require_augmentation(config, self.data)
         patients = None

@@ -15,6 +15,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spending, Spent, together
+from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.training.run_folder import only_one_process
 
@@ -77,9 +78,9 @@ def _require_within(config: Run, own: Spending) -> None:
     if after > budget:
         raise UserError(
             f"privacy.total_budget={budget:g}: {len(others)} runs on this {config.dataset.name} "
-            f"have spent a tight ε of {before:.4g}, and with this run it would be {after:.4g} "
-            f"(δ {delta:g}). Add noise, take fewer steps, or stop here; `zdp-bench budget` lists "
-            "what was spent."
+            f"have spent a tight ε of {write_epsilon(before)}, and with this run it would be "
+            f"{write_epsilon(after)} (δ {delta:g}). Add noise, take fewer steps, or "
+            "stop here; `zdp-bench budget` lists what was spent."
         )
 
 

@@ -9,7 +9,7 @@ import argparse
 
 from zdp_bench.cli.arguments import add_format, add_results, number, require_records
 from zdp_bench.cli.streams import print_sheet
-from zdp_bench.errors import require, unknown
+from zdp_bench.errors import unknown
 
 GROUP = "understand"
 HELP = "the ε that all runs on a data set have spent together"
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delta",
         metavar="δ",
-        type=number("above 0 and below 1"),
+        type=number("above 0 and below 0.1"),
         help="at which ε is stated (default: the smallest of the data set's runs)",
     )
     add_format(parser)
@@ -28,12 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench.privacy.delta import require_delta
     from zdp_bench.report import budget
     from zdp_bench.training.spending import read_spendings
 
     delta = options.delta
     require_records(options.results)
-    require(delta is None or 0 < delta < 1, "--delta", delta, "must be above 0 and below 1")
+    if delta is not None:
+        require_delta("--delta", delta)
     spendings, unexplained = read_spendings(options.results)
     if options.dataset:
         names = {one.dataset for one in spendings}

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("records", "N", whole(1), "training examples"),
         ("steps", "T", whole(1), "steps of training"),
         ("epochs", "E", whole(1), "instead of steps"),
-        ("delta", "δ", number("above 0 and below 1"), "default 1e-5"),
+        ("delta", "δ", number("above 0 and below 0.1"), "default 1e-5"),
         ("sampling", "SCHEME", str, "poisson (default), uniform (fixed-size batches) or full"),
         ("accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
         ("records-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),

@@ -58,7 +58,8 @@ def _list(kind: str) -> list[tuple[str, str]]:
     if kind == "datasets":
         from zdp_bench.data.files import cards
 
-        return [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
+        ours = [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
+        return ours + _list_others("dataset")
     if kind == "tables":
         from zdp_bench.report.papers import available, recipes_of
 
@@ -72,8 +73,23 @@ def _list(kind: str) -> list[tuple[str, str]]:
         from zdp_bench.config.plugins import every_key
 
         return every_key()
-    folder = assets.RECIPES if kind == "recipes" else assets.CONF / kind.removesuffix("s")
-    return [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
+    from zdp_bench.config.schema import PLUGIN_KINDS
+
+    group = kind.removesuffix("s")
+    folder = assets.RECIPES if kind == "recipes" else assets.CONF / group
+    ours = [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
+    return ours + (_list_others(group) if group in PLUGIN_KINDS else [])
+
+
+def _list_others(kind: str) -> list[tuple[str, str]]:
+    """Return what other packages registered, with a line of its own and the package's name."""
+    from zdp_bench.registry import lookup, names_of_others, package_of
+
+    words = {name: (lookup(kind, name).__doc__ or "").strip() for name in names_of_others(kind)}
+    return [
+        (name, f"{text.partition(chr(10))[0]} (plug-in of {package_of(kind, name)})".strip())
+        for name, text in words.items()
+    ]
 
 
 def _first_comment(path: Path) -> str:

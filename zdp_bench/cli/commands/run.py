@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 
 from zdp_bench.cli.arguments import add_overrides, hide_environment
@@ -11,7 +12,7 @@ from zdp_bench.errors import UserError
 
 GROUP = "run"
 HELP = "train a recipe and write its record"
-SWEEPS = ("hydra.launcher", "hydra/launcher", "hydra.sweeper", "hydra/sweeper")
+SWEEPS = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.", "hydra/sweeper")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +88,7 @@ def _check_options(options: argparse.Namespace) -> None:
         if key == "launcher" or key.startswith(SWEEPS):
             if not options.multirun and word != "launcher=local":
                 raise UserError(f"{word}: only a sweep reads it; add -m, or leave it out.")
-        elif key.startswith(("hydra.", "hydra/")) and not key.startswith("hydra.verbose"):
+        elif re.split(r"[./]", key)[0] == "hydra" and key != "hydra.verbose":
             raise UserError(
                 f"{word}: has no effect here. A run's folder is named by its configuration, and "
                 "paths.results=DIR says where it lies; of Hydra's own keys hydra.launcher.*, "

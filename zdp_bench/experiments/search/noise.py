@@ -15,6 +15,7 @@ from zdp_bench.experiments.search.plan import Search
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism, solve
 from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.selection import selected_epsilon
 from zdp_bench.training.setup import Setup
@@ -107,8 +108,8 @@ def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None
     if total > search.epsilon:
         raise UserError(
             f"--epsilon {search.epsilon:g}: with trial {len(spent)} the search would have a "
-            f"tight ε of {total:.4g}, since its trials differ in sampling or steps. It ends here; "
-            "search keys that change neither, or ask for fewer trials."
+            f"tight ε of {write_epsilon(total)}, since its trials differ in sampling or steps. It "
+            "ends here; search keys that change neither, or ask for fewer trials."
         )
 
 

@@ -14,6 +14,7 @@ from zdp_bench.records import Record
 from zdp_bench.registry import register
 from zdp_bench.report import names
 from zdp_bench.report.figures import WIDTH
+from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import recipes_of
 
 TABLE = "zeta_dp_2021/5"
@@ -120,4 +121,4 @@ def _label(run: Record, by_model: bool) -> str:
         return f"{model}non-private\n{ssim}"
     batch = run["privacy"]["sampling"]["expected_batch_size"]
     spent = run["privacy"]["epsilon_tight"]
-    return f"{model}private, batch {batch:.0f}\ntight ε {spent:.2g}\n{ssim}"
+    return f"{model}private, batch {batch:.0f}\ntight ε {epsilon(spent)}\n{ssim}"

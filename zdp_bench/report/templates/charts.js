@@ -9,13 +9,19 @@ const titleOf = (metric) => PAGE.metrics[metric][0];
 const inUnit = (value, metric) => (unitOf(metric) === "%" ? 100 * value : value);
 const axisOf = (metric) => `test ${titleOf(metric)}${unitOf(metric) ? `, ${unitOf(metric)}` : ""}`;
 
+// Three digits that never say less than was spent, as `privacy/digits.py` writes them.
+function roundUp(value) {
+  const unit = 10 ** Math.max(0, 2 - Math.floor(Math.log10(value || 1)));
+  return +(Math.ceil(+(value * unit).toPrecision(9)) / unit).toPrecision(12);
+}
+
 const WRITE = {
   text: (value) => String(value),
   words: (value) => String(value),
   run: (value) => String(value),
   number: (value) => (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(3))),
   epsilon: (value) =>
-    value === Infinity ? "∞" : value >= 999.5 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3)),
+    value === Infinity ? "∞" : value > 999 ? roundUp(value).toLocaleString("en") : String(roundUp(value)),
   metric: (value) => titleOf(value),
   mark: (value) => String(value),
   value: (value, metric) =>
