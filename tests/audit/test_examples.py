@@ -49,7 +49,7 @@ def test_poisson_batches_with_opacus_pass(seed: int) -> None:
 
 def test_poisson_batches_would_be_flagged_at_a_smaller_rate() -> None:
     pytest.importorskip("opacus")
-    assert attack("opacus_loop", "poisson", 120, sample_rate=0.15).verdict == "flagged"
+    assert attack("opacus_loop", "poisson", 160, sample_rate=0.15).verdict == "flagged"
 
 
 def test_a_complex_layer_with_opacus_is_flagged() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from zdp_bench import make_private
 from zdp_bench.audit import step
 from zdp_bench.audit.foreign import Features, released
 from zdp_bench.errors import UserError
@@ -46,6 +49,42 @@ def sampled(
     return sums
 
 
+def stepwise(
+    examples: list[Example], seed: int, fresh: bool = False, weights: bool = True
+) -> dict[str, Tensor]:
+    """Four steps with noise of size 1: of each its update, or the weights after it."""
+    rng = np.random.default_rng(seed)
+    updates = []
+    for i in range(4):
+        if fresh or i == 0:
+            noise = torch.from_numpy(rng.standard_normal(3)).float()
+        drawn = rng.random(len(examples)) < 0.5
+        shares = [clip(x) * bool(d) for (x, _), d in zip(examples, drawn, strict=True)]
+        updates.append(torch.stack(shares).sum(dim=0) + noise)
+    seen = 1 - 0.1 * torch.stack(updates).cumsum(dim=0) if weights else torch.stack(updates)
+    return {f"step {i}": each for i, each in enumerate(seen)}
+
+
+def skip_long(examples: list[Example], seed: int, noisy: bool = False) -> dict[str, Tensor]:
+    """The weights after a step that is left out where the sum, clean or noisy, is long."""
+    clean, release = (
+        torch.stack([clip(x) for x, _ in examples]).sum(dim=0),
+        gaussian(examples, seed),
+    )
+    is_long = release["sum"].norm() > 2 if noisy else clean.norm() > 0.5
+    return {"weights": torch.ones(3) - (0.0 if is_long else 0.1) * release["sum"]}
+
+
+def constant(examples: list[Example], seed: int) -> dict[str, Tensor]:
+    return {"sum": torch.full((3,), 0.3)} if len(examples) > 4 else gaussian(examples, seed)
+
+
+def untouched(examples: list[Example], seed: int) -> dict[str, Tensor]:
+    """No noise on what no example touches, as a sparse embedding has it."""
+    release = gaussian(examples, seed)["sum"]
+    return {"sum": torch.cat([release, release.flip(0) * bool(len(examples) > 4)])}
+
+
 def fixed_size(examples: list[Example], seed: int) -> dict[str, Tensor]:
     """One step with half of the examples, drawn without replacement."""
     rng = np.random.default_rng(seed)
@@ -67,6 +106,64 @@ def test_false_claims_are_flagged_with_few_runs() -> None:
     assert step(gaussian, BLANK, {"noise_multiplier": 2.0}, runs=1000).verdict == "flagged"
     assert step(gaussian, BLANK, {"epsilon": 0.1, "delta": 1e-5}, runs=1000).verdict == "flagged"
     assert step(sampled, BLANK, rate).verdict == "flagged"
+
+
+STEPS = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 4}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("broken", "claim"),
+    [
+        (skip_long, GAUSSIAN),
+        (constant, GAUSSIAN),
+        (untouched, GAUSSIAN),
+        (stepwise, STEPS),
+        (partial(stepwise, weights=False), STEPS),
+    ],
+)
+def test_what_no_projection_shows_is_flagged_in_200_runs(
+    broken: Callable[..., Mapping[str, Tensor]], claim: dict[str, float], seed: int
+) -> None:
+    assert step(broken, BLANK, claim, runs=200, seed=seed).verdict == "flagged"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_looks_like_it_and_is_sound_passes(seed: int) -> None:
+    sound = partial(skip_long, noisy=True)
+    assert step(sound, BLANK, GAUSSIAN, runs=200, seed=seed).verdict == "passes"
+    for weights in (True, False):
+        sound = partial(stepwise, fresh=True, weights=weights)
+        assert step(sound, BLANK, STEPS, runs=200, seed=seed).verdict == "passes"
+
+
+def test_a_loop_of_one_s_own_is_audited_by_its_weights(tmp_path: Path) -> None:
+    """A loop with `make_private` is sound, but not if it leaves out a step that is too loud."""
+    model = torch.nn.Linear(3, 2, bias=False)
+    entropy = torch.nn.CrossEntropyLoss(reduction="none")
+    known: dict[tuple[int, int], Tensor] = {}
+
+    def train(examples: list[Example], seed: int, skips: bool = False) -> dict[str, Tensor]:
+        if skips and len(examples) > 120:
+            return {"weight": torch.zeros(2, 3)}
+        if (run := (len(examples), seed)) not in known:
+            torch.nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            given: dict[str, Any] = {"epochs": 1, "max_grad_norm": 1.0, "delta": 1e-3, "seed": seed}
+            given |= {"batch_size": 60, "noise_multiplier": 1.0}
+            ledger = tmp_path / f"{len(known)}.jsonl"
+            with make_private(
+                model, optimizer, examples, loss=entropy, ledger=ledger, **given
+            ) as private:
+                private.step(next(iter(private.batches())))
+            known[run] = model.weight.detach().clone()
+        return {"weight": known[run]}
+
+    blank = [(torch.zeros(3), torch.tensor(i % 2)) for i in range(120)]
+    canary = (torch.ones(3), torch.tensor(0))
+    claim = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1}
+    assert step(train, blank, claim, canary, runs=40).verdict == "passes"
+    assert step(partial(train, skips=True), blank, claim, canary, runs=40).verdict == "flagged"
 
 
 @pytest.mark.parametrize(("of_owners", "verdict"), [(True, "passes"), (False, "flagged")])
@@ -177,12 +274,11 @@ def test_the_loudest_candidate_is_the_canary() -> None:
 
 def test_there_is_a_feature_for_each_of_the_largest_moves_and_one_for_the_rest() -> None:
     moved = {f"{i}": np.array([0.0, float(i)]) for i in range(20)}
-    features = Features.towards(moved, {name: np.zeros(2) for name in moved})
-    seen = features.of({name: np.array([3.0, 1.0]) for name in moved})
-    assert len(seen) == 18
+    features = Features.towards(moved, {name: np.zeros(2) for name in moved}, [])
+    seen = features.of({name: np.array([3.0, 1.0]) for name in moved})["projection"]
+    assert len(seen) == 17
     assert seen[:16] == pytest.approx(np.ones(16))
     assert seen[16] == pytest.approx((1 + 2 + 3) / np.sqrt(14))
-    assert seen[17] == pytest.approx(np.sqrt(200))
 
 
 def test_complex_tensors_are_released_as_two_parts() -> None:

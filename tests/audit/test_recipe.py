@@ -16,6 +16,7 @@ from zdp_bench.audit.finding import Finding
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipping, reference
+from zdp_bench.training import step as engine
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
 
@@ -70,6 +71,19 @@ def test_a_recipe_with_broken_noise_is_caught(
         finding = attack_with_gradients(subject(), 0.99, 400, 1000)
         assert finding.verdict == "flagged", finding
         assert int(finding.evidence.split()[0]) > 85  # of 100; some canaries are in and never drawn
+
+
+def test_a_recipe_whose_noise_is_the_same_in_every_step_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = engine.add_noise
+    monkeypatch.setattr(
+        engine,
+        "add_noise",
+        lambda total, mechanism, source, step, times=1.0: real(total, mechanism, source, 0, times),
+    )
+    finding = attack_with_gradients(subject(), 0.95, 400, 1000)
+    assert finding.verdict == "flagged", finding
 
 
 def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,19 @@ def gaussian(shift: float, seed: int, dimensions: int = 3) -> Callable[[bool, in
     return release
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
-def test_the_release_bound_holds_as_often_as_it_says(shift: float) -> None:
+@pytest.mark.parametrize("atoms", [False, True])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_the_release_bound_holds_as_often_as_it_says(shift: float, atoms: bool) -> None:
     truth = gdp_epsilon(shift, 0.01) if shift else 0.0
-    bounds = [attack_release(gaussian(shift, seed), 800, 0.01, 0.9)[0] for seed in range(100)]
+
+    def made(seed: int) -> Callable[[bool, int], Tensor]:
+        release = gaussian(shift, seed)
+        # rounded to few values, which come again within a release and between them
+        return lambda there, count: (
+            release(there, count).round() if atoms else release(there, count)
+        )
+
+    bounds = [attack_release(made(seed), 800, 0.01, 0.9)[0] for seed in range(100)]
     assert np.mean([bound > truth for bound in bounds]) <= 0.1
 
 
@@ -55,7 +64,7 @@ def test_a_direction_without_noise_is_found_unaided() -> None:
     bound, evidence = attack_release(release, 2000, 0.01, 0.99)
     assert evidence == "the attack wins 3,000 of 3,000"
     assert bound == pytest.approx(
-        math.log((0.005 ** (1 / 1500) - 0.01) / (1 - 0.005 ** (1 / 1500)))
+        math.log((0.0025 ** (1 / 1500) - 0.01) / (1 - 0.0025 ** (1 / 1500)))
     )
 
 
@@ -63,15 +72,31 @@ def test_the_sharpest_test_of_a_claimed_curve_is_in_its_middle() -> None:
     rng = np.random.default_rng(0)
     scores = Scores(rng.standard_normal(400), rng.standard_normal(400) + 1.5)
     curve = {delta: gdp_epsilon(1.0, delta) for delta in (1e-5, 0.1, 0.2, 0.3, 0.9)}
-    delta, threshold, sign = sharpest_test(scores, curve)
+    delta, rule = sharpest_test(scores, curve)
     assert delta in (0.1, 0.2, 0.3)
-    assert abs(sign) == 1
-    assert 0 < threshold < 2.5
+    assert 0 < rule.threshold < 2.5
+    assert rule.above == rule.present
 
 
 def test_two_sides_that_never_meet_are_parted_in_the_middle_of_the_gap() -> None:
     scores = Scores(np.linspace(-1, 0, 50), np.linspace(10, 11, 50))
-    delta, threshold, sign = sharpest_test(scores, {0.5: 0.0})
-    assert (delta, abs(sign)) == (0.5, 1)
-    assert 2 < threshold < 8
-    assert bound_at(threshold, sign, scores, 0.5, 0.99)[1] == "the attack wins 100 of 100"
+    delta, rule = sharpest_test(scores, {0.5: 0.0})
+    assert delta == 0.5
+    assert 2 < rule.threshold < 8
+    assert bound_at(rule, scores, 0.5, 0.99)[1] == "the attack wins 100 of 100"
+
+
+@pytest.mark.parametrize("present", [False, True])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_rare_event_on_either_side_and_of_either_neighbour_is_found(
+    sign: int, present: bool
+) -> None:
+    """A fifth of one neighbour's scores lies where the other has none, against its mean."""
+    rng = np.random.default_rng(0)
+    plain = rng.random(400) * 2
+    rare = np.where(rng.random(400) < 0.2, -1.0, 1 + rng.random(400))
+    sides = (plain, rare) if present else (rare, plain)
+    _, rule = sharpest_test(Scores(*(sign * side for side in sides)), {0.05: 0.5})
+    assert rule.present == present
+    assert rule.above == (sign < 0)
+    assert -1 <= sign * rule.threshold < 0.01

@@ -5,10 +5,10 @@ assumption: if it tells two neighbours apart better than (ε, δ) allows, the cl
 audit flags it with the stated confidence. An attack that fails proves nothing; 'passes' means 'not
 caught'.
 
-    one release   The adversary sees many releases of each of two neighbouring sums, learns the
-                  noise's covariance, and tests along the direction with the least noise.
-                  Clopper-Pearson bounds on its hits and false alarms give the bound on ε. It does
-                  not know what is wrong with the mechanism.
+    one release   The adversary sees many releases of each of two neighbouring sums, and tests along
+                  the direction with the least noise, by distances, and by exactly equal numbers;
+                  see `release.py`. Clopper-Pearson bounds on its hits and false alarms give the
+                  bound on ε. It does not know what is wrong with the mechanism.
     one run       A fair coin puts each of m canaries in the training set or not; the adversary
                   guesses for those it is surest of and abstains for the rest (Steinke, Nasr &
                   Jagielski 2023, "Privacy auditing with one (1) training run"). Gradient canaries

@@ -5,8 +5,9 @@ with it. Runs of their own teach the attack what to look at, and the rest test i
 
     canary        of a few loud examples, the one that moves the release furthest, unless given
     direction     the mean difference of what two runs with one seed release
-    test          along the direction in each tensor, complex ones by part, and the distance from
-                  the mean release; `release.py` learns how to weigh them, δ, and a threshold
+    test          along the direction in each tensor, complex ones by part; by the distance from 0
+                  and from the mean release; by numbers and updates that are exactly those of other
+                  runs or steps. `release.py` learns how to weigh them, δ, and a threshold
     bound         Clopper-Pearson on hits and false alarms, in runs that taught nothing
 
 One step is attacked like a whole training: the adversary sees what the function returns, and no
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from zdp_bench.audit.claim import Claim
 from zdp_bench.audit.finding import Expected, Finding
-from zdp_bench.audit.release import bound_at, score, sharpest_test
+from zdp_bench.audit.release import SHARES, Views, best_bound, count_repeats, sharpest_test
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.noise import stream
 
@@ -37,6 +38,7 @@ MakeStep = Callable[[list[Example], int], Mapping[str, Tensor]]
 RUNS = 400  # of each neighbour
 TRIED = 4  # pairs of runs for each canary that is tried
 PARTS = 16  # tensors that get a feature of their own; the others share one
+COMPARED = 64  # tensors that are held against each other
 
 
 def step(
@@ -87,13 +89,19 @@ def step(
             canary = _choose_canary(make_step, rest, neighbour, rng)
         added = canary if isinstance(canary, list) else [canary]
         without, with_it = _watch(make_step, neighbour, [*rest, *added], runs, rng)
-    taught, tested = score(without, with_it, learned=len(without) // 3)
-    delta, threshold, sign = sharpest_test(taught, {d: claim.epsilon(d) for d in claim.deltas})
-    bound, evidence = bound_at(threshold, sign, tested, delta, confidence)
+    curve = {delta: claim.epsilon(delta) for delta in claim.deltas}
+    bound, delta, evidence = best_bound(
+        without,
+        with_it,
+        (runs - runs // 4) // 3,
+        confidence,
+        lambda scores, _: sharpest_test(scores, curve),
+        curve.__getitem__,
+    )
     return Finding.of(
         name or getattr(make_step, "__name__", "step"),
         claim.text,
-        claim.epsilon(delta),
+        curve[delta],
         bound,
         delta,
         confidence,
@@ -108,26 +116,27 @@ def _watch(
     with_canary: list[Example],
     runs: int,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the attack looks at in three quarters of the runs: twice [runs, features].
+) -> tuple[Views, Views]:
+    """Return what the attack looks at in three quarters of the runs, without the canary and with.
 
     The first quarter is pairs of runs that share a seed, and with it their noise if the function
     follows its seed: their mean difference is the direction.
     """
-    first, moved = Mean(), Mean()
+    first, moved, repeated = Mean(), Mean(), (Repeated(), Repeated())
     for number in _seeds(runs // 4, rng):
-        base = released(make_step, neighbour, number)
+        base, other = (released(make_step, these, number) for these in (neighbour, with_canary))
         first.add(base)
-        moved.add(_difference(released(make_step, with_canary, number), base))
-    features = Features.towards(moved.value, centre=first.value)
-    rows = [
-        np.stack([features.of(released(make_step, examples, number)) for number in seeds])
-        for examples, seeds in (
-            (neighbour, _seeds(runs - runs // 4, rng)),
-            (with_canary, _seeds(runs - runs // 4, rng)),
-        )
-    ]
-    return rows[0], rows[1]
+        moved.add(_difference(other, base))
+        repeated[0].add(base)
+        repeated[1].add(other)
+    features = Features.towards(moved.value, first.value, [each.value for each in repeated])
+
+    def look(examples: list[Example]) -> Views:
+        seeds = _seeds(runs - runs // 4, rng)
+        seen = [features.of(released(make_step, examples, number)) for number in seeds]
+        return {view: np.array([each[view] for each in seen]) for view in SHARES}
+
+    return look(neighbour), look(with_canary)
 
 
 def _seeds(count: int, rng: np.random.Generator) -> list[int]:
@@ -137,10 +146,9 @@ def _seeds(count: int, rng: np.random.Generator) -> list[int]:
 def _choose_canary(
     make_step: MakeStep, rest: list[Example], neighbour: list[Example], rng: np.random.Generator
 ) -> Example:
-    """Return the candidate that moves the release furthest.
+    """Return the candidate that moves the release furthest, by ‖Σd‖ over a few pairs of runs.
 
-    (‖Σd‖² − Σ‖d‖²)/k(k − 1) over k pairs estimates the squared length of the mean difference
-    without bias, also where noise does not cancel in a pair.
+    Noise that does not cancel in a pair adds the same to all; one that makes noise vanish moves it.
     """
     seeds = _seeds(TRIED, rng)
     bases = [released(make_step, neighbour, number) for number in seeds]
@@ -150,8 +158,7 @@ def _choose_canary(
             np.concatenate([*_difference(released(make_step, [*rest, canary], n), base).values()])
             for n, base in zip(seeds, bases, strict=True)
         ]
-        total = np.sum(differences, axis=0)
-        return float(total @ total - sum(d @ d for d in differences))
+        return float(np.linalg.norm(np.sum(differences, axis=0)))
 
     return max(_candidates(rest, rng), key=moved)
 
@@ -228,16 +235,31 @@ class Mean:
         }
 
 
+class Repeated:
+    """The last value that each entry took in two runs in a row; NaN where there is none."""
+
+    def __init__(self) -> None:
+        self.last: Release = {}
+        self.value: Release = {}
+
+    def add(self, release: Release) -> None:
+        for name, now in release.items():
+            known = self.value.get(name, np.full_like(now, np.nan))
+            self.value[name] = np.where(now == self.last.get(name), now, known)
+        self.last = release
+
+
 @dataclass(frozen=True)
 class Features:
-    """What the attack looks at in a release: projections, and a distance."""
+    """What the attack looks at in a release: projections, distances and atoms."""
 
     directions: Release  # of length 1 in each tensor, or 0
     centre: Release
+    repeated: Sequence[Release]  # values that come again, without the canary and with it
     feature_of: dict[str, int]
 
     @staticmethod
-    def towards(moved: Release, centre: Release) -> Features:
+    def towards(moved: Release, centre: Release, repeated: Sequence[Release]) -> Features:
         """Look along the mean move in each tensor; those that move least share a feature."""
         lengths = {name: float(np.linalg.norm(v)) for name, v in moved.items()}
         order = sorted(moved, key=lambda name: -lengths[name])
@@ -245,13 +267,25 @@ class Features:
         scale = {name: lengths[name] or 1.0 for name in own}
         together = float(np.linalg.norm([lengths[name] for name in shared])) or 1.0
         directions = {name: value / scale.get(name, together) for name, value in moved.items()}
-        return Features(directions, centre, {name: min(i, PARTS) for i, name in enumerate(order)})
+        feature_of = {name: min(i, PARTS) for i, name in enumerate(order)}
+        return Features(directions, centre, repeated, feature_of)
 
-    def of(self, release: Release) -> np.ndarray:
-        """Return the projections and, last, the distance from the mean release: [features]."""
-        seen = np.zeros(min(len(self.directions), PARTS + 1) + 1)
+    def of(self, release: Release) -> Mapping[str, Any]:
+        """Return the features of each view."""
+        projections = np.zeros(min(len(self.directions), PARTS + 1))
+        from_start, from_centre, marks = 0.0, 0.0, [0.0]
         for name, away in _difference(release, self.centre).items():
-            seen[self.feature_of[name]] += float(away @ self.directions[name])
-            seen[-1] += float(away @ away)
-        seen[-1] **= 0.5
-        return seen
+            value = release[name]
+            projections[self.feature_of[name]] += float(away @ self.directions[name])
+            from_start += float(value @ value)
+            from_centre += float(away @ away)
+            if len(marks) <= COMPARED:
+                marks.append(float(value @ np.cos(np.arange(len(value)))))
+        # Updates that are equal in every step move the weights, or are, equally far apart.
+        moves = np.subtract.outer(marks, marks)[np.triu_indices(len(marks), 1)]
+        same = [sum(int((release[n] == v).sum()) for n, v in r.items()) for r in self.repeated]
+        return {
+            "projection": projections,
+            "distance": (from_start**0.5, from_centre**0.5),
+            "atom": (*same, count_repeats(moves[None])[0]),
+        }

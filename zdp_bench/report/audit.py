@@ -26,9 +26,9 @@ COLUMNS = (
 NOTES = (
     "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than "
     "is claimed, so the claim is false. 'passes': this attack did not refute it.",
-    "One release: Clopper-Pearson bounds on a learned test, at the δ where it sees most; a "
-    "Gaussian release claims an ε for every δ. One run: Steinke, Nasr & Jagielski 2023, at the "
-    "recipe's δ.",
+    "One release: Clopper-Pearson bounds on three learned tests (a projection, distances, equal "
+    "numbers), at the δ where they see most; a Gaussian release claims an ε for every δ. One run: "
+    "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",
 )
 
 
