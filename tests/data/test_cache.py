@@ -46,8 +46,27 @@ def test_without_fallocate_every_byte_is_written(
     np.testing.assert_array_equal(make(), ROWS)
 
 
-def test_an_array_that_is_larger_than_memory_is_mapped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", range(0, 320, 37))
+def test_an_array_whose_bytes_changed_is_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    make()
+    (path,) = (tmp_path / "cache" / "zdp-bench" / "rows").iterdir()
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 1
+    path.write_bytes(raw)
+    np.testing.assert_array_equal(make(), ROWS)
+    assert "is damaged" in caplog.text
+    caplog.clear()
+    np.testing.assert_array_equal(make(), ROWS)
+    assert not caplog.text
+
+
+def test_an_array_that_is_larger_than_memory_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system refused it, so it was called damaged and made anew, until the disk was full."""
+    monkeypatch.setattr(cache, "_hash", lambda file: bytes(file.seek(-32, os.SEEK_END) and 32))
     rows = 2 * os.sysconf("SC_PHYS_PAGES")
     path = tmp_path / "cache" / "zdp-bench" / "rows" / f"{'d' * 32}.npy"
     path.parent.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +218,9 @@ def mark_missing(header: Path, signal: Path) -> None:
     body = bytearray(signal.read_bytes())
     body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
     signal.write_bytes(bytes(body))
+    lead = np.frombuffer(bytes(body[24:]), "<i2").reshape(-1, 12)[:, 2]  # with its own checksum
+    total = lead.sum(dtype=int) % 2**16
+    header.write_text(re.sub(r"-?\d+ 0 III\b", f"{total} 0 III", header.read_text()))
 
 
 LENGTH = "S0002 12 500 1000"

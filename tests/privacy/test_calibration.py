@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from zdp_bench.privacy import calibration
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.calibration import calibrate, solve
 from zdp_bench.registry import names
@@ -85,14 +83,6 @@ def test_a_cache_that_cannot_be_written_does_no_harm(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert solve(0.5, lambda sigma: 1 / sigma, {}) == pytest.approx(2.0, rel=2e-4)
-
-
-def test_without_xdg_the_cache_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert (
-        calibration.cache_folder()
-        == Path(os.path.expanduser("~")) / ".cache" / "zdp-bench" / "calibration"
-    )
 
 
 @pytest.mark.parametrize(

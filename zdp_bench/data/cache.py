@@ -2,12 +2,14 @@
 
 A mapped array needs no memory of its own size: what is read of it is paged in, and dropped again
 when memory is short. So a set of any size streams through training, and a second run starts at
-once. If the cache's disk is full, the array is made in memory.
+once. Each ends in a checksum of all before it, which is compared whenever it is mapped. If the
+cache's disk is full, or its folder not safe, the array is made in memory.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import mmap
 import os
@@ -16,11 +18,14 @@ import time
 from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from platformdirs import user_cache_path
+
+from zdp_bench.caches import cache_folder
 
 CHUNK = 1 << 20  # bytes
+CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a file
 # Linux refuses a private map that is larger than memory, unless it is told not to reserve any.
 # Python has a name for that flag from 3.13 on.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -39,11 +44,15 @@ def load_or_make(
         digest: of everything the array follows from: the files and how they become numbers.
         blocks: the array's rows, some at a time; used only if the array has to be made.
     """
-    path = user_cache_path("zdp-bench") / kind / f"{digest[:32]}.npy"
+    whole: np.ndarray
+    if (folder := cache_folder(kind)) is None:
+        whole = np.empty(shape, dtype=dtype)
+        return _fill(whole, blocks)
+    path = folder / f"{digest[:32]}.npy"
     if path.is_file():
         if (found := _map(path, shape, dtype)) is not None:
             return found
-        log.warning("%s is damaged and made anew", path)
+        log.warning("%s is damaged, or of an older version, and made anew", path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.npy")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +67,14 @@ def load_or_make(
             error.strerror,
             kind,
         )
-        whole: np.ndarray = np.empty(shape, dtype=dtype)
+        whole = np.empty(shape, dtype=dtype)
         return _fill(whole, blocks)
     try:
         _fill(mapped, blocks)
         mapped.flush()
+        with partial.open("rb+") as file:
+            found = _hash(file)
+            file.write(found)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -78,7 +90,7 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
         OSError: the disk is full, over its quota or read-only.
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    size = path.stat().st_size
+    size = path.stat().st_size + CHECKSUM
     with path.open("rb+") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -87,6 +99,16 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
             for start in range(mapped.offset, size, CHUNK):
                 file.write(bytes(min(CHUNK, size - start)))
     return mapped
+
+
+def _hash(file: BinaryIO) -> bytes:
+    """Return SHA-256 of all before a file's checksum, and leave the file there."""
+    left = os.fstat(file.fileno()).st_size - CHECKSUM
+    found = hashlib.sha256()
+    while left > 0 and (part := file.read(min(CHUNK, left))):
+        found.update(part)
+        left -= len(part)
+    return found.digest()
 
 
 def _delete_left_behind(folder: Path) -> None:
@@ -111,6 +133,9 @@ def consecutive(counts: dict[str, int]) -> dict[str, slice]:
 
 def _map(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
     try:
+        with path.open("rb") as file:
+            if _hash(file) != file.read():
+                return None
         found = _open(path)
     except (ValueError, EOFError, OSError) as error:
         if getattr(error, "errno", 0) == errno.ENOMEM:  # the file is whole

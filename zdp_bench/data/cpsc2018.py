@@ -25,7 +25,7 @@ from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_or_skip
-from zdp_bench.data.files import sha256
+from zdp_bench.data.files import earlier_name, sha256
 from zdp_bench.data.formats.ecg import (
     DIAGNOSES,
     LEADS,
@@ -93,7 +93,9 @@ class Cpsc2018(Dataset):
             if (target := self.label(one)) is not None:
                 inputs.append(self.transform(one.signal))
                 targets.append(target)
-                digest.update(f"{path.name}:{sha256(path.with_suffix('.mat'))}:{target}".encode())
+                files = dict.fromkeys((path.with_suffix(".mat"), path))  # the header has units
+                sums = ":".join(map(sha256, files))
+                digest.update(f"{path.name}:{sums}:{target}".encode())
         train, test = self.split(folder, targets)
         what = (self.positive, self.negative, self.channel, self.length, self.fft_length)
         settings = (*what, self.fft_norm, self.test_share, self.split_seed)
@@ -109,7 +111,7 @@ class Cpsc2018(Dataset):
             input_shape=(self.fft_length,),
             outputs=1,
             provenance=provenance,
-            digest=digest.hexdigest(),
+            digest=earlier_name(digest.hexdigest()),
             notes=f"{notes}{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
             + (f", {said}" if (said := note_skipped(skipped, 0)) else ""),
             unit="recording",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Provenance, Splits
-from zdp_bench.data.files import digest, holds_any, try_each
+from zdp_bench.data.files import digest, earlier_name, holds_any, sha256, try_each
 from zdp_bench.data.formats.kspace import (
     Undersampling,
     centre_crop,
@@ -138,8 +138,18 @@ class KSpaceSlices(Dataset):
         """How many slices are one example; None where a slice is."""
         return self.slices if self.unit == "volume" else None
 
-    def make_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
+    def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
+        """Return the splits of volumes whose files are hashed, whole; see `make_splits`."""
+        files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
+        return self.make_splits(sides, provenance, notes, repr(files))
+
+    def make_splits(
+        self, sides: Sides, provenance: Provenance, notes: str, files: str = ""
+    ) -> Splits:
         """Take the volumes that are large enough; the notes count those that are not.
+
+        Args:
+            files: names what the volumes' files hold, for the digest.
 
         Raises:
             UserError: a side has no volume that is large enough.
@@ -164,14 +174,13 @@ class KSpaceSlices(Dataset):
             f"{left_out} volumes smaller than {asked} left out" if left_out else "",
             f"{both} patients have volumes on both sides" if both else "",
         ]
-        stamps = [[volume.stamp for volume in side] for side in (train, test)]
         return Splits(
             training,
             self._examples(test, is_stochastic=False),
             input_shape=(*([together] if together else []), 1, how.height, how.width),
             outputs=1,
             provenance=provenance,
-            digest=digest(repr((stamps, how, self.unit, self.slices))),
+            digest=earlier_name(digest(repr((files, how, self.unit, self.slices)))),
             notes="; ".join(note for note in every_note if note),
             examples_per_patient=max(Counter(training.groups.tolist()).values()),
             unit=self.owner,
@@ -234,8 +243,8 @@ class FastMri(KSpaceSlices):
         """Files have no published checksums: with all the release's slices they are 'official'."""
         sides = find_volumes(root / "fastMRI")
         if tuple(sum(volume.shape[0] for volume in side) for side in sides) == RELEASED:
-            return self.make_splits(sides, "official", "")
-        return self.make_splits(sides, "derived", "an excerpt of the release")
+            return self.read_splits(sides, "official", "")
+        return self.read_splits(sides, "derived", "an excerpt of the release")
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by the files' headers; without files, as in the release, at most 50 slices each."""

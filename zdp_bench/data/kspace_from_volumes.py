@@ -89,7 +89,7 @@ class KSpaceFromVolumes(KSpaceSlices):
         if not made.is_dir():
             write_set(made, paths, self.axis, testing)
         notes = f"k-space of the volumes in {self.folder} with a smooth phase added, no noise"
-        return self.make_splits(find_volumes(made), "derived", notes)
+        return self.read_splits(find_volumes(made), "derived", notes)
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by the volumes' headers; without volumes, as many as the default folder has."""

@@ -24,6 +24,7 @@ import torch
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
 from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
+from zdp_bench.data.formats.wfdb_leads import UnreadableSignal, read_leads
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -325,21 +326,15 @@ def read_signal(beats: Beats) -> np.ndarray:
     """Read lead MLII: float64 [samples] in the file's units.
 
     Raises:
-        UserError: it cannot be read, or its sum is not the header's.
+        UserError: see `read_leads`.
     """
     import wfdb
 
-    signal = beats.header.with_suffix(".dat")
+    header = wfdb.rdheader(str(beats.header.with_suffix("")))
     try:
-        name = str(beats.header.with_suffix(""))
-        read = wfdb.rdrecord(name, channels=[beats.channel], physical=False)
-        units = read.d_signal[:, 0].astype(np.int64)
-        announced = read.checksum[0]
-    except Exception as error:
-        raise UserError(f"{signal}: cannot be read ({type(error).__name__}).") from None
-    if (int(units.sum()) - announced) % 2**16:
-        raise UserError(f"{signal}: lead {LEAD} does not have its header's checksum.")
-    return units.astype(np.float64)
+        return read_leads(beats.header, header, [beats.channel], physical=False)[:, 0]
+    except UnreadableSignal as error:
+        raise UserError(f"{beats.header.with_suffix('.dat')}: {error}.") from None
 
 
 def digest_files(headers: list[Path]) -> str:

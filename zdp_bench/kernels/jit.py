@@ -20,9 +20,8 @@ import torch
 from numba import cfunc, njit, types
 from numba.core.errors import NumbaWarning
 from numba.extending import intrinsic
-from platformdirs import user_cache_path
 
-from zdp_bench import __version__
+from zdp_bench import __version__, caches
 
 _config: Any = numba.core.config
 # numba logs every step of its compiler under `hydra.verbose=true`.
@@ -101,11 +100,13 @@ def compile_loop(loop: Callable[[Any], None]) -> Loop:
     """
     options: dict[str, Any] = {"error_model": "numpy"}
     before = _config.CACHE_DIR
+    if (folder := cache_folder()) is None:
+        return Loop(cfunc(_WORK, **options)(loop))
     with warnings.catch_warnings():
         # Code of processors without fused products cannot be kept.
         warnings.simplefilter("ignore", NumbaWarning)
         try:
-            _config.CACHE_DIR = str(cache_folder())
+            _config.CACHE_DIR = str(folder)
             return Loop(cfunc(_WORK, cache=True, **options)(loop))
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
             # No folder can be written, the disk is full, or a file was cut short.
@@ -115,15 +116,14 @@ def compile_loop(loop: Callable[[Any], None]) -> Loop:
 
 
 @cache
-def cache_folder() -> Path:
+def cache_folder() -> Path | None:
     """The folder of compiled code, named by this package's version and a hash of the kernels.
 
     numba itself compares the date of one file only, and loops are made of several files' pieces.
     """
     sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-    chosen = _config.CACHE_DIR
-    root = Path(chosen) / "zdp-bench" if chosen else user_cache_path("zdp-bench")
-    return root / f"kernels-{__version__}-{hashlib.sha256(sources).hexdigest()[:16]}"
+    name = f"kernels-{__version__}-{hashlib.sha256(sources).hexdigest()[:16]}"
+    return caches.cache_folder(name, _config.CACHE_DIR)
 
 
 # ------------------------------------------------------------------------ what loops are written in

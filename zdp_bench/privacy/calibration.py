@@ -21,9 +21,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
 from scipy.optimize import brentq
 
+from zdp_bench.caches import cache_folder
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
@@ -100,7 +100,9 @@ def solve(target: float, epsilon_of: Callable[[float], float], question: dict[st
         "dp-accounting": version("dp-accounting"),
     }
     text = json.dumps(asked, sort_keys=True)
-    path = cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    if (folder := cache_folder("calibration")) is None:
+        return _search(target, epsilon_of)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     if (found := _read(path, text)) is not None:
         return found
     sigma = _search(target, epsilon_of)
@@ -132,11 +134,6 @@ def _search(target: float, epsilon_of: Callable[[float], float]) -> float:
     while epsilon_of(root) > target:
         root *= 1 + TOLERANCE / 2
     return root
-
-
-def cache_folder() -> Path:
-    """Return the folder of the results."""
-    return user_cache_path("zdp-bench") / "calibration"
 
 
 def _read(path: Path, asked: str) -> float | None:

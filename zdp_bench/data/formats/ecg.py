@@ -24,6 +24,7 @@ import numpy as np
 from scipy.io import loadmat
 
 from zdp_bench.data.files import require_inside
+from zdp_bench.data.formats.wfdb_leads import UnreadableSignal, read_leads
 from zdp_bench.errors import UserError
 
 RATE = 500  # Hz
@@ -117,10 +118,9 @@ def read_wfdb(header: Path, channel: int, signal: bool = True) -> Recording:
     samples = np.empty(0)
     if signal:
         try:
-            read = wfdb.rdrecord(str(header.with_suffix("")), channels=[channel - 1])
-            samples = read.p_signal[:, 0]
-        except Exception as error:
-            raise BadRecording(f"the signal cannot be read ({type(error).__name__})") from None
+            samples = read_leads(header, described, [channel - 1])[:, 0]
+        except UnreadableSignal as error:
+            raise BadRecording(str(error)) from None
     lines = [line.removeprefix("Dx:") for line in described.comments if line.startswith("Dx:")]
     if not lines:
         raise BadRecording("its header has no diagnosis (#Dx)")

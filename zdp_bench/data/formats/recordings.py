@@ -11,6 +11,7 @@ import torch
 from zdp_bench.data.files import require_inside
 from zdp_bench.data.formats.form import Form
 from zdp_bench.data.formats.wav import read_wav
+from zdp_bench.data.formats.wfdb_leads import UnreadableSignal, read_leads
 from zdp_bench.errors import UserError
 
 LONGEST = 2**28  # samples; a header that announces more is damaged
@@ -38,8 +39,6 @@ def read_wfdb(path: Path, form: Form) -> np.ndarray:
     Raises:
         UserError: header and signal files disagree, another rate, or a lead that is missing.
     """
-    import wfdb
-
     header = _read_header(path, form)
     names = list(header.sig_name)
     for lead in form.leads or ():
@@ -50,12 +49,11 @@ def read_wfdb(path: Path, form: Form) -> np.ndarray:
             f"{path}: has {len(names)} leads where dataset.channels={form.channels} were expected."
         )
     chosen = [names.index(lead) for lead in form.leads] if form.leads else [*range(form.channels)]
+    end = min(form.length, header.sig_len)
     try:
-        end = min(form.length, header.sig_len)
-        read = wfdb.rdrecord(str(path.with_suffix("")), sampto=end, channels=chosen)
-        samples = np.asarray(read.p_signal, dtype=np.float32).T
-    except Exception as error:  # wfdb raises whatever it trips over
-        raise UserError(f"{path}: its signal cannot be read ({type(error).__name__}).") from None
+        samples = read_leads(path, header, chosen, end).astype(np.float32).T
+    except UnreadableSignal as error:
+        raise UserError(f"{path}: {error}.") from None
     if samples.shape != (len(chosen), end) or not np.isfinite(samples).all():
         raise UserError(f"{path}: holds samples that are no numbers.")
     return _shape(samples, form)

@@ -32,19 +32,17 @@ class Volume:
     Attributes:
         shape: slices, rows, columns of k-space.
         image: height, width of the reconstruction.
-        stamp: what of the file enters the data set's digest.
     """
 
     path: Path
     shape: tuple[int, int, int]
     image: tuple[int, int]
     patient: str
-    stamp: str
 
     @classmethod
     def announce(cls, name: str, shape: tuple[int, int, int]) -> Volume:
         """A volume without a file yet, whose k-space will have the size of its image."""
-        return cls(Path(name), shape, shape[1:], name, name)
+        return cls(Path(name), shape, shape[1:], name)
 
 
 Sides = tuple[list[Volume], list[Volume]]  # to train on, to test on
@@ -135,12 +133,7 @@ def inspect(path: Path, root: Path) -> Volume:
             if header.shape != () or header.dtype.kind not in "SO":
                 raise UserError(f"{path}: its ismrmrd_header is no single piece of text.")
             patient = str(file.attrs.get("patient_id", path.stem))
-            others = {name: str(file.attrs.get(name)) for name in ("acquisition", "max", "norm")}
-            stamp = (
-                f"{path.parent.name}/{path.name}:{path.stat().st_size}:{kspace.shape}:"
-                f"{image.shape}:{patient}:{others}"
-            )
-            return Volume(path, kspace.shape, image.shape[1:], patient, stamp)
+            return Volume(path, kspace.shape, image.shape[1:], patient)
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise UserError(
             f"{path}: is no whole HDF5 file; it is cut off, damaged or something else "

@@ -122,7 +122,7 @@ class KSpacePhantom(KSpaceSlices):
         if not made.is_dir():
             write_set(made, self.patients, *shape, self.seed, self.count_test())
         notes = "ellipsoids seen by one coil, with noise"
-        return self.make_splits(find_volumes(made), "synthetic", notes)
+        return self.read_splits(find_volumes(made), "synthetic", notes)
 
     def info(self, root: Path) -> DatasetInfo:
         drawn, train = self.announce(self.patients), self.patients - self.count_test()

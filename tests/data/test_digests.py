@@ -1,0 +1,216 @@
+"""The digest sees whatever may change an example: of every data set, in every file it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import write_mini_mnist
+from tests.data.helpers import copy_folder, dataset
+from tests.data.own_data import KINDS, write_classes, write_masks, write_png
+from tests.data.test_cpsc2018 import LABELS, matlab
+from zdp_bench.data import N_UNIFORMS, Source, Splits, cifar10
+from zdp_bench.errors import UserError
+from zdp_bench.registry import names
+
+CHANGES = 4  # of bytes, in each of two files of a folder and ending
+Write = Callable[[Path], object]
+
+
+def mnist(root: Path, folder: str = "MNIST") -> None:
+    write_mini_mnist(root, 60, 40)
+    if folder != "MNIST":
+        (root / "MNIST").rename(root / folder)
+
+
+def pictures(root: Path) -> None:
+    (root / "cifar-10-batches-bin").mkdir()
+    for number, batch in enumerate(cifar10.BATCHES):
+        rows = np.random.default_rng(number).integers(0, 256, (40, cifar10.RECORD), dtype=np.uint8)
+        rows[:, 0] = np.arange(40) % 10
+        (root / "cifar-10-batches-bin" / f"{batch}.bin").write_bytes(rows.tobytes())
+
+
+def listed(root: Path, column: str) -> None:
+    """Pictures that a CSV lists, with their class or their reference, and their patients."""
+    lines = [f"path,{column},patient,split"]
+    for number in range(12):
+        noisy, clean = (
+            write_png(root / "own" / kind / f"{number:02}.png", 40 + number + more).name
+            for kind, more in (("noisy", 0), ("clean", 100))
+        )
+        target = f"clean/{clean}" if column == "reference" else f"c{number % 2}"
+        part = "train" if number < 8 else "test"
+        lines.append(f"noisy/{noisy},{target},p{number // 2},{part}")
+    (root / "own" / "list.csv").write_text("\n".join(lines))
+
+
+def of_folder(kind: str, **options: Any) -> dict[str, Any]:
+    return {"path": "own", "size": 8, "fit": "resize", **KINDS[kind][2], **options}
+
+
+SLICES = {"height": 8, "width": 8, "slices": 2, "test_share": 0.4}
+# name and variant -> (the folders of `small_root`, or what writes the files; options)
+CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
+    "chest_xray": (["chest_xray"], {"size": 16}),
+    "chest_xray_synthetic": ([], {"count": 50, "size": 16}),
+    "cifar10": (pictures, {"check": False}),
+    "cpsc2018": (["CPSC2018"], {"test_share": 0.4}),
+    "cpsc2018 skip": (["CPSC2018"], {"test_share": 0.4, "bad_records": "skip"}),
+    "cpsc2018 matlab": (lambda root: matlab(root, LABELS), {"test_share": 0.5}),
+    "cpsc2018_synthetic": ([], {"count": 8, "test_share": 0.4}),
+    "fashion_mnist": (lambda root: mnist(root, "FashionMNIST"), {"check": False}),
+    "fastmri": (["fastMRI"], {"height": 8, "width": 8}),
+    "kspace_from_volumes": (["Task04_Hippocampus"], SLICES),
+    "kspace_phantom": ([], {**SLICES, "patients": 4}),
+    "mitbih": (["mit-bih-arrhythmia-database-1.0.0"], {}),
+    "mitbih_synthetic": ([], {"patients": 4, "beats": 4}),
+    "mnist": (mnist, {"check": False}),
+    "mri_sequences": (["Task01_BrainTumour"], {"size": 8, "slices": 2, "validation_patients": 1}),
+    "mri_sequences_from_volumes": (["Task04_Hippocampus"], {"size": 8, "slices": 2}),
+    "mri_sequences_synthetic": ([], {"size": 8, "slices": 2, "patients": 4}),
+    "msd": (["Task03_Liver"], {"size": 16, "validation_share": 0.2}),
+    "msd_synthetic": ([], {"size": 16, "volumes": 4, "test_share": 0.3}),
+    "phasemnist": (mnist, {"check": False}),
+    "public_kspace": (pictures, {"train": 20, "test": 10}),
+    "speech_commands": (["SpeechCommands"], {"words": ["yes", "no"], "test_share": 0.3}),
+    "speech_commands_synthetic": ([], {"words": ["yes", "no"], "clips_per_word": 10}),
+    **{
+        f"folder {kind}": (lambda root, k=kind: write_classes(root / "own", k), of_folder(kind))
+        for kind in KINDS
+    },
+    **{
+        f"folder {kind} masks": (lambda root, k=kind: write_masks(root / "own", k), of_folder(kind))
+        for kind in ("picture", "volume")
+    },
+    "folder listed": (lambda root: listed(root, "label"), {"path": "own/list.csv", "size": 8}),
+    "folder references": (
+        lambda root: listed(root, "reference"),
+        {"path": "own/list.csv", "size": 8},
+    ),
+}
+WITHOUT_FILES = {"phase_digits", "synthetic_images"}
+
+
+def test_every_registered_data_set_is_here() -> None:
+    ours = set(names("dataset")) - WITHOUT_FILES
+    assert ours == {case.split()[0] for case in CASES}
+
+
+def content(splits: Splits) -> str:
+    """Name everything that a run can see of a data set."""
+    found = hashlib.sha256()
+    for part in (splits.train, splits.test, splits.validation):
+        if part is None:
+            continue
+        uniforms = torch.from_numpy(np.random.default_rng(0).random((len(part), N_UNIFORMS)))
+        given = uniforms if part.is_stochastic else None
+        for array in (*part.batch(torch.arange(len(part)), given), _groups_of(part)):
+            found.update(f"{array.shape}{array.dtype}".encode() + array.numpy().tobytes())
+    return f"{found.hexdigest()}:{splits.examples_per_patient}:{splits.input_shape}"
+
+
+def _groups_of(part: Source) -> torch.Tensor:
+    return torch.zeros(0) if part.groups is None else part.groups
+
+
+_opened: list[str] | None = None  # by Python, while somebody looks
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _opened is not None and isinstance(arguments[0], str):
+        _opened.append(arguments[0])
+
+
+sys.addaudithook(_hear)  # can never be removed
+
+
+@contextmanager
+def watch_files() -> Iterator[list[str]]:
+    global _opened
+    _opened = []
+    try:
+        yield _opened
+    finally:
+        _opened = None
+
+
+def changes_of(raw: bytes, draw: random.Random) -> Iterator[bytes]:
+    """Yield a file's bytes, changed in one place; of a short text also with a number changed."""
+    for _ in range(CHANGES):
+        made, start = bytearray(raw), draw.randrange(len(raw))
+        for place in range(start, min(len(raw), start + draw.choice((1, 2, 900)))):
+            made[place] = draw.randrange(256)
+        yield bytes(made)
+    if raw.isascii() and len(raw) < 4096:
+        for number, _ in Counter(re.findall(rb"\d+", raw)).most_common(16):
+            other = str(draw.randrange(10 ** len(number))).zfill(len(number)).encode()
+            yield re.sub(rb"(?<!\d)" + number + rb"(?!\d)", other, raw)
+
+
+def choose_files(root: Path, draw: random.Random) -> list[Path]:
+    """Return two files of each folder and ending: headers and lists are among them."""
+    kinds: dict[tuple[Any, ...], list[Path]] = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        kinds.setdefault((*path.relative_to(root).parts[:2], path.suffix), []).append(path)
+    return [path for of in kinds.values() for path in draw.sample(of, min(2, len(of)))]
+
+
+@pytest.mark.filterwarnings("ignore")  # numpy's, of numbers that are as large as float32's get
+@pytest.mark.parametrize("case", CASES)
+def test_a_changed_file_is_another_digest_or_the_same_examples(
+    case: str, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, options = CASES[case]
+    if case == "folder image":
+        pytest.importorskip("pydicom")
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    root.mkdir()
+    for folder in source if isinstance(source, list) else ():
+        copy_folder(small_root, root, folder)
+    if callable(source):
+        source(root)
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: "binary")
+
+    def load() -> tuple[str, str] | None:
+        """Return digest and content; None if a sentence refuses them."""
+        shutil.rmtree(cache, ignore_errors=True)  # an array of the same digest would hide a change
+        try:
+            splits = dataset(case.split()[0], **options).load(root)
+            return splits.digest, content(splits)
+        except UserError:
+            return None
+
+    with watch_files() as opened:
+        dataset(case.split()[0], **options).load(root)
+    whole = load()
+    assert whole is not None
+    elsewhere = [path for path in opened if path.startswith(str(tmp_path))]
+    assert all(Path(path).is_relative_to(root) or str(cache) in path for path in elsewhere)
+    draw, wrong, differ = random.Random(case), [], 0
+    for path in choose_files(root, draw):
+        raw = path.read_bytes()
+        for changed in changes_of(raw, draw):
+            path.write_bytes(changed)
+            found = load()
+            differ += found != whole
+            if found and found[0] == whole[0] and found[1] != whole[1]:
+                pairs = enumerate(zip(raw, changed, strict=False))
+                start = next(place for place, (old, new) in pairs if old != new)
+                wrong.append(f"{path.relative_to(root)}, from byte {start} on")
+        path.write_bytes(raw)
+    assert not wrong, "\n".join(wrong)
+    assert differ

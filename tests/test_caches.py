@@ -1,0 +1,107 @@
+"""Nothing is read from, or kept in, a cache folder that anybody else could have written to."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zdp_bench import caches
+from zdp_bench.data.cache import load_or_make
+from zdp_bench.kernels import jit
+from zdp_bench.kernels.jit import inlined
+from zdp_bench.privacy.calibration import solve
+
+ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
+
+
+def use_arrays() -> bool:
+    """True if the array is what was asked for, although what is kept would be another."""
+    load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([ROWS + 1]))
+    return bool((load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([ROWS])) == ROWS).all())
+
+
+def use_calibration() -> bool:
+    solve(0.5, lambda sigma: 3 / sigma, {})
+    return solve(0.5, lambda sigma: 1 / sigma, {}) < 3
+
+
+@inlined
+def touch_nothing(work: Any) -> Any:
+    return work[0]
+
+
+def loop(work: Any) -> None:
+    touch_nothing(work)
+
+
+def use_kernels() -> bool:
+    jit.compile_loop(loop)
+    return jit.compile_loop(loop).code.cache_hits == 0
+
+
+def as_a_link(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
+    root.symlink_to(root.with_name("elsewhere"))
+
+
+WEAK: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "writable by a group": lambda root, _: root.chmod(0o770),
+    "writable by others": lambda root, _: root.chmod(0o702),
+    "a link": lambda root, _: as_a_link(root),
+    "another user's": lambda root, patch: patch.setattr(os, "geteuid", lambda: os.getuid() + 1),
+    "exchangeable": lambda root, _: root.parent.chmod(0o777),
+    "exchangeable, further up": lambda root, _: root.parent.parent.chmod(0o777),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own" / "cache"))
+    monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
+    caches._warn.cache_clear()
+    root = tmp_path / "own" / "cache" / "zdp-bench"
+    root.mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize("use", [use_arrays, use_calibration, use_kernels])
+@pytest.mark.parametrize("weakness", WEAK)
+def test_a_folder_that_others_can_write_to_is_not_used(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    weakness: str,
+    use: Callable[[], bool],
+) -> None:
+    assert not use()  # what is kept is read
+    WEAK[weakness](root, monkeypatch)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    with caplog.at_level(logging.WARNING):
+        assert use()
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    (told,) = caplog.messages
+    assert str(root) in told
+    assert "XDG_CACHE_HOME names another" in told
+
+
+def test_the_folder_is_closed_to_others(root: Path) -> None:
+    root.chmod(0o755)  # as older versions made it
+    assert caches.cache_folder("rows") == root / "rows"
+    assert root.stat().st_mode & 0o777 == 0o700
+    root.rmdir()
+    before = os.umask(0)
+    caches.cache_folder("rows")
+    os.umask(before)
+    assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_folder_that_numba_is_told_is_held_to_the_same(root: Path) -> None:
+    root.chmod(0o777)
+    assert caches.cache_folder("kernels", str(root.parent)) is None
+    assert caches.cache_folder("kernels", str(root.parent.parent)) is not None

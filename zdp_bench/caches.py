@@ -1,0 +1,64 @@
+"""The folder of everything that is kept from one process to the next: the user's own, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from functools import cache
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+log = logging.getLogger(__name__)
+
+
+def cache_folder(kind: str, chosen: str | None = None) -> Path | None:
+    """Return the folder of one kind of cached files; None, and one warning, if nobody may trust it.
+
+    numba's index is a pickle, and an array is what a run trains on. So the folder that holds all
+    kinds is this user's, of mode 0700, no link, and nobody else can put another in its place.
+
+    Args:
+        chosen: the folder that is taken instead of the user's cache folder.
+    """
+    root = Path(chosen) / "zdp-bench" if chosen else user_cache_path("zdp-bench")
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (why := _find_weakness(root)):
+            root.chmod(0o700)
+            return root / kind
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    _warn(root, why)
+    return None
+
+
+def _find_weakness(root: Path) -> str:
+    """Say how somebody else could put files there; empty if nobody can."""
+    if not hasattr(os, "geteuid"):  # Windows, which has no such modes
+        return ""
+    if root.is_symlink():
+        return "it is a link"
+    here, above = root.stat(), root.parent.resolve()
+    if here.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if here.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others may write to it"
+    if above.stat().st_uid not in (0, os.geteuid()):
+        return f"{above} belongs to another user"
+    for path in (above, *above.parents):
+        mode = path.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"everybody may write to {path}"
+    return ""
+
+
+@cache
+def _warn(root: Path, why: str) -> None:
+    log.warning(
+        "%s: %s, so nothing is read from there or kept; arrays stay in memory and kernels are "
+        "compiled anew. XDG_CACHE_HOME names another cache folder",
+        root,
+        why,
+    )
