@@ -18,7 +18,7 @@ def epsilon(value: float | None) -> str:
 
 def name_one(unit: str) -> str:
     """'patient' -> 'a patient', 'image' -> 'an image'."""
-    return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
+    return f"{'an' if unit.startswith(tuple('aeiou')) else 'a'} {unit}"
 
 
 def interval(low: float | None, high: float | None) -> str:

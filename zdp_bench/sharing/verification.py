@@ -86,6 +86,7 @@ def verify(folder: Path) -> list[Check]:
 def _verify_own(folder: Path) -> list[Check]:
     """Check the model of a loop of one's own: ε follows from its mechanism and ledger alone."""
     report = files.read_report(folder)
+    files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
     return [
         *_check_sums(folder),
         _check_weights(folder, report, "report"),
@@ -118,9 +119,15 @@ def _check_sums(folder: Path) -> Iterator[Check]:
     if not sums:
         yield Check(files.SUMS, "wrong", "is missing or empty")
     for name, expected in sums.items():
-        path = folder / Path(name).name
-        found = "" if path.is_file() and sha256(path) == expected else "is not the file exported"
-        yield _check(f"SHA-256 of {name}", found if path.is_file() else "is missing")
+        path = folder / name
+        found = "is not the file exported"
+        if not path.is_file():
+            found = "is missing"
+        elif name != files.WEIGHTS and path.stat().st_size > files.MOST_LEDGER:
+            found = f"is larger than the {files.MOST_LEDGER:,} bytes of any file but the weights"
+        elif sha256(path) == expected:
+            found = ""
+        yield _check(f"SHA-256 of {name}", found)
     for path in sorted(folder.iterdir()):
         if path.name not in sums and path.name != files.SUMS:
             yield Check(path.name, "not checked", f"is not listed in {files.SUMS}")
