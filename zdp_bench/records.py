@@ -9,10 +9,12 @@ seed: two runs of one seed write the same. `zdp-bench results --write` lists the
 from __future__ import annotations
 
 import gc
+import io
 import json
 import math
 import os
 import re
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import Busy, UserError, printable
 from zdp_bench.foreign_files import Shape, misfits, read_json
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ SHAPE: Shape = {
     "config": dict,
     "metrics": {str: NUMBER},
 }
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 # ∞ and NaN as `to_json` writes them: whole strings, not keys.
 _NUMBERS = {
     f'"{word}"': (re.compile(rf'"{word}"(?<!\\"{word}")(?!\s*:)'), number)
@@ -114,8 +117,13 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically; of two writers, one wins."""
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write `content` to `path` atomically; of two writers, one wins.
+
+    Raises:
+        UserError: something is there that is no regular file, such as a device or a link.
+    """
+    require_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(path)
     try:
@@ -132,12 +140,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+def require_regular(path: Path) -> None:
+    """Refuse an output in whose place something else than a file is: it would be replaced.
+
+    Raises:
+        UserError: it is a device, a pipe, a folder or a link.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UserError(f"{path}: is there and no regular file; name another one to write.")
+
+
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write named arrays to `path` atomically, compressed."""
-    partial = _partial(path)
-    with partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(partial, path)
+    whole = io.BytesIO()
+    np.savez_compressed(whole, **arrays)  # type: ignore[arg-type]
+    write_bytes(path, whole.getbuffer())
 
 
 def _partial(path: Path) -> Path:
@@ -270,8 +288,19 @@ def rebuild_csv(results: Path) -> Path:
     with hold_lock(results / ".records.lock"):
         for left_behind in results.glob(f".{path.name}.*.partial"):
             left_behind.unlink()
-        write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
+        made = frame(read_all(results)).map(plain_cell)
+        write_text(path, made.to_csv(index=False, lineterminator="\n"))
     return path
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a cell of a CSV file; text that a sheet would compute has a ' before it."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    return printable(f"'{value}" if _FORMULA.match(value) else value)
 
 
 @contextmanager

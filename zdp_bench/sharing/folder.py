@@ -148,9 +148,28 @@ def read_report(folder: Path) -> Report:
 
 
 def require_empty(folder: Path, key: str = "") -> None:
-    """Refuse a folder that holds something, or that is a file."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Refuse a folder that holds something, or that is a file.
+
+    What an export left that was killed may be there: its list of digests is empty.
+    """
+    if folder.is_dir() and (_is_unfinished(folder) or not any(folder.iterdir())):
+        return
+    if folder.exists():
         raise UserError(f"{key}{folder}: is there and not empty; name a new folder.")
+
+
+def begin(folder: Path) -> None:
+    """Make a folder for an export, and mark it as unfinished until `write_sums`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():  # empty, or of an export that was killed
+        ours = (WEIGHTS, CARD, RECORD, REPORT, RECIPE, LEDGER, SUMS)
+        if path.name.lstrip(".").startswith(ours) and path.name != SUMS:
+            path.unlink()
+    (folder / SUMS).touch()
+
+
+def _is_unfinished(folder: Path) -> bool:
+    return (folder / SUMS).is_file() and not (folder / SUMS).stat().st_size
 
 
 def copy_ledger(ledger: Path, to: Path) -> None:

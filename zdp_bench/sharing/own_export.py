@@ -48,7 +48,7 @@ def write_own(
         "environment": environment(next(model.parameters()).device),
         "measured": {"weights": {"digest": state_digest(weights)}},
     }
-    to.mkdir(parents=True, exist_ok=True)
+    files.begin(to)
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / files.REPORT, report)
     files.copy_ledger(ledger, to)
