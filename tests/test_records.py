@@ -86,8 +86,8 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
     path.write_bytes(content)
     assert [one["recipe"] for one in records.read_all(tmp_path)] == ["b"]
     records.rebuild_csv(tmp_path)
-    assert capsys.readouterr().err.count(f"left out: {path}: is damaged") == 1
-    with pytest.raises(UserError, match=r"record\.json: is damaged .* Delete it"):
+    assert capsys.readouterr().err.count(f"left out: {path}: ") == 1
+    with pytest.raises(UserError, match=r"record\.json: .* Delete it"):
         records.read(path)
 
 

@@ -23,19 +23,26 @@ EXTRAS = {
 }
 LISTED = 24  # the most names in a sentence
 NEAREST = 5  # of more
+# What moves a terminal's cursor, names its window or turns its text around; no tab, no line break.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # longer than any that means something
 
 
 class UserError(Exception):
     """Bad input, explained in one sentence that a tired person can act on.
 
-    What it quotes may hold line breaks or hundreds of digits: it stays on one line, and a number is
-    cut.
+    What it quotes may hold line breaks, control characters or hundreds of digits: it stays on one
+    line, is printable, and a number is cut.
     """
 
     def __init__(self, sentence: str = "") -> None:
-        on_one_line = re.sub(r"\s*[\r\n]+\s*", " ", sentence)
+        on_one_line = printable(re.sub(r"\s*[\r\n]+\s*", " ", sentence))
         super().__init__(LONG_NUMBER.sub(lambda n: f"{n[1]}… ({len(n[0])} digits)", on_one_line))
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal: a question mark in the place of each control character."""
+    return CONTROL.sub("?", text)
 
 
 class Busy(UserError):  # noqa: N818 - a state of a run, not a fault

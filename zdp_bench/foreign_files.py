@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ import yaml
 
 from zdp_bench.errors import UserError, first_line
 
+# A type or a union of types; a list of a shape; a dictionary of shapes, where the key `str` means
+# any key; a tuple of shapes, of which one must fit.
+Shape = Any
 MOST_TEXT = 1 << 18  # bytes of a YAML file, or of a text for people
 MOST_JSON = 1 << 26
 MOST_DEPTH = 40
-MOST_NODES = 1_000  # of YAML, with every alias written out
+MOST_NODES = 20_000  # of YAML, with every alias written out
+MOST_INT = 1 << 64
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one character as
+_PLAIN = {dict, list, str, int, float, bool, type(None)}
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
@@ -79,12 +86,15 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
         parse: reads the text, such as `records.from_json`.
 
     Raises:
-        UserError: it is no JSON, or deeper than `MOST_DEPTH`.
+        UserError: it is no JSON, is deeper than `MOST_DEPTH`, or holds half of a character.
     """
+    text = read_text(path, MOST_JSON)
     try:
-        found = parse(read_text(path, MOST_JSON))
+        found = parse(text)
+        if _HALF.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        raise UserError(f"{path}: is damaged, or no JSON.") from None
+        raise UserError(f"{path}: is damaged or no JSON.") from None
     _check_plain(found, str(path))
     return found
 
@@ -122,21 +132,23 @@ def _check_nodes(root: yaml.Node | None, source: str) -> None:
 
 
 def _check_plain(found: Any, source: str) -> None:
-    """Refuse depth, and what JSON does not have, such as a date."""
+    """Refuse depth, what JSON does not have, such as a date, and numbers that no float holds."""
     level = [found]
     for _ in range(MOST_DEPTH):
-        for value in level:
-            if not isinstance(value, dict | list | str | int | float | None):
-                kind = type(value).__name__
-                raise UserError(f"{source}: {value} is a {kind}: put it in quotes.")
+        if strange := set(map(type, level)) - _PLAIN:
+            value = next(value for value in level if type(value) in strange)
+            raise UserError(f"{source}: {value} is a {type(value).__name__}: put it in quotes.")
+        if any(type(value) is int and abs(value) > MOST_INT for value in level):
+            raise UserError(f"{source}: holds a number of more than {MOST_INT:,}.")
         level = [
             inner
             for value in level
-            if isinstance(value, dict | list)
-            for inner in ([*value, *value.values()] if isinstance(value, dict) else value)
+            if type(value) in (dict, list)
+            for inner in ([*value, *value.values()] if type(value) is dict else value)
         ]
-    if level:
-        raise _too_deep(source)
+        if not level:
+            return
+    raise _too_deep(source)
 
 
 def _too_deep(source: str) -> UserError:
@@ -145,3 +157,20 @@ def _too_deep(source: str) -> UserError:
 
 def _too_many(source: str) -> UserError:
     return UserError(f"{source}: holds more than {MOST_NODES:,} values.")
+
+
+def misfits(value: Any, shape: Shape, where: str = "") -> Iterator[str]:
+    """Yield the dotted paths at which a value is not of a shape (see `Shape`)."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        for key, of in shape.items():
+            inside = value if key is str else {key: value.get(key)}
+            for name, one in inside.items():
+                yield from misfits(one, of, f"{where}.{name}".lstrip("."))
+    elif isinstance(shape, list) and isinstance(value, list):
+        for place, one in enumerate(value):
+            yield from misfits(one, shape[0], f"{where}[{place}]")
+    elif isinstance(shape, tuple):
+        if all(found := [[*misfits(value, one, where)] for one in shape]):
+            yield from found[-1]
+    elif isinstance(shape, dict | list) or not isinstance(value, shape):
+        yield where or "the whole"

@@ -9,10 +9,12 @@ seed: two runs of one seed write the same. `zdp-bench results --write` lists the
 from __future__ import annotations
 
 import gc
+import io
 import json
 import math
 import os
 import re
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zdp_bench.errors import Busy, UserError
+from zdp_bench.errors import Busy, UserError, printable
+from zdp_bench.foreign_files import Shape, misfits, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,28 +77,29 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
-# The fields, and their types, that every record must have: what tables and pages read.
-REQUIRED: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("recipe", "run", "experiment", "headline.name", "privacy.claimed_by"), str),
-    **dict.fromkeys(("data.name", "data.provenance", "data.digest", "data.notes"), str),
-    **dict.fromkeys(("seed", "privacy.steps"), int),
-    **dict.fromkeys(("headline.value", "privacy.delta", "privacy.z"), (int, float)),
-    **dict.fromkeys(("privacy.epsilon_claimed", "privacy.epsilon_tight"), (int, float)),
-    **dict.fromkeys(("config", "metrics"), dict),
+NUMBER = int | float
+# What every record holds: the fields that tables and pages read.
+SHAPE: Shape = {
+    **dict.fromkeys(("recipe", "run", "experiment"), str),
+    "seed": int,
+    "headline": {"name": str, "value": NUMBER},
+    "privacy": {
+        **dict.fromkeys(("epsilon_claimed", "epsilon_tight", "delta", "z"), NUMBER),
+        "claimed_by": str,
+        "steps": int,
+        **dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER | None),
+        **dict.fromkeys(("epsilon_rdp", "epsilon_tight_at_least"), NUMBER | None),
+    },
+    "data": dict.fromkeys(("name", "provenance", "digest", "notes"), str),
+    "config": dict,
+    "metrics": {str: NUMBER},
 }
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 # ∞ and NaN as `to_json` writes them: whole strings, not keys.
 _NUMBERS = {
     f'"{word}"': (re.compile(rf'"{word}"(?<!\\"{word}")(?!\s*:)'), number)
     for word, number in {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.items()
 }
-
-# Numbers that some records have.
-OPTIONAL = (
-    "privacy.epsilon_patient",
-    "privacy.epsilon_patient_at_least",
-    "privacy.epsilon_rdp",
-    "privacy.epsilon_tight_at_least",
-)
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:
@@ -113,8 +117,13 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically; of two writers, one wins."""
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write `content` to `path` atomically; of two writers, one wins.
+
+    Raises:
+        UserError: something is there that is no regular file, such as a device or a link.
+    """
+    require_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(path)
     try:
@@ -131,12 +140,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+def require_regular(path: Path) -> None:
+    """Refuse an output in whose place something else than a file is: it would be replaced.
+
+    Raises:
+        UserError: it is a device, a pipe, a folder or a link.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UserError(f"{path}: is there and no regular file; name another one to write.")
+
+
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write named arrays to `path` atomically, compressed."""
-    partial = _partial(path)
-    with partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(partial, path)
+    whole = io.BytesIO()
+    np.savez_compressed(whole, **arrays)  # type: ignore[arg-type]
+    write_bytes(path, whole.getbuffer())
 
 
 def _partial(path: Path) -> Path:
@@ -150,31 +169,19 @@ def read(path: Path) -> Record | None:
     Raises:
         UserError: the file is damaged, or no record.
     """
+    with suppress(OSError):  # which `read_json` tells
+        if not path.exists():
+            return None
     try:
-        found = from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not _is_whole(found):
-        raise UserError(
-            f"{path}: is damaged or no record of zdp-bench. Delete it: the same run writes it "
-            "again, from the checkpoint there."
-        )
+        found = read_json(path, from_json)
+        wrong = [*misfits(found, SHAPE)]
+        if wrong or found["headline"]["name"] not in found["metrics"]:
+            where = (wrong or ["headline.name"])[0]
+            raise UserError(f"{path}: is damaged or no record of zdp-bench (see {where}).")
+    except UserError as error:
+        advice = "Delete it: the same run writes it again, from the checkpoint there."
+        raise UserError(f"{error} {advice}") from None
     return found
-
-
-def _is_whole(found: Record) -> bool:
-    """True if all that tables and pages read is there, and of its type."""
-    numbers = [get(found, path) for path in OPTIONAL]
-    return (
-        all(isinstance(get(found, path), kind) for path, kind in REQUIRED.items())
-        and all(isinstance(value, int | float | None) for value in numbers)
-        and all(isinstance(value, int | float) for value in found["metrics"].values())
-        and found["headline"]["name"] in found["metrics"]
-    )
 
 
 @cache
@@ -281,8 +288,19 @@ def rebuild_csv(results: Path) -> Path:
     with hold_lock(results / ".records.lock"):
         for left_behind in results.glob(f".{path.name}.*.partial"):
             left_behind.unlink()
-        write_text(path, frame(read_all(results)).to_csv(index=False, lineterminator="\n"))
+        made = frame(read_all(results)).map(plain_cell)
+        write_text(path, made.to_csv(index=False, lineterminator="\n"))
     return path
+
+
+def plain_cell(value: Any) -> Any:
+    """Return a cell of a CSV file; text that a sheet would compute has a ' before it."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        float(value)
+        return value
+    return printable(f"'{value}" if _FORMULA.match(value) else value)
 
 
 @contextmanager

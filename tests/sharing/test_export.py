@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from tests.library.conftest import Make
+from tests.library.small import train
 from tests.test_cli import run as command
 from tests.training.test_public_start import carry_out as carry_out_real
 from tests.training.test_run import Silent
+from zdp_bench import records
 from zdp_bench.config import compose, configured, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.sharing.export import export
 from zdp_bench.sharing.folder import read_weights, write_weights
+from zdp_bench.sharing.verification import verify
 from zdp_bench.training.finished_runs import command_of
 from zdp_bench.training.run import Outcome, run
 
@@ -139,6 +145,42 @@ def test_what_cannot_be_exported_is_refused(
     (old / "record.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"lacks measured.weights. This makes it again: zdp-bench"):
         export(results, str(old), tmp_path / "b")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_export_that_was_killed_anywhere_can_be_repeated(
+    finished: Outcome, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    private, whole = make(), records.write_bytes
+    train(private, most=2)
+    left = 0
+
+    def write() -> None:
+        if own:
+            private.export(tmp_path / "model")
+        else:
+            export(finished.path.parents[3], "quickstart", tmp_path / "model")
+
+    def die(path: Path, content: bytes) -> None:
+        nonlocal left
+        if not (left := left - 1):
+            path.with_name(f".{path.name}.1-1.partial").write_bytes(content[:9])
+            raise KeyboardInterrupt
+        whole(path, content)
+
+    for kills in count():
+        left = kills + 1
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(records, "write_bytes", die)
+            write()
+            break
+        (tmp_path / "model/ledger.jsonl.7").touch()
+    assert kills > 1
+    assert [check for check in verify(tmp_path / "model") if check.state == "wrong"] == []
+    assert not [path for path in (tmp_path / "model").iterdir() if "partial" in path.name]
+    assert not (tmp_path / "model/ledger.jsonl.7").exists()
+    with pytest.raises(UserError, match="is there and not empty"):
+        write()
 
 
 def test_other_weights_than_the_record_s_are_refused(finished: Outcome, tmp_path: Path) -> None:

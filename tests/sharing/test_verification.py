@@ -6,18 +6,29 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import zdp_bench
+from tests.library.conftest import Make
+from tests.library.small import train
 from tests.test_cli import run as command
 from tests.training.test_public_start import GENERATED
 from tests.training.test_public_start import carry_out as carry_out_real
 from tests.training.test_run import Silent
+from zdp_bench import records
 from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.errors import UserError
-from zdp_bench.sharing.export import export
+from zdp_bench.privacy.ledger_lines import chain, make_line
+from zdp_bench.records import from_json
+from zdp_bench.sharing import own_card
+from zdp_bench.sharing.card import card
+from zdp_bench.sharing.export import export, recipe_of
 from zdp_bench.sharing.folder import write_sums
-from zdp_bench.sharing.verification import verify
+from zdp_bench.sharing.loading import config_of
+from zdp_bench.sharing.verification import Check, verify
 from zdp_bench.training.run import run
 
 
@@ -80,6 +91,125 @@ def test_an_edited_mechanism_or_configuration_is_found(folder: Path) -> None:
     found = wrong(folder)
     assert "configuration, seed and data name the run" in found
     assert "another mechanism" in found["ledger.jsonl"]
+
+
+def forge(folder: Path, change: Callable[[dict], object]) -> list[Check]:
+    """Change the record, or report, write what follows from it anew, and return what is said."""
+    own = (folder / "report.json").exists()
+    path = folder / ("report.json" if own else "record.json")
+    body = from_json(path.read_text())
+    change(body)
+    records.write(path, body)
+    (folder / "README.md").write_text(own_card.card(body) if own else card(body))
+    if not own:
+        (folder / "recipe.yaml").write_text(recipe_of(body))
+    write_sums(folder)
+    return verify(folder)
+
+
+def other(value: Any) -> Any:
+    """Return another value of the same kind, and one that a forger would like."""
+    if isinstance(value, dict):
+        return {key: other(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [other(inner) for inner in value] or ["x"]
+    if isinstance(value, str):
+        return {"seeded": "cryptographic", "record": "owner"}.get(value, "record")
+    return not value if isinstance(value, bool) else value * 2 + 1
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_no_value_on_privacy_is_right_because_it_says_so(
+    folder: Path, make: Make, tmp_path: Path, own: bool
+) -> None:
+    if own:
+        train(private := make(seed=1))
+        private.export(folder := tmp_path / "own")
+    path = folder / ("report.json" if own else "record.json")
+    before = path.read_text()
+    assert not [check for check in verify(folder) if check.state == "wrong"]
+    for key, value in from_json(before)["privacy"].items():
+        said = forge(
+            folder, lambda body, key=key, value=value: body["privacy"].update({key: other(value)})
+        )
+        about = [check for check in said if check.what in (f"privacy.{key}", "privacy")]
+        assert about, key
+        assert all(check.state != "right" for check in about), key
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "stated", "source"),
+    [
+        ({"seed": 1}, "cryptographic", "the operating system, for every number"),
+        ({"seed": 1}, "seeded", "the operating system, once"),
+        ({}, "cryptographic", "the operating system, for every number"),
+        ({"seed": 1}, "cryptographic", "seed 1"),
+    ],
+)
+def test_the_ledger_says_where_randomness_came_from(
+    make: Make, tmp_path: Path, given: dict[str, Any], stated: str, source: str
+) -> None:
+    train(private := make(**given))
+    private.export(tmp_path / "own")
+    forged = {"randomness": stated, "randomness_from": source}
+    said = forge(tmp_path / "own", lambda body: body["privacy"].update(forged))
+    assert any(check.state == "wrong" for check in said)
+
+
+def test_a_run_whose_unit_is_the_example_is_not_sold_for_a_patient_s(folder: Path) -> None:
+    def sell(record: dict) -> None:
+        record["config"]["privacy"]["unit"] = "patient"
+        privacy = record["privacy"]
+        privacy["epsilon_of"] = privacy["unit"]
+        for end in ("", "_at_least"):
+            privacy[f"epsilon_patient{end}"] = privacy[f"epsilon_tight{end}"]
+        config = config_of(record)
+        record["run"] = run_digest(config, record["data"]["digest"])
+        record["experiment"] = experiment_digest(config)
+
+    (found,) = (check for check in forge(folder, sell) if check.state == "wrong")
+    assert found.what == "ledger.jsonl"
+
+
+def test_what_an_older_ledger_does_not_say_is_not_checked(
+    folder: Path, make: Make, tmp_path: Path
+) -> None:
+    train(private := make(seed=1))
+    private.export(tmp_path / "own")
+    for place, key in ((folder, "epsilon_of"), (tmp_path / "own", "randomness")):
+        path, digest = place / "ledger.jsonl", "0" * 64
+        bodies = [json.loads(line) for line in path.read_text().splitlines()]
+        assert key in bodies[0].pop("facts")
+        lines = []
+        for body in bodies:
+            del body["sha256"]
+            beside = "state" in body
+            lines.append(make_line(digest, body).decode())
+            digest = digest if beside else chain(digest, body)
+        path.write_text("\n".join(lines) + "\n")
+        made = {"digest": digest}
+        said = forge(place, lambda body, made=made: body["privacy"]["ledger"].update(made))
+        assert not [check for check in said if check.state == "wrong"]
+        assert [c.state for c in said if c.what == f"privacy.{key}"] == ["not checked"]
+
+
+@pytest.mark.parametrize("key", ["model.activation", "optimizer.lr", "seed", "privacy.delta"])
+def test_nothing_of_the_environment_is_looked_up_for_a_record(
+    folder: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_MINE", "hush")
+
+    def ask(record: dict) -> None:
+        *group, name = key.split(".")
+        (record["config"][group[0]] if group else record["config"])[name] = "${oc.env:OF_MINE}"
+
+    edit_record(folder, ask)
+    for use in (verify, zdp_bench.load):
+        with pytest.raises(UserError) as caught:
+            use(folder)
+        assert "hush" not in str(caught.value)
+        assert "${oc.env:OF_MINE}" in str(caught.value)
 
 
 def test_an_edited_ledger_is_found(folder: Path) -> None:

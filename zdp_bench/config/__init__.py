@@ -64,21 +64,25 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
         UserError: a key is unknown, missing or of the wrong type, there is no such plug-in, or
             values contradict each other.
     """
-    plain = _plain(config)
+    return check(to_plain(config), overrides)
+
+
+def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
+    """Check and freeze a configuration as `parse` does, of which nothing is resolved any more."""
     checked: dict[str, Any] = {
         name: check_section(schema, plain.get(name) or {}, name)
         for name, schema in SECTIONS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
     scalars = check_section(Scalars, rest, "")
-    accountant = str((plain.get("accountant") or {}).get("name"))
-    lookup("accountant", accountant)
     typed = typed_keys(overrides)
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
             raise UserError(
                 f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys."
             )
+    accountant = str((plain.get("accountant") or {}).get("name"))
+    lookup("accountant", accountant)
     for kind in PLUGINS:
         node = plain[kind] = drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed)
         off = kind == "scheduler" and node.get("name") is None
@@ -104,14 +108,14 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
     Its digest names a run; no plug-in is imported for it, which takes seconds.
     """
-    plain = _plain(config)
+    plain = to_plain(config)
     for kind in PLUGINS:
         plain[kind] = drop_strangers(plain["recipe"], kind, plain.get(kind) or {})
     federated = check_section(Federated, plain.pop("federated") or {}, "federated")
     return plain | _federated_result(federated)
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
+def to_plain(config: DictConfig) -> dict[str, Any]:
     """Return a composed configuration as plain Python, without what is Hydra's."""
     with readable_errors([]):
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)

@@ -66,6 +66,8 @@ def _convert(types: dict[str, tuple[Any, Any]], values: dict[str, Any], dot: str
     plain = [(name, _without_literals(hint), default) for name, (hint, default) in types.items()]
     merged = OmegaConf.structured(make_dataclass("Options", plain))
     for key, value in values.items():
+        if "${" in str(value):  # of a record: whatever was composed here is resolved already
+            raise UserError(f"{dot}{key}={value}: is looked up nowhere; say the value itself.")
         try:
             merged[key] = value
         except OmegaConfBaseException as error:

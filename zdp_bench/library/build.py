@@ -36,6 +36,7 @@ from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
+from zdp_bench.sharing.folder import kind_of
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, seed_layers
 from zdp_bench.training.devices import check_precision
@@ -263,8 +264,9 @@ def _open(setting: Setting, size: Size) -> Private:
         advice = "Move it away, and the ledger beside it, to start anew."
         saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
         at_least, whose = saved.ledger if saved else None, setting.whose
+        facts = {"randomness": kind_of(setting.keys.source())}
         try:
-            opened = Ledger(path, setting.algorithm.mechanism(), False, at_least, whose)
+            opened = Ledger(path, setting.algorithm.mechanism(), False, at_least, whose, facts)
         except LedgerError as error:
             raise UserError(
                 f"{error}. Its ε cannot be trusted: name another file to start anew."

@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +86,7 @@ class Ledger:
         repeatable: bool,
         at_least: Position | None = None,
         whose: str = "",
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         """Open or create the ledger at `path`, and read those that were set aside there
         (`set_aside`).
@@ -95,6 +97,8 @@ class Ledger:
             at_least: a checkpoint's position, which the file must contain.
             whose: what else a ledger must not be confused by: the name of a federation's node, or
                 the digest of who owns which examples.
+            facts: what else the steps have in common and no mechanism says, such as whose ε it is,
+                and where randomness comes from. A ledger of before lacks them (`facts`).
 
         Raises:
             LedgerError: see the class.
@@ -120,6 +124,8 @@ class Ledger:
         }
         self._head |= {"whose": whose} if whose else {}
         self._head |= {"earlier": self.earlier} if self.earlier else {}
+        self._head |= {"facts": dict(facts)} if facts else {}
+        self.facts = self._head.get("facts", {})  # of the file
         self._aside = "".join(_digest_file(earlier) for earlier in aside)
         if path.exists():
             self._read(at_least or Position(0, _START))
@@ -338,10 +344,12 @@ class Ledger:
             raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
         if number > 1:
             self._enter(body["step"], body.get("of", ""), body.get("generation", ""))
-        elif body != self._head:
+        elif {"facts": self.facts} | body != {"facts": self.facts} | self._head:
             raise LedgerError(
                 f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
             )
+        else:
+            self.facts = body.get("facts", {})
         self._digest = claimed
 
     def _mend(self, kept: int, body: dict[str, Any]) -> None:

@@ -32,7 +32,10 @@ def parse(line: bytes) -> Any:
         ValueError: it is no JSON, or no UTF-8.
     """
     text = line.decode()
-    body, end = _decode(text)
+    try:
+        body, end = _decode(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     if text[end:].strip():
         raise ValueError("something stands behind the object")
     return body

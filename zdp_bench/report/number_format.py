@@ -11,7 +11,7 @@ from zdp_bench.privacy.digits import write_epsilon as epsilon
 
 def name_one(unit: str) -> str:
     """'patient' -> 'a patient', 'image' -> 'an image'."""
-    return f"{'an' if unit[0] in 'aeiou' else 'a'} {unit}"
+    return f"{'an' if unit.startswith(tuple('aeiou')) else 'a'} {unit}"
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from zdp_bench.records import write_text
+from zdp_bench.errors import printable
+from zdp_bench.records import plain_cell, write_text
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json", "html")
@@ -91,10 +92,10 @@ class Sheet:
     def as_text(self, form: str) -> str:
         """Return the sheet in one of `FORMS`, without a line break at its end."""
         if form == "md":
-            return self.as_markdown().rstrip()
+            return printable(self.as_markdown().rstrip())
         if form == "html":
-            return html_page(self.title, [self]).rstrip()
-        return to_csv(self.numbers).rstrip() if form == "csv" else to_json(self.numbers)
+            return printable(html_page(self.title, [self]).rstrip())
+        return to_csv(self.numbers).rstrip() if form == "csv" else printable(to_json(self.numbers))
 
     def write(self, stem: Path) -> list[Path]:
         """Write `stem`.md and `stem`.csv."""
@@ -138,7 +139,7 @@ def html_page(title: str, sheets: Sequence[Sheet], notes: Sequence[str] = ()) ->
 def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:
     """Write the two forms that `results/tables` keeps of a table, and return their paths."""
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    write_text(paths[0], markdown)
+    write_text(paths[0], printable(markdown))
     write_text(paths[1], numbers)
     return paths
 
@@ -159,9 +160,9 @@ def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:
     """Return numbers as CSV with the keys of all rows, or with `columns` if there is no row."""
     keys = dict.fromkeys(key for row in numbers for key in row) or columns
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(keys), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(numbers)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(plain_cell, keys))
+    writer.writerows([plain_cell(row.get(key, "")) for key in keys] for row in numbers)
     return out.getvalue()
 
 

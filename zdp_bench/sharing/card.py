@@ -93,7 +93,7 @@ def privacy_of(record: Record) -> dict[str, Any]:
     """Return the numbers on privacy that the card's head states."""
     privacy = record["privacy"]
     start = record.get("start")
-    return {key: privacy[key] for key in files.STATED} | {
+    return {key: privacy[key] for key in files.PRIVACY} | {
         "public_start": start["recipe"] if start else None
     }
 

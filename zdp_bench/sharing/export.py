@@ -43,7 +43,7 @@ def export(results: Path, asked: str, to: Path) -> Record:
             f"{home / known['file']}: does not hold the weights that the record names. "
             f"This makes them again: {command_of(record)}."
         )
-    to.mkdir(parents=True, exist_ok=True)
+    files.begin(to)
     files.write_weights(to / files.WEIGHTS, saved.model)
     records.write(to / files.RECORD, record)
     files.copy_ledger(home / files.LEDGER, to)

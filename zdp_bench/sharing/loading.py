@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from zdp_bench.config import compose, parse
+from zdp_bench.config import check, compose, to_plain
 from zdp_bench.config.adopted import check_values
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
-from zdp_bench.data import DatasetInfo
+from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.records import Record, is_of_unit
+from zdp_bench.registry import lookup
 from zdp_bench.sharing import folder as files
+from zdp_bench.tasks import Task
 from zdp_bench.training.build import build_model
+from zdp_bench.training.setup import ModelSetup
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
@@ -41,8 +48,8 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     if not is_own:
         record = files.read_record(folder)
     if model is None:
-        named = f"the model of {files.RECORD}"
-        model = build_model(without_download(config_of(record)), info_of(record))
+        sketch = sketch_of(folder, record)
+        model = build_model(sketch.config, info_of(record))
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: give the network itself, a torch module.")
     try:
@@ -52,6 +59,47 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
             f"{folder / files.WEIGHTS}: does not fit {named}: {in_one_line(error)}."
         ) from None
     return model.eval()
+
+
+def sketch_of(folder: Path, record: Record) -> ModelSetup:
+    """Return what a record's run trained with, on torch's meta device: its model has no numbers.
+
+    So nothing is made that is larger than the weights in the folder, whatever the record says.
+
+    Raises:
+        UserError: the configuration is not known here, or its model has other weights.
+    """
+    # Neither other weights nor a start from white noise: it has its own.
+    config, info = replace(config_of(record), start=None), info_of(record)
+    if "weights" in config.model.options:
+        options = config.model.options | {"weights": "untrained"}
+        config = replace(config, model=Plugin(config.model.name, options))
+    path, cpu = folder / files.WEIGHTS, torch.device("cpu")
+    shapes = files.read_shapes(path)
+    unfit = UserError(f"{path}: does not fit the model of {files.RECORD}; copy the folder again.")
+    with torch.device("meta"), _limit_parameters(4 * len(shapes) + 64, unfit):
+        task: Task = lookup("task", config.task.name)(**config.task.options)
+        model = build_model(config, info)
+        optimizer = torch.optim.SGD(model.parameters())
+    if {name: list(t.shape) for name, t in model.state_dict().items()} != shapes:
+        raise unfit
+    return ModelSetup(config, cast(Splits, info), cpu, task, model, optimizer, None)
+
+
+@contextmanager
+def _limit_parameters(most: int, beyond: UserError) -> Iterator[None]:
+    """Raise `beyond` within, as soon as modules have been given more parameters than that."""
+    count = itertools.count(1)
+
+    def watch(*_: object) -> None:
+        if next(count) > most:
+            raise beyond
+
+    watching = register_module_parameter_registration_hook(watch)
+    try:
+        yield
+    finally:
+        watching.remove()
 
 
 def config_of(record: Record) -> Run:
@@ -64,21 +112,12 @@ def config_of(record: Record) -> Run:
         check_values(record["config"], most=0)
     except UserError as error:
         raise UserError(f"{files.RECORD}: config: {error}") from None
-    default = OmegaConf.to_container(compose(["recipe=quickstart"]))
-    assert isinstance(default, dict)
+    default = to_plain(compose(["recipe=quickstart"]))
     own = {
-        key: {**default[key], **value} if key in SECTIONS else value
+        key: {**default[key], **value} if key in SECTIONS and isinstance(value, dict) else value
         for key, value in record["config"].items()
     }
-    return parse(OmegaConf.create({**default, **own}))
-
-
-def without_download(config: Run) -> Run:
-    """Let a model that would start from other weights do without them: it has its own."""
-    if "weights" not in config.model.options:
-        return config
-    options = config.model.options | {"weights": "untrained"}
-    return replace(config, model=Plugin(config.model.name, options))
+    return check({**default, **own})
 
 
 def info_of(record: Record) -> DatasetInfo:
@@ -91,9 +130,9 @@ def info_of(record: Record) -> DatasetInfo:
         validation=data["validation"],
         input_shape=tuple(example["input_shape"]),
         outputs=example["outputs"],
-        dtype=getattr(torch, example["input_dtype"]),
+        dtype=files.dtype_of(example["input_dtype"]) or torch.float32,
         target_shape=tuple(example["target_shape"]),
-        target_dtype=getattr(torch, example["target_dtype"]),
+        target_dtype=files.dtype_of(example["target_dtype"]) or torch.int64,
         examples_per_patient=privacy["records_per_patient"],
         unit=privacy["unit"],
         owners=privacy["sampling"]["records"] if is_of_unit(privacy) else None,

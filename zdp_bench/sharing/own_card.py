@@ -30,10 +30,7 @@ KEYED = (
     "kept. For a model that you give to an adversary, train with `secure=True`: every number is "
     "drawn from it."
 )
-_SENTENCES = {
-    "the operating system, for every number": SECURE,
-    "the operating system, at each step": KEYED,
-}
+_SENTENCES = {"cryptographic": SECURE, "keyed": KEYED, "seeded": SEEDED}
 
 
 def card(report: Report) -> str:
@@ -43,7 +40,7 @@ def card(report: Report) -> str:
 
 def head_of(report: Report) -> dict[str, Any]:
     """Return the card's YAML head; its `differential_privacy` holds what `verify` recomputes."""
-    stated = {key: report["privacy"][key] for key in files.STATED_OF_OWN}
+    stated = {key: report["privacy"][key] for key in files.PRIVACY_OF_OWN}
     return to_json(
         hub_head(report["name"], report["algorithm"], report["data"]["name"], report["metrics"])
         | {
@@ -69,7 +66,7 @@ def _body(report: Report) -> list[str]:
         *privacy_section(
             NOT_PRIVATE
             if math.isinf(privacy["epsilon_tight"])
-            else _SENTENCES.get(privacy["randomness_from"], SEEDED),
+            else _SENTENCES[files.kind_of(privacy["randomness_from"])],
             _privacy_rows(report),
             "This ε does not cover:",
             _not_covered(privacy),
@@ -125,6 +122,6 @@ def _not_covered(privacy: dict[str, Any]) -> list[str]:
         names = ", ".join(f"`{name}`" for name in privacy["fixed_state"][:8])
         more = "" if len(privacy["fixed_state"]) <= 8 else " and others"
         found.append(f"what was not trained here: {names}{more}")
-    if privacy["randomness"] != "cryptographic" and privacy["randomness_from"] not in _SENTENCES:
+    if files.kind_of(privacy["randomness_from"]) == "seeded":
         found.append("an adversary who knows the seed and nearly all of the data")
     return found

@@ -52,7 +52,7 @@ def write_own(
     if _holds(to, report):
         return
     files.require_empty(to)
-    to.mkdir(parents=True, exist_ok=True)
+    files.begin(to)
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / files.REPORT, report)
     files.copy_ledger(ledger, to)
@@ -62,7 +62,7 @@ def write_own(
 
 def _holds(folder: Path, report: dict[str, Any]) -> bool:
     """True if the folder is the whole export of the same weights, ledger and metrics."""
-    if not (folder / files.SUMS).is_file() or not files.is_own(folder):  # the sums come last
+    if files.is_unfinished(folder) or not (folder / files.REPORT).is_file():
         return False
     there, ours = (records.to_json(one) for one in (files.read_report(folder), report))
     return all(there[key] == ours[key] for key in ours if key != "environment")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zipfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record
+from zdp_bench.records import Record, require_regular, write_bytes
 from zdp_bench.sharing.folder import is_own, read_record
 from zdp_bench.sharing.loading import config_of, load
 from zdp_bench.training.evaluation import forward
@@ -29,6 +30,7 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
         UserError: a file has another format, or the inputs do not fit the model.
     """
     _require_format(out, "--out")
+    require_regular(out)
     if is_own(folder):
         raise UserError(
             f"{folder}: holds a network of somebody's own code, which no command can build. Run it "
@@ -98,13 +100,14 @@ def read_inputs(path: Path) -> Tensor:
 
 
 def _write(path: Path, outputs: Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = io.BytesIO()
     if path.suffix == ".pt":
-        torch.save(outputs, path)
+        torch.save(outputs, whole)
     elif path.suffix == ".npz":
-        np.savez_compressed(path, outputs=outputs.numpy())
+        np.savez_compressed(whole, outputs=outputs.numpy())
     else:
-        np.save(path, outputs.numpy())
+        np.save(whole, outputs.numpy())
+    write_bytes(path, whole.getbuffer())
 
 
 def _require_format(path: Path, name: str) -> None:

@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from zdp_bench import __version__
 from zdp_bench.config.digests import experiment_digest, run_digest
-from zdp_bench.config.schema import Run
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 from zdp_bench.federated.partition import rounds_of, steps_of
+from zdp_bench.foreign_files import parse_yaml, read_text
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record, to_json
+from zdp_bench.records import Record, get, to_json
 from zdp_bench.sharing import folder as files
 from zdp_bench.sharing import own_card
-from zdp_bench.sharing.card import card, head_of
+from zdp_bench.sharing.card import card
 from zdp_bench.sharing.export import recipe_of
 from zdp_bench.sharing.folder import Report
-from zdp_bench.sharing.loading import config_of, info_of, without_download
+from zdp_bench.sharing.loading import config_of, sketch_of
+from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.record import privacy_report, released_report
+from zdp_bench.training.record import epsilon_of, privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]
@@ -45,15 +47,17 @@ NOT_IN_EPSILON = (
     "records_per_owner",
     "steps_taken",
 )
+GIVEN = ("unit", "records_per_patient")  # a run's; its data alone would show them
+# A federation's node keeps its ledger and its patients to itself.
+OF_NODES = ("node", "ledger", "steps", "epsilon_patient", "epsilon_patient_at_least")
+OF_NODES += ("answers", "unconfirmed")
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: a run written "
     "anew as a whole looks like a true one",
-    "the training data, the test metrics and the most examples of one patient: no data is here",
+    "the training data, the test metrics, the most examples of one patient, versions and commit: "
+    "they are nowhere else",
 )
-UNPROVABLE_OF_OWN = (
-    f"privacy.{', '.join(NOT_IN_EPSILON)}: no ε follows from them; and that the owner's loop was "
-    "private outside of its steps",
-)
+UNPROVABLE_OF_OWN = ("the network's size, and that the owner's loop was private outside its steps",)
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,13 @@ def verify(folder: Path) -> list[Check]:
     if files.is_own(folder):
         return _verify_own(folder)
     record = files.read_record(folder)
-    config = config_of(record)
-    setup = ModelSetup.of(without_download(config), info_of(record), torch.device("cpu"))
+    setup = sketch_of(folder, record)
     return [
         *_check_sums(folder),
         _check_weights(folder, record),
-        _check_names(config, record),
+        _check_names(record, setup),
         *_check_privacy(folder, record, setup),
-        _check_head(folder, head_of(record)),
-        *_check_texts(folder, record, {files.RECIPE: recipe_of, files.CARD: card}),
+        *_check_texts(folder, record, {files.RECIPE: recipe_of(record), files.CARD: card(record)}),
         *(Check(what, "not checked") for what in UNPROVABLE),
     ]
 
@@ -90,12 +92,12 @@ def verify(folder: Path) -> list[Check]:
 def _verify_own(folder: Path) -> list[Check]:
     """Check the model of a loop of one's own: ε follows from its mechanism and ledger alone."""
     report = files.read_report(folder)
+    files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
     return [
         *_check_sums(folder),
         _check_weights(folder, report, "report"),
         *_check_own_privacy(folder, report),
-        _check_head(folder, own_card.head_of(report), "report"),
-        *_check_texts(folder, report, {files.CARD: own_card.card}, "report"),
+        *_check_texts(folder, report, {files.CARD: own_card.card(report)}, "report"),
         *(Check(what, "not checked") for what in (*UNPROVABLE, *UNPROVABLE_OF_OWN)),
     ]
 
@@ -103,17 +105,19 @@ def _verify_own(folder: Path) -> list[Check]:
 def _check_own_privacy(folder: Path, report: Report) -> Iterator[Check]:
     """Compute ε, z and steps again from the mechanism that the ledger's head names."""
     privacy = report["privacy"]
+    kind = files.kind_of(privacy["randomness_from"])
     try:
         mechanism = Mechanism.from_dict(privacy["mechanism"])
-        ledger = _read_ledger(folder, mechanism, False, report["owners"])
+        facts = {"randomness": kind}
+        ledger = _read_ledger(folder, mechanism, False, facts, report["owners"])
     except (LedgerError, ValueError) as error:
-        yield Check(files.LEDGER, "wrong", str(error))
+        yield from _distrust(error)
         return
-    secure = privacy["randomness"] == "cryptographic"
+    secure = kind == "cryptographic"
     again = released_report(mechanism, ledger, ledger.releases, privacy["delta"], secure)
     again["epsilon_of"] = "owner" if report["owners"] else "record"
-    stated = {key: value for key, value in privacy.items() if key not in NOT_IN_EPSILON}
-    yield from _compare_privacy(report, again, stated, "privacy")
+    unsaid = {*NOT_IN_EPSILON, "delta"} | facts.keys() - ledger.facts.keys()
+    yield from _compare_privacy(report, again, privacy, "privacy", unsaid)
 
 
 def _check_sums(folder: Path) -> Iterator[Check]:
@@ -121,9 +125,15 @@ def _check_sums(folder: Path) -> Iterator[Check]:
     if not sums:
         yield Check(files.SUMS, "wrong", "is missing or empty")
     for name, expected in sums.items():
-        path = folder / Path(name).name
-        found = "" if path.is_file() and sha256(path) == expected else "is not the file exported"
-        yield _check(f"SHA-256 of {name}", found if path.is_file() else "is missing")
+        path = folder / name
+        found = "is not the file exported"
+        if not path.is_file():
+            found = "is missing"
+        elif name != files.WEIGHTS and path.stat().st_size > files.MOST_LEDGER:
+            found = f"is larger than the {files.MOST_LEDGER:,} bytes of any file but the weights"
+        elif sha256(path) == expected:
+            found = ""
+        yield _check(f"SHA-256 of {name}", found)
     for path in sorted(folder.iterdir()):
         if path.name not in sums and path.name != files.SUMS:
             yield Check(path.name, "not checked", f"is not listed in {files.SUMS}")
@@ -139,40 +149,59 @@ def _check_weights(folder: Path, record: Record, of: str = "record") -> Check:
     return _check(what, "" if same else f"measured.weights.digest {expected}, file {found}")
 
 
-def _check_names(config: Run, record: Record) -> Check:
+def _check_names(record: Record, setup: ModelSetup) -> Check:
     """Check that configuration, seed and data digest are those that the run is named by."""
-    start, data = record.get("start"), record["data"]["digest"]
+    config, start, data = config_of(record), record.get("start"), record["data"]["digest"]
     plugins = record["environment"].get("plugins")
-    run = run_digest(config, f"{data}:{start['weights']}" if start else data, plugins)
-    same = run == record["run"] and experiment_digest(config) == record["experiment"]
-    found = f"run {record['run'][:16]}, but they make {run[:16]}{_other_version(record)}"
-    return _check("configuration, seed and data name the run", "" if same else found)
+    ours = {
+        "run": run_digest(config, f"{data}:{start['weights']}" if start else data, plugins),
+        "experiment": experiment_digest(config),
+        "recipe": config.recipe,
+        "seed": config.seed,
+        "data.name": config.dataset.name,
+        "model.parameters_real": count_real(trainable(setup.model).values()),
+    }
+    wrong = [found for key in ours for found in _differences(ours[key], get(record, key), key)]
+    found = "; ".join(wrong) + (_other_version(record) if wrong else "")
+    return _check("configuration, seed and data name the run", found)
 
 
 def _check_privacy(folder: Path, record: Record, setup: ModelSetup) -> Iterator[Check]:
     """Compute the record's section on privacy again, and compare every value."""
-    if "nodes" in record["privacy"]:
+    if record["privacy"].get("nodes"):
         yield from _check_federation(record, setup)
         return
-    privacy = record["privacy"]
-    whole = setup.with_plan()
+    privacy, config = record["privacy"], setup.config
+    with torch.device("meta"):
+        whole = setup.with_plan()
+    facts = {"epsilon_of": epsilon_of(config, privacy["unit"])}
     try:
-        ledger = _read_ledger(folder, whole.mechanism, privacy["randomness"] == "seeded")
+        ledger = _read_ledger(folder, whole.mechanism, not config.privacy.secure, facts)
     except LedgerError as error:
-        yield Check(files.LEDGER, "wrong", str(error))
-        ledger = Copy((), Position(**privacy["ledger"]), repeatable=True)
+        yield from _distrust(error)
+        return
     again = privacy_report(whole, ledger, privacy["records_per_patient"], privacy["unit"])
-    yield from _compare_privacy(record, again, privacy, "privacy")
+    unsaid = {*GIVEN} | facts.keys() - ledger.facts.keys()
+    yield from _compare_privacy(record, again, privacy, "privacy", unsaid)
 
 
-def _read_ledger(folder: Path, mechanism: Mechanism, repeatable: bool, whose: str = "") -> Ledger:
+def _distrust(error: Exception) -> Iterator[Check]:
+    """Say what is wrong with a ledger, and that nothing is known without one."""
+    yield Check(files.LEDGER, "wrong", str(error))
+    yield Check("privacy", "not checked", "it follows from the ledger")
+
+
+def _read_ledger(
+    folder: Path, mechanism: Mechanism, repeatable: bool, facts: dict[str, str], whose: str = ""
+) -> Ledger:
     """Read a copy of the ledger and of those set aside: opening one may mend it."""
     if not (folder / files.LEDGER).is_file():
         raise LedgerError(f"{files.LEDGER}: is missing")
     with tempfile.TemporaryDirectory() as place:
         files.copy_ledger(folder / files.LEDGER, Path(place))
+        path = Path(place) / files.LEDGER
         try:
-            ledger = Ledger(Path(place) / files.LEDGER, mechanism, repeatable, whose=whose)
+            ledger = Ledger(path, mechanism, repeatable, whose=whose, facts=facts)
         except LedgerError as error:
             raise LedgerError(str(error).replace(f"{place}/", "")) from None
         ledger.close()
@@ -185,67 +214,62 @@ def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
     nodes = privacy["nodes"]
     plan = rounds_of(config, [node["sampling"]["records"] for node in nodes])
     own_of = cache(lambda size: setup.with_plan(steps_of(config, size, plan.steps)))
-    skipped = ("ledger", "epsilon_patient", "epsilon_patient_at_least", "answers", "unconfirmed")
     for node in nodes:
-        own = own_of(node["sampling"]["records"])
-        releases = node["steps"] - own.plan.range_test_steps
-        again = privacy_report(own, Copy((), Position(releases, ""), True), 1, privacy["unit"])
-        stated = {key: value for key, value in node.items() if key not in (*skipped, "node")}
+        with torch.device("meta"):
+            own = own_of(node["sampling"]["records"])
+        ledger = Copy((), Position(node["steps"] - own.plan.range_test_steps, ""), True)
+        again = privacy_report(own, ledger, 1, privacy["unit"])
+        stated = {key: value for key, value in node.items() if key not in OF_NODES}
         yield from _compare_privacy(record, again, stated, f"node {node['node']}")
     worst = {
-        key: max(node[key] for node in nodes)
-        for key in nodes[0]
-        if key.startswith("epsilon_") or key == "steps"
+        key: max(node[key] for node in nodes) for key in files.NODE if key.startswith("epsilon_")
     }
     yield from _compare_privacy(record, worst, {key: privacy[key] for key in worst}, "privacy")
-    yield Check("the nodes' ledgers, and each node's ε of a patient", "not checked")
+    yield Check("the nodes' ledgers, steps and examples, and each ε of a patient", "not checked")
 
 
 def _compare_privacy(
-    record: Record, again: dict[str, Any], stated: dict[str, Any], where: str
+    record: Record,
+    again: dict[str, Any],
+    stated: dict[str, Any],
+    where: str,
+    unsaid: Collection[str] = (),
 ) -> Iterator[Check]:
-    for key in stated:
-        wrong = list(_differences(to_json(again.get(key)), to_json(stated[key]), f"{where}.{key}"))
+    """Compare what is stated with what was computed again, but for what nothing else says."""
+    for key, value in stated.items():
+        if key in unsaid:
+            yield Check(f"{where}.{key}", "not checked", "it is nowhere else")
+            continue
+        wrong = list(_differences(to_json(again.get(key)), to_json(value), f"{where}.{key}"))
         found = "; ".join(wrong[:3]) + (_other_version(record) if wrong else "")
         yield _check(f"{where}.{key}", found)
 
 
-def _check_text(path: Path, expected: str, of: str) -> Check:
-    """Check a file that follows from the record, or the report, line by line."""
-    what = f"{path.name} says what the {of} says"
-    if not path.is_file():
-        return Check(what, "wrong", "is missing")
-    lines, ours = path.read_text(encoding="utf-8").split("\n"), expected.split("\n")
-    for number in range(max(len(lines), len(ours))):
-        if lines[number : number + 1] != ours[number : number + 1]:
-            return Check(what, "wrong", f"line {number + 1}: {''.join(lines[number : number + 1])}")
-    return Check(what, "right")
-
-
-def _check_head(folder: Path, expected: dict[str, Any], of: str = "record") -> Check:
-    """Compare the head of the card with what it should be, value by value."""
-    path = folder / files.CARD
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    try:
-        head = yaml.safe_load(text.split("---\n")[1])
-    except (yaml.YAMLError, IndexError):
-        head = None
-    wrong = list(_differences(expected, head, "")) if isinstance(head, dict) else ["no head"]
-    return _check(f"head of {path.name} says what the {of} says", "; ".join(wrong[:5]))
-
-
 def _check_texts(
-    folder: Path,
-    record: Record,
-    writers: dict[str, Callable[[Record], str]],
-    of: str = "record",
+    folder: Path, record: Record, written: dict[str, str], of: str = "record"
 ) -> Iterator[Check]:
-    """Compare each file with what this version would write, if it made the record."""
-    for name, write in writers.items():
+    """Compare texts with what this version writes, and the head of a card value by value."""
+    for name, ours in written.items():
+        what = f"{name} says what the {of} says"
+        try:
+            theirs = read_text(folder / name)
+            if name == files.CARD:
+                wrong = [*_differences(_head_of(ours), _head_of(theirs), "")]
+                yield _check(f"head of {what}", "; ".join(wrong[:5]))
+        except UserError as error:
+            yield Check(what, "wrong", str(error))
+            continue
+        lines = enumerate(zip_longest(theirs.split("\n"), ours.split("\n")), start=1)
+        differ = [f"line {number}: {a}" for number, (a, b) in lines if a != b]
         if _other_version(record):
             yield Check(f"text of {name}", "not checked", "another version wrote it")
         else:
-            yield _check_text(folder / name, write(record), of)
+            yield _check(what, "".join(differ[:1]))
+
+
+def _head_of(card: str) -> Any:
+    """Return the YAML at the head of a card."""
+    return parse_yaml(card.partition("---\n")[2].partition("---\n")[0], f"head of {files.CARD}")
 
 
 def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
@@ -272,4 +296,4 @@ def _other_version(record: Record) -> str:
 
 
 def _check(what: str, wrong: str) -> Check:
-    return Check(what, "wrong" if wrong else "right", wrong)
+    return Check(what, "wrong" if wrong else "right", wrong[:500])

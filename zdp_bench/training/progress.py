@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,6 +15,9 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
+
+from zdp_bench.errors import printable
 
 from zdp_bench.privacy.digits import write_epsilon
 
@@ -21,9 +25,20 @@ BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal
 SHORTEST = 12  # a run's name is not cut below this; its metrics are
 
 
+class PlainText(Console):
+    """A console whose text is printable, and no markup, whatever a record holds."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else printable(segment.text)
+            yield segment._replace(text=text)
+
+
 def console() -> Console:
     """Return standard output; wide enough for a table if it is no terminal."""
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    return PlainText(width=None if sys.stdout.isatty() else 160, markup=False)
 
 
 class Silent:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.config.schema import OPERATIONAL
+from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.batchnorm import surgery
 from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
@@ -130,11 +130,16 @@ def privacy_report(
         "epsilon_patient_at_least": patient_at_least,
         "records_per_patient": min(examples_per_patient, most or examples_per_patient),
         "unit": unit,
-        "epsilon_of": unit if by_patient else "record",
+        "epsilon_of": epsilon_of(config, unit),
         "range_test_steps": plan.range_test_steps,
         "noise_multiplier": setup.algorithm.noise_multiplier,
         **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
     }
+
+
+def epsilon_of(config: Run, unit: str) -> str:
+    """Return whose ε a run's is: that of an example ("record"), or of who owns several."""
+    return unit if config.privacy.by_patient else "record"
 
 
 def released_report(

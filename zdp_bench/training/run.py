@@ -23,7 +23,7 @@ from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.loop import Loop, Watcher
 from zdp_bench.training.public_start import digest_of
-from zdp_bench.training.record import Stopwatch, privacy_report, run_record
+from zdp_bench.training.record import Stopwatch, epsilon_of, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.spending import reserve
@@ -107,7 +107,8 @@ def _train(
         return made, loop.step, checkpoint.state_digest(*loop.states())
 
     repeatable, at_least = not config.privacy.secure, saved.ledger if saved else None
-    ledger = open_ledger(home / "ledger.jsonl", mechanism, repeatable, at_least, state(), ranks)
+    file, facts = home / "ledger.jsonl", {"epsilon_of": epsilon_of(config, data.unit)}
+    ledger = open_ledger(file, mechanism, repeatable, at_least, state(), ranks, facts=facts)
     if ledger.counted_again:
         log.warning(
             f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps that a stopped "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,7 @@ def open_ledger(
     start: tuple[str, int, str],
     ranks: Ranks = ALONE,
     whose: str = "",
+    facts: Mapping[str, str] | None = None,
 ) -> Ledger:
     """Return the run's ledger, begun at `start` (`Ledger.begin`).
 
@@ -122,7 +123,7 @@ def open_ledger(
     if not ranks.is_first:
         return ranks.broadcast(Copy((), Position(0, ""), repeatable))
     try:
-        ledger = Ledger(path, mechanism, repeatable, at_least, whose)
+        ledger = Ledger(path, mechanism, repeatable, at_least, whose, facts)
     except LedgerError as error:
         raise UserError(
             f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to "

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from zdp_bench.cli.arguments import add_results
+from zdp_bench.errors import printable
 
 GROUP = "share"
 HELP = "a run's trained model as a folder to hand on, with its model card"
@@ -27,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.sharing.export import export
 
     record = export(options.results, options.model_of, options.to)
-    print(f"written: {options.to}, recipe {record['recipe']}, run {record['run'][:16]}")
+    run = f"recipe {record['recipe']}, run {record['run'][:16]}"
+    print(printable(f"written: {options.to}, {run}"))
     if record["privacy"]["randomness"] == "seeded":
         print("Its noise follows from the seed: not for release to an adversary (privacy.secure).")
     return 0

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
-    from zdp_bench.records import rest_collector
+    from zdp_bench.records import require_regular, rest_collector
     from zdp_bench.report import page, papers, tables
     from zdp_bench.sharing.card import card
     from zdp_bench.sharing.folder import missing_keys
@@ -33,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     require_writable(options.results)
     output = options.output or options.results / "report.html"
     require_writable(output.parent)
+    require_regular(output)
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
     with rest_collector():
