@@ -1,0 +1,97 @@
+"""Files of strangers are read within limits, or refused at once and in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from zdp_bench import assets
+from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import MOST_TEXT, read_json, read_text, read_yaml
+
+LEVELS = "abcdefghi"
+TEN = [", ".join([f"*{before}"] * 10) for before in LEVELS]
+GROWING = "a: &a [1]\n" + "".join(
+    f"{name}: &{name} [{inner}]\n" for name, inner in zip(LEVELS[1:], TEN, strict=False)
+)
+MERGING = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{inner}]}}\n" for name, inner in zip(LEVELS[1:], TEN, strict=False)
+)
+HOSTILE = {
+    "growing": GROWING,
+    "merging": MERGING,
+    "of itself": "a: &a [*a]",
+    "in itself": "a: &a {b: {c: *a}}",
+    "deep": "[" * 3000,
+    "deep mappings": "".join(f"{' ' * level}a:\n" for level in range(300)),
+    "wide": f"a: [{', '.join('1' * 50_000)}]",
+    "large": "#" * (MOST_TEXT + 1),
+    "twice": "seed: 1\nmodel: {a: 1, a: 2}\n",
+    "object": "a: !!python/object/apply:os.system [id]",
+    "date": "a: [2024-01-01]",
+    "key of bytes": "? !!binary YQ==\n: 1\n",
+    "key of a list": "? [1]\n: 1\n",
+    "digits": "a: " + "9" * 5000,
+    "two": "a: 1\n---\nb: 2\n",
+    "unclosed": "a: [",
+    "control": "a: \x01",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_yaml_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"a\.yaml: .*\.$"):
+        read_yaml(path)
+    assert time.monotonic() - begun < 10
+
+
+def test_all_our_yaml_is_read_as_it_was(tmp_path: Path) -> None:
+    ours = [
+        path
+        for folder in (assets.CONF, assets.DATASETS, assets.PAPERS, assets.RECIPES)
+        for path in folder.rglob("*.yaml")
+    ]
+    for path in ours:
+        assert read_yaml(path) == yaml.safe_load(path.read_text(encoding="utf-8"))
+    anchored = tmp_path / "anchored.yaml"
+    anchored.write_text("a: &a {x: [1, null]}\nb: {<<: *a, y: 2.5}\nc: *a\n", encoding="utf-8")
+    assert read_yaml(anchored) == {
+        "a": {"x": [1, None]},
+        "b": {"x": [1, None], "y": 2.5},
+        "c": {"x": [1, None]},
+    }
+    anchored.write_text("", encoding="utf-8")
+    assert read_yaml(anchored) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, json.dumps([1]).replace("1", "[" * 50 + "]" * 50), ""]
+)
+def test_a_hostile_json_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.json: .*\.$"):
+        read_json(path)
+
+
+def test_only_regular_files_of_text_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bytes").write_bytes(b"a: \xff")
+    (tmp_path / "round").symlink_to("round")
+    (tmp_path / "large").write_bytes(b"a" * 11)
+    for name in ("fifo", "device", "folder", "bytes", "round", "large", "missing"):
+        with pytest.raises(UserError, match=rf"{name}: .*\.$"):
+            read_text(tmp_path / name, 10)
+    (tmp_path / "link").symlink_to("plain")
+    (tmp_path / "plain").write_text("ε", encoding="utf-8")
+    assert read_text(tmp_path / "link", 2) == "ε"
