@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zdp_bench.errors import Busy, UserError
+from zdp_bench.foreign_files import open_regular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,8 +152,9 @@ def read(path: Path) -> Record | None:
         UserError: the file is damaged, or no record.
     """
     try:
-        found = from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        with open_regular(path) as file:
+            found = from_json(file.read().decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
@@ -291,24 +293,26 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
 
     Raises:
         Busy: another process holds it, and `wait` is false; says `otherwise`.
+        UserError: the file system has no locks.
     """
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", opener=_refuse_link) as lock:  # what may be there is not cut off
+    # No link: somebody else may have planted it. Writable: NFS locks no other file.
+    with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise Busy(otherwise) from None
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "
+                "could work on one run. Take a folder on a file system with flock (paths.results)."
+            ) from None
         try:
             yield
         finally:
             fcntl.flock(lock, fcntl.LOCK_UN)
-
-
-def _refuse_link(path: str, flags: int) -> int:
-    """Open a file that is no symbolic link: somebody else may have planted one."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def get(record: Record, path: str) -> Any:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
+from zdp_bench.records import write_text
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import explain, find_stop, raise_if_asked
@@ -203,9 +204,8 @@ def _write_hydra_files(folder: Path, config: DictConfig) -> None:
     """Write Hydra's three files: the configuration, Hydra's own settings, the overrides."""
     from hydra.core.hydra_config import HydraConfig
 
-    folder.mkdir(exist_ok=True)
     hydra = HydraConfig.get()
     settings = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
-    OmegaConf.save(config, folder / "config.yaml")
-    OmegaConf.save(settings, folder / "hydra.yaml")
-    OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
+    files = {"config": config, "hydra": settings, "overrides": hydra.overrides.task}
+    for name, body in files.items():
+        write_text(folder / f"{name}.yaml", OmegaConf.to_yaml(body))
