@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,7 @@ from zdp_bench.errors import Busy, UserError
 from zdp_bench.records import write_text
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
-from zdp_bench.training.interrupts import explain, find_stop, raise_if_asked
+from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, raise_if_asked
 
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
@@ -46,11 +47,14 @@ class Job:
         self.sweep = sweep
         self.wait = wait
         self.show = show
+        self._starter = os.getpid()
 
     def __call__(self, config: DictConfig) -> UserError | None:
         from hydra.core.hydra_config import HydraConfig
 
         raise_if_asked()
+        if os.getpid() != self._starter and "joblib" in HydraConfig.get().launcher._target_:
+            end_with_parent(self._starter)
         try:
             overrides = list(HydraConfig.get().overrides.task)
             _carry_out(config, overrides, hydra_files=True, wait=self.wait, show=self.show)
