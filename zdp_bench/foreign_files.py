@@ -13,7 +13,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -31,6 +31,24 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one chara
 _PLAIN = {dict, list, str, int, float, bool, type(None)}
 
 
+def open_regular(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading; `flags` of `os.open` may ask for more.
+
+    Raises:
+        UserError: it is a FIFO, a device or another thing that could be waited for without end.
+        OSError: as `open` does.
+    """
+
+    def open_it(name: str, own: int) -> int:  # a FIFO is known as one only once it is open
+        return os.open(name, own | flags | os.O_NONBLOCK, 0o666)
+
+    file = open(path, "rb", opener=open_it)  # noqa: SIM115 - the caller's
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UserError(f"{path}: is no regular file.")
+    return file
+
+
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
     """Return the text of a regular file of at most `limit` bytes.
 
@@ -38,12 +56,7 @@ def read_text(path: Path, limit: int = MOST_TEXT) -> str:
         UserError: it is none, is larger, cannot be read, or is not UTF-8.
     """
     try:
-        # A FIFO would be waited for, and is known as one only once it is open.
-        with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        ) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(f"{path}: is no regular file.")
+        with open_regular(path) as file:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise UserError(f"{path}: is larger than the {limit:,} bytes that are read of one.")

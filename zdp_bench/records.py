@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zdp_bench.errors import Busy, UserError, printable
-from zdp_bench.foreign_files import Shape, misfits, read_json
+from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -309,26 +309,28 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
 
     Raises:
         Busy: another process holds it, and `wait` is false; says `otherwise`.
+        UserError: the file system has no locks.
     """
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
     holder = os.getpid()
-    with open(path, "a", opener=_refuse_link) as lock:  # what may be there is not cut off
+    # No link: somebody else may have planted it. Writable: NFS locks no other file.
+    with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise Busy(otherwise) from None
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "
+                "could work on one run. Take a folder on a file system with flock (paths.results)."
+            ) from None
         try:
             yield
         finally:
             if os.getpid() == holder:  # the end of a forked copy must not let go of it
                 fcntl.flock(lock, fcntl.LOCK_UN)
-
-
-def _refuse_link(path: str, flags: int) -> int:
-    """Open a file that is no symbolic link: somebody else may have planted one."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def get(record: Record, path: str) -> Any:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +43,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     recipes.mkdir()
     for name, body in TINY.items():
         (recipes / f"{name}.yaml").write_text(f"# {name}\n{body}")
+    (recipes / "quickstart.yaml").symlink_to(assets.RECIPES / "quickstart.yaml")  # plans read paths
     monkeypatch.setattr(assets, "RECIPES", recipes)
     monkeypatch.setattr(measured, "available", list)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
@@ -224,54 +221,3 @@ def test_a_launcher_carries_the_runs_out(
     assert (code, err) == (0, "")
     assert len(list(small.glob("runs/digits/*/record.json"))) == 2
     assert run(capsys, "reproduce", *words)[0] == 0
-
-
-STARTER = """
-import os, signal, sys, time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
-from zdp_bench.experiments.reproduce import end_with_parent
-from zdp_bench.training.interrupts import stop_signals
-def run(begun):
-    with stop_signals() as signal:
-        begun.touch()
-        while not signal():
-            time.sleep(0.05)
-if __name__ == "__main__":
-    with ProcessPoolExecutor(2, get_context("spawn"), end_with_parent) as pool:
-        print(*{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
-        if sys.argv[1] == "in a run":
-            begun = [Path(f"{__file__}.{i}") for i in range(2)]
-            for one in begun:
-                pool.submit(run, one)
-            while not all(one.exists() for one in begun):
-                time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("at", ["at rest", "in a run"])
-def test_workers_end_with_a_command_that_was_killed(tmp_path: Path, at: str) -> None:
-    # They waited for ever, half a gigabyte each; those that first stopped their run did so still.
-    (tmp_path / "starter.py").write_text(STARTER)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "starter.py"), at],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    workers = [int(word) for word in done.stdout.split()]
-    assert workers
-    until = time.monotonic() + 30
-    while any(map(is_alive, workers)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(is_alive, workers))
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True

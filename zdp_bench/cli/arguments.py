@@ -92,11 +92,16 @@ def data_root(options: argparse.Namespace) -> Path:
 
 
 def require_records(folder: Path) -> None:
-    """Refuse a results folder that was named and is not there.
+    """Refuse a results folder that was named and is not there, or is a file.
 
     Raises:
         UserError: there is no such folder.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(
+            f"{folder}: is a file and no folder, so there are no records. "
+            "Name the results folder of your runs."
+        )
     if folder != RESULTS and not folder.exists():
         raise UserError(
             f"{folder}: there is no such folder, so there are no records. "

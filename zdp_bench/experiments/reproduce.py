@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from zdp_bench.bench import tables as measured
@@ -30,6 +29,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.planning import Job, Plan, show_duration
 from zdp_bench.experiments.sweep import launch
 from zdp_bench.report import curves, page, papers, tables, verdicts
+from zdp_bench.training.interrupts import Stopped, end_with_parent
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
@@ -62,11 +62,12 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> Failures:
     failed = []
     started = time.monotonic()
     total = len(jobs)
-    for number, (job, state, error) in enumerate(_each(jobs, workers), start=1):
-        if error:
-            failed.append((str(job), error))
-        left = show_duration((time.monotonic() - started) / number * (total - number))
-        say(f"[{number:>{len(str(total))}}/{total}] {job.table}  {job}: {state}; {left} left")
+    with closing(_each(jobs, workers)) as ended:
+        for number, (job, state, error) in enumerate(ended, start=1):
+            if error:
+                failed.append((str(job), error))
+            left = show_duration((time.monotonic() - started) / number * (total - number))
+            say(f"[{number:>{len(str(total))}}/{total}] {job.table}  {job}: {state}; {left} left")
     return failed
 
 
@@ -84,30 +85,30 @@ def launch_jobs(
     return [(" ".join(overrides), reason) for overrides, reason in failed]
 
 
-def _each(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, str, str]]:
+def _each(jobs: Sequence[Job], workers: int) -> Generator[tuple[Job, str, str], None, None]:
     """Yield every job as it ends, with how it ended and, if it failed, why."""
     if workers == 1:
         yield from (_run_job(job, job.config) for job in jobs)
         return
     # Spawned, for torch's threads would be missing in a fork.
-    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
-        for done in as_completed([pool.submit(_run_job, job, job.config) for job in jobs]):
-            yield done.result()
+    spawn, parent = get_context("spawn"), (os.getpid(),)
+    with ProcessPoolExecutor(workers, spawn, end_with_parent, parent) as pool:
+        try:
+            for done in as_completed([pool.submit(_work, job, job.config) for job in jobs]):
+                yield done.result()
+        except BaseException:  # asked to stop: so are the workers, which save their runs
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.terminate()
+            raise
 
 
-def end_with_parent() -> None:
-    """Have this process end when the one that started it does: one that is killed tells nobody."""
-    parent = parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        parent.join()
-        while True:  # the first may stop a run, which is saved; the worker would wait for another
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _work(job: Job, config: Run) -> tuple[Job, str, str]:
+    """Call `_run_job` in a worker; one that is asked to stop takes no further job."""
+    try:
+        return _run_job(job, config)
+    except Stopped as stop:
+        os._exit(stop.exit_code)
 
 
 def _run_job(job: Job, config: Run) -> tuple[Job, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
+from zdp_bench.records import write_text
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
-from zdp_bench.training.interrupts import explain, find_stop, raise_if_asked
+from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, raise_if_asked
 
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
@@ -45,11 +47,14 @@ class Job:
         self.sweep = sweep
         self.wait = wait
         self.show = show
+        self._starter = os.getpid()
 
     def __call__(self, config: DictConfig) -> UserError | None:
         from hydra.core.hydra_config import HydraConfig
 
         raise_if_asked()
+        if os.getpid() != self._starter and "joblib" in HydraConfig.get().launcher._target_:
+            end_with_parent(self._starter)
         try:
             overrides = list(HydraConfig.get().overrides.task)
             _carry_out(config, overrides, hydra_files=True, wait=self.wait, show=self.show)
@@ -203,9 +208,8 @@ def _write_hydra_files(folder: Path, config: DictConfig) -> None:
     """Write Hydra's three files: the configuration, Hydra's own settings, the overrides."""
     from hydra.core.hydra_config import HydraConfig
 
-    folder.mkdir(exist_ok=True)
     hydra = HydraConfig.get()
     settings = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
-    OmegaConf.save(config, folder / "config.yaml")
-    OmegaConf.save(settings, folder / "hydra.yaml")
-    OmegaConf.save(hydra.overrides.task, folder / "overrides.yaml")
+    files = {"config": config, "hydra": settings, "overrides": hydra.overrides.task}
+    for name, body in files.items():
+        write_text(folder / f"{name}.yaml", OmegaConf.to_yaml(body))

@@ -13,6 +13,8 @@ from zdp_bench.errors import UserError
 # Read when the packages are imported, and inherited by the processes that Ray starts.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Seconds that Ray's agents look for a head that was killed, before they end too; its own are 60.
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict

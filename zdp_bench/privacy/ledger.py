@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.ledger_lines import chain, is_start, is_step, make_line, parse
 from zdp_bench.privacy.mechanism import Mechanism
 
@@ -193,7 +194,7 @@ class Ledger:
         steps it holds at most.
         """
         steps = 0
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in file:
                 try:
                     body = parse(line)
@@ -296,7 +297,7 @@ class Ledger:
     def _read(self, at_least: Position) -> None:
         passed: set[str] = set()  # the chain's digests at the checkpoint's number of steps
         number, whole, cut = 0, 0, False  # lines, their bytes, and if a kill cut the next one short
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for number, line in enumerate(file, start=1):
                 if cut := not line.endswith(b"\n"):
                     number -= 1
@@ -414,7 +415,7 @@ def set_aside(path: Path) -> None:
 
 
 def _digest_file(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

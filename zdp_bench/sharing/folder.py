@@ -91,7 +91,12 @@ _REPORT: Shape = {
     "metrics": {str: NUMBER},
     "parameters_real": int,
     "privacy": PRIVACY_OF_OWN
-    | {"steps_taken": int, "mechanism": dict, "fixed_state": [str], "records_per_owner": int | None},
+    | {
+        "steps_taken": int,
+        "mechanism": dict,
+        "fixed_state": [str],
+        "records_per_owner": int | None,
+    },
 }
 RANDOMNESS = {
     "the operating system, for every number": "cryptographic",

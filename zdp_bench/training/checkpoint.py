@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.ledger import Position
 
 _FORMAT = 2  # of the file
@@ -113,15 +114,16 @@ def load(
     Raises:
         UserError: it is damaged or belongs to another run.
     """
-    if not path.exists():
-        return None
     try:
-        with warnings.catch_warnings(action="ignore"):  # of odd pickle protocols
-            body = torch.load(path, weights_only=True, map_location="cpu")
+        # Warnings are of odd pickle protocols.
+        with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
+            body = torch.load(file, weights_only=True, map_location="cpu")
         entries, digest = body.pop("ledger")
         if body.pop("format") != _FORMAT:
             raise ValueError("another format")
         checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
+    except FileNotFoundError:
+        return None
     except (  # OSError too: torch seeks past the end of a file that was cut short
         RuntimeError,
         pickle.UnpicklingError,

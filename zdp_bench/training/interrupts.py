@@ -1,4 +1,4 @@
-"""What ends a run from outside: SIGTERM, ctrl-C, a full disk.
+"""What ends a run from outside: SIGTERM, ctrl-C, a full disk, the end of who started it.
 
 After a signal the current step is finished, the run is saved, and the process exits with a code of
 its own (`EXIT_CODES`); the same command goes on at that step. A second ctrl-C exits at once, and
@@ -8,11 +8,14 @@ the last checkpoint stays.
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -118,6 +121,23 @@ def stop_on_sigterm() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         _received.clear()
+
+
+@cache
+def end_with_parent(parent: int) -> None:
+    """Have this process end when `parent`, which started it, does: one that is killed tells nobody.
+
+    A run is saved first.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        while True:  # the first may stop a run, which is saved; the worker would wait for another
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def find_or_run(
 ) -> Outcome:
     """Return the record of a run; carry the run out first if there is none.
 
-    One process at a time is at a run, and rank 0 alone writes.
+    One process at a time is at a run, and rank 0 alone writes. A finished run is only read.
 
     Args:
         wait: for another process at this run.
@@ -46,6 +46,13 @@ def find_or_run(
         Busy: another process is at this run, and `wait` is false.
     """
     home = records.folder(config.results, config.recipe, digest)
+    path = home / "record.json"
+
+    def find() -> Record | None:
+        return ranks.broadcast(records.read(path) if ranks.is_first else None)
+
+    if not config.force and (done := find()):
+        return Outcome(done, path, found=True)
     with (
         explain_write_errors(home),
         only_one_process(home, wait) if ranks.is_first else nullcontext(),
@@ -55,14 +62,14 @@ def find_or_run(
         if ranks.is_first:
             for left_behind in home.glob("*.partial"):  # by a kill; this process holds the lock
                 left_behind.unlink()
-        if done := ranks.broadcast(records.read(home / "record.json") if ranks.is_first else None):
-            return Outcome(done, home / "record.json", found=True)
+        if done := find():
+            return Outcome(done, path, found=True)
         if ranks.is_first:
             _tell_of_changed_plugins(config)
         record = ranks.broadcast(train(home))
         if ranks.is_first:
-            records.write(home / "record.json", record)
-    return Outcome(record, home / "record.json", found=False)
+            records.write(path, record)
+    return Outcome(record, path, found=False)
 
 
 def _tell_of_changed_plugins(config: Run) -> None:

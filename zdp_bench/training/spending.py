@@ -14,6 +14,7 @@ from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.composition import Spending, Spent, together
 from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
@@ -119,13 +120,14 @@ def _runs(results: Path, name: str) -> list[Path]:
 
 def _has_steps(ledger: Path) -> bool:
     """True if a ledger holds a release; its other lines are its head and the states of starts."""
-    lines = ledger.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any('"ledger"' not in line and '"state"' not in line for line in lines)
+    with open_regular(ledger) as file:
+        return any(b'"ledger"' not in line and b'"state"' not in line for line in file)
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            plan = json.loads(file.read())
         plan["privacy"]["sampling"], plan["data"]["digest"]
     except (ValueError, KeyError, TypeError):
         raise UserError(

@@ -30,7 +30,6 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
-    require_writable(options.results)
     output = options.output or options.results / "report.html"
     require_writable(output.parent)
     require_regular(output)

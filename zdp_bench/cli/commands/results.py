@@ -9,7 +9,6 @@ import sys
 
 from zdp_bench.cli.arguments import add_format, add_results, require_records
 from zdp_bench.cli.streams import print_sheet
-from zdp_bench.errors import UserError
 
 GROUP = "understand"
 HELP = "the records as a table"
@@ -44,11 +43,6 @@ def run(options: argparse.Namespace) -> int:
 
     folder = options.results
     require_records(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(
-            f"{folder}: is a file and no folder, so there are no records. "
-            "Name the results folder of your runs."
-        )
     with rest_collector():
         found = results.select(folder, options.filters, options.columns, options.sort, options.by)
         most = LONGEST if options.format == "rich" else None

@@ -1,0 +1,102 @@
+"""Processes that a command starts end with it, however it ends, and begin nothing more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+LONG = [
+    "recipe=quickstart",
+    "trainer.epochs=10000",
+    "trainer.sample_rate=0.01",
+    "model.hidden=[4]",
+    "accountant=gdp_clt",
+    "threads=1",
+]
+REPRODUCE = """
+import sys
+from types import SimpleNamespace
+from zdp_bench import cli
+from zdp_bench.cli.commands import COMMANDS
+from zdp_bench.config import configured
+from zdp_bench.experiments.reproduce import run_jobs
+if __name__ == "__main__":
+    configs = [configured([*sys.argv[1:], f"seed={seed}"]) for seed in range(5)]
+    jobs = [SimpleNamespace(config=config, table="") for config in configs]
+    COMMANDS["list"].run = lambda _: run_jobs(jobs, 2, print)
+    cli.main(["list"])
+"""
+COMMANDS = {
+    "reproduce": ["starter.py", *LONG],
+    "sweep": ["-m", "zdp_bench", "run", "-m", "launcher=joblib", *LONG, "seed=1,2,3,4,5"],
+    "federation": [
+        *("-m", "zdp_bench", "run", *LONG, "federated.nodes=2", "federated.backend=ray")
+    ],
+}
+
+
+def alive(session: int) -> list[str]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (process / "stat").read_text().rpartition(")")
+        except OSError:
+            continue
+        state, _, _, of = rest.split()[:4]
+        if int(of) == session and state not in "ZX":
+            found.append(name)
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed by /proc")
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("reproduce", signal.SIGKILL),
+        ("reproduce", signal.SIGTERM),
+        ("sweep", signal.SIGKILL),
+        pytest.param("federation", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_workers_end_with_their_command(tmp_path: Path, what: str, number: signal.Signals) -> None:
+    needed = {"sweep": "hydra_plugins", "federation": "ray"}.get(what, "zdp_bench")
+    if find_spec(needed) is None:
+        pytest.skip(f"needs {needed}")
+    (tmp_path / "starter.py").write_text(REPRODUCE)
+    with (tmp_path / "said").open("w") as said:
+        started = subprocess.Popen(
+            [sys.executable, *COMMANDS[what]],
+            cwd=tmp_path,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        while len(begun := list(tmp_path.glob("results/runs/*/*/**/ledger.jsonl"))) < 2 or any(
+            path.read_bytes().count(b"\n") < 4 for path in begun
+        ):
+            assert started.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        assert len(alive(started.pid)) > 2
+        started.send_signal(number)
+        until = time.monotonic() + 40
+        while left := alive(started.pid):
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+    finally:
+        if alive(started.pid):
+            os.killpg(started.pid, signal.SIGKILL)
+        code = started.wait()
+    assert code == (-number if number == signal.SIGKILL else 75), (tmp_path / "said").read_text()
+    assert sorted(tmp_path.glob("results/runs/*/*/**/ledger.jsonl")) == sorted(begun)
+    if what != "federation":  # the workers were asked to stop, and saved their runs
+        assert len(list(tmp_path.glob("results/runs/*/*/checkpoint.pt"))) == 2
