@@ -103,6 +103,27 @@ def test_trainings_of_every_kind_verify_and_say_what_they_are(
     assert "model-index" not in head_of(tmp_path / "model")  # a hub refuses one without numbers
 
 
+def test_an_export_can_be_repeated_and_another_takes_no_place_of_it(
+    make: Make, tmp_path: Path
+) -> None:
+    private, folder = make(), tmp_path / "model"
+    train(private, most=2)
+    private.export(folder, metrics={"accuracy": 0.5})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    private.export(folder, metrics={"accuracy": 0.5})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(UserError, match="is there and not empty"):
+        private.export(folder, metrics={"accuracy": 0.6})
+    (folder / "SHA256SUMS").unlink()  # as a kill may leave it
+    with pytest.raises(UserError, match="is there and not empty"):
+        private.export(folder, metrics={"accuracy": 0.5})
+    train(private, most=1)
+    private.export(tmp_path / "later")
+    train(private, most=1)
+    with pytest.raises(UserError, match="is there and not empty"):
+        private.export(tmp_path / "later")
+
+
 def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
     make: Make,
     tmp_path: Path,

@@ -93,10 +93,10 @@ def plan_of(
         units: n, how many examples or owners there are.
 
     Raises:
-        UserError: `batch_size` is not below n, or n is too small to be public.
+        UserError: `batch_size` is above n, or n is too small to be public.
     """
     if sample_rate is not None:
-        sampling = Sampling("poisson", sample_rate, expected_batch, 0)
+        sampling = Sampling("poisson", float(sample_rate), float(expected_batch), 0)
         return Plan(sampling, epochs, max(1, round(epochs / sample_rate)))
     assert batch_size is not None
     few = (

@@ -65,7 +65,7 @@ def _holds(folder: Path, report: dict[str, Any]) -> bool:
     if files.is_unfinished(folder) or not (folder / files.REPORT).is_file():
         return False
     there, ours = (records.to_json(one) for one in (files.read_report(folder), report))
-    return all(there[key] == ours[key] for key in ours if key != "environment")
+    return all(there.get(key) == ours[key] for key in ours if key != "environment")
 
 
 def _number(name: str, value: Any) -> float:
