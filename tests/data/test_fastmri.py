@@ -16,7 +16,7 @@ from tests.data.helpers import assert_refused
 from zdp_bench.data import N_UNIFORMS, Splits
 from zdp_bench.data.fastmri import FastMri, KSpaceExamples
 from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, to_image
-from zdp_bench.data.formats.single_coil import FOLDERS
+from zdp_bench.data.formats.single_coil import FOLDERS, find_volumes
 from zdp_bench.errors import UserError
 
 SLICES, ROWS, COLUMNS, SIDE = 5, 24, 18, 16
@@ -65,7 +65,7 @@ def write_set(root: Path) -> None:
     """Three volumes to train on and two to test on."""
     for number, side in enumerate((FOLDERS[0], FOLDERS[0], FOLDERS[0], FOLDERS[1], FOLDERS[1])):
         path = root / "fastMRI" / side / f"file100000{number}.h5"
-        write(path, number, patient=f"p{number // 2}")
+        write(path, number, patient=f"p{'00122'[number]}")
 
 
 @pytest.fixture
@@ -94,7 +94,6 @@ def test_every_slice_is_an_example_and_a_patient_owns_several(root: Path) -> Non
     assert splits.input_shape == (1, 16, 12)
     assert splits.provenance == "derived"
     assert splits.examples_per_patient == 10  # p0 has two of the three training volumes
-    assert "1 patients have volumes on both sides" in splits.notes
     assert splits.train.groups is not None
     assert sorted(Counter(splits.train.groups.tolist()).values()) == [
         5,
@@ -104,7 +103,15 @@ def test_every_slice_is_an_example_and_a_patient_owns_several(root: Path) -> Non
     assert set(Counter(splits.test.groups.tolist()).values()) == {
         5
     }  # volumes are measured one by one
-    assert as_examples(splits.test).groups.tolist() == [0] * 5 + [1] * 5
+    assert as_examples(splits.test).groups.tolist() == [15] * 5 + [16] * 5
+
+
+def test_a_patient_on_both_sides_is_refused_but_in_the_release(root: Path) -> None:
+    write(root / "fastMRI" / FOLDERS[1] / "file1000009.h5", 9, patient="p0")
+    with pytest.raises(UserError, match=r"patient p0 has volumes in singlecoil_train and in singl"):
+        FastMri(**SMALL).load(root)
+    splits = FastMri(**SMALL).read_splits(find_volumes(root / "fastMRI"), "official", "")
+    assert "1 patients have volumes on both sides" in splits.notes
 
 
 def test_a_test_example_is_the_slice_under_its_files_mask(root: Path) -> None:

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def splits(patients: int, each: int) -> Splits:
     groups = torch.arange(patients).repeat_interleave(each)
     train = Examples(torch.arange(patients * each).float()[:, None], groups % 4, groups)
-    return Splits(train, train, (1,), 4, "synthetic", "0" * 64, examples_per_patient=each)
+    test = Examples(train.inputs, train.targets)
+    return Splits(train, test, (1,), 4, "synthetic", "0" * 64)
 
 
 def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:

@@ -15,7 +15,7 @@ from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Examples
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -326,9 +326,12 @@ def test_a_patient_of_several_records_has_an_epsilon_of_their_own(
     plain = carry_out(tmp_path / "a", "dataset=synthetic_images").record["privacy"]
     assert plain["epsilon_patient"] == plain["epsilon_tight"]
     load = experiment.load_data
-    monkeypatch.setattr(
-        experiment, "load_data", lambda config: replace(load(config), examples_per_patient=3)
-    )
+
+    def load_owned(config: Run) -> Splits:
+        data = load(config)
+        return replace(data, train=replace(data.train, groups=torch.arange(len(data.train)) // 3))
+
+    monkeypatch.setattr(experiment, "load_data", load_owned)
     several = carry_out(tmp_path / "b", "dataset=synthetic_images").record["privacy"]
     assert several["epsilon_tight"] == plain["epsilon_tight"]
     assert several["epsilon_patient"] > 1.5 * plain["epsilon_tight"]

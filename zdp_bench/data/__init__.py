@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from zdp_bench.errors import UserError
+
 Provenance = Literal["official", "derived", "synthetic", "own"]
 # (inputs [B, ...], uniforms [B, N_UNIFORMS] in [0, 1)) -> inputs [B, ...]. Each example is changed
 # by its own row of uniforms, so that neither micro-batches nor ranks make a difference.
@@ -26,7 +28,10 @@ class Source(Protocol):
 
     @property
     def groups(self) -> Tensor | None:
-        """The volume or patient of each example [n]: for metrics and, in training, its owner."""
+        """The owner of each example [n], in training; the volume or owner in other parts.
+
+        One number is one owner in all parts of a data set.
+        """
 
     @property
     def is_stochastic(self) -> bool:
@@ -110,7 +115,9 @@ class Splits:
             stay as they are.
         validation: examples that steer training (`scheduler=reduce_on_plateau`). They are held to
             be PUBLIC, as the test set is: no ε covers them.
-        examples_per_patient: the most training examples of any one patient.
+        examples_per_patient: the most training examples of any one patient. Where `train` has
+            groups it is counted from them, whatever is given.
+        parts_share_owners: False refuses an owner who is in `train` and in another part.
         unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
     """
 
@@ -126,6 +133,22 @@ class Splits:
     augment_targets: Augment | None = None
     validation: Source | None = None
     unit: str = "patient"
+    parts_share_owners: bool = False
+
+    def __post_init__(self) -> None:
+        if self.train.groups is None:
+            return
+        owners, counts = self.train.groups.unique(return_counts=True)
+        object.__setattr__(self, "examples_per_patient", max(counts.tolist(), default=1))
+        for name, part in (("test", self.test), ("validation", self.validation)):
+            if part is None or part.groups is None or self.parts_share_owners:
+                continue
+            if len(both := owners[torch.isin(owners, part.groups)]):
+                raise UserError(
+                    f"the data set has {len(both)} owners of training examples in its {name} part "
+                    f"too (group {both[0]} is the first), where no ε covers them. Split by owner, "
+                    "or, if these are others, number all parts' owners once."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

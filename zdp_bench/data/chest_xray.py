@@ -198,7 +198,6 @@ class Films(Dataset):
             provenance=provenance,
             digest=digest(f"{files}:{options!r}"),
             notes=self._notes(split, found),
-            examples_per_patient=split.most_of_one,
             augment=AUGMENT.images if self.augment else None,
             validation=take(split.validation) if split.validation else None,
         )

@@ -11,7 +11,6 @@ example, and a patient owns `examples_per_patient` of them. `volume`: an example
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,7 +138,17 @@ class KSpaceSlices(Dataset):
         return self.slices if self.unit == "volume" else None
 
     def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
-        """Return the splits of volumes whose files are hashed, whole; see `make_splits`."""
+        """Return the splits of volumes whose files are hashed, whole; see `make_splits`.
+
+        Raises:
+            UserError: a patient has volumes on both sides, and they are not the release's.
+        """
+        both = {volume.patient for volume in sides[0]} & {volume.patient for volume in sides[1]}
+        if both and provenance != "official":
+            raise UserError(
+                f"{sides[0][0].path.parent.parent}: patient {min(both)} has volumes in "
+                f"{' and in '.join(FOLDERS)}; a test patient must be unseen. Move them to one side."
+            )
         files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
         return self.make_splits(sides, provenance, notes, repr(files))
 
@@ -164,7 +173,8 @@ class KSpaceSlices(Dataset):
                 f"large as {asked}. Set dataset.height, dataset.width or dataset.slices to less."
             )
         both = len({volume.patient for volume in train} & {volume.patient for volume in test})
-        training = self._examples(train, is_stochastic=True)
+        training = self._examples(train)
+        testing = self._examples(test, len(training))
         which_slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
         every_note = [
             notes,
@@ -176,13 +186,12 @@ class KSpaceSlices(Dataset):
         ]
         return Splits(
             training,
-            self._examples(test, is_stochastic=False),
+            testing,
             input_shape=(*([together] if together else []), 1, how.height, how.width),
             outputs=1,
             provenance=provenance,
             digest=earlier_name(digest(repr((files, how, self.unit, self.slices)))),
             notes="; ".join(note for note in every_note if note),
-            examples_per_patient=max(Counter(training.groups.tolist()).values()),
             unit=self.owner,
         )
 
@@ -213,8 +222,12 @@ class KSpaceSlices(Dataset):
         (height, width), slices = volume.image, volume.shape[0]
         return slices >= (self.together or 1) and height >= self.height and width >= self.width
 
-    def _examples(self, found: list[Volume], is_stochastic: bool) -> KSpaceExamples:
-        """Take the middle slices of some volumes, an example each or one example a volume."""
+    def _examples(self, found: list[Volume], behind: int = 0) -> KSpaceExamples:
+        """Take the middle slices of some volumes, an example each or one example a volume.
+
+        Args:
+            behind: of volumes to test on, how many examples train; their groups count up from it.
+        """
         starts = []
         for which, volume in enumerate(found):
             used = min(self.slices or LARGEST, volume.shape[0])
@@ -223,11 +236,19 @@ class KSpaceSlices(Dataset):
             starts += [(which, first + number) for number in range(examples)]
         names = dict.fromkeys(volume.patient for volume in found)
         patients = {patient: number for number, patient in enumerate(names)}
-        groups = torch.tensor(
-            [patients[found[which].patient] if is_stochastic else which for which, _ in starts]
-        )
+        if behind:
+            groups = [behind + which for which, _ in starts]
+        elif self.owner == "image":  # each is its own, and a file holds many
+            groups = list(range(len(starts)))
+        else:
+            groups = [patients[found[which].patient] for which, _ in starts]
         return KSpaceExamples(
-            tuple(found), torch.tensor(starts), self.how(), self.together, is_stochastic, groups
+            tuple(found),
+            torch.tensor(starts),
+            self.how(),
+            self.together,
+            is_stochastic=not behind,
+            groups=torch.tensor(groups),
         )
 
 

@@ -183,7 +183,6 @@ class Folder(Dataset):
             provenance="own",
             digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}{pairs}"),
             notes="; ".join(filter(None, [what, note_skipped(found.skipped, 0)])),
-            examples_per_patient=max(found.training("patient").values()),
             augment=augmentation(self.augment, (0 - mean) / deviation),
             augment_targets=None if found.classes else augmentation(self.augment, 0),
             validation=take("validation") if found.count("validation") else None,

@@ -122,7 +122,6 @@ class MitBih(Dataset):
             f"L beats of {len(people)} ({', '.join(people)}); held out: {people[self.fold]} and "
             f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}"
             + (f"; {skipped}" if skipped else ""),
-            examples_per_patient=self.most_of_one(counts, testing),
         )
 
     def info(self, root: Path) -> DatasetInfo:

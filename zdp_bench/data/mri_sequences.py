@@ -143,7 +143,6 @@ class SequenceSlices(Dataset):
             digest=made,
             notes=f"{notes}; k-space of centre slices at {size}², each whitened by itself; "
             f"patients: {', '.join(people)}",
-            examples_per_patient=max(patient.examples for patient in parts["train"]),
             validation=split["validation"] if parts.get("validation") else None,
             unit=self.unit,
         )

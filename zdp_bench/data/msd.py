@@ -208,7 +208,6 @@ class LabelledSlices(Dataset):
             notes=f"axial slices of {people['train']} volumes to train, {people['validation']} to "
             f"validate (public), {people['test']} to test; labels above 0 are one mask; "
             f"{geometry.fit} to {size}²",
-            examples_per_patient=max(len(indices) for _, indices in chosen["train"]),
             augment=AUGMENT.images if self.augment else None,
             augment_targets=AUGMENT.masks if self.augment else None,
             validation=parts["validation"] if people["validation"] else None,

@@ -144,7 +144,6 @@ def make_splits(train: Images, test: Images, seed: int, source: str, files: str)
         digest=digest(f"phase pairing v2:{seed}:{files}"),
         notes=f"{source}, paired by the paper's rule with seed {seed}: a training image is in "
         f"{made.most_of_one} examples, {made.left_out:,} of {total:,} are in none",
-        examples_per_patient=made.most_of_one,
         unit="image",
     )
 

@@ -8,7 +8,7 @@ them, so a network trained on them may start a private run: `model.init_from`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -92,8 +92,7 @@ class PublicKSpace(KSpaceSlices):
             train = np.concatenate([part.images for part in files[:5]])[: self.train]
             write_set(made, [train, files[5].images[: self.test]], self.shape, self.seed)
         of = f"k-space of grey CIFAR-10 pictures{f' ({notes})' if notes else ''}, public"
-        splits = self.read_splits(find_volumes(made), "derived", of)
-        return replace(splits, examples_per_patient=1)
+        return self.read_splits(find_volumes(made), "derived", of)
 
     def info(self, root: Path) -> DatasetInfo:
         """Return shapes and counts, which follow from the options."""
@@ -104,10 +103,7 @@ class PublicKSpace(KSpaceSlices):
             ]
             for side, count in (("train", self.train), ("test", self.test))
         ]
-        found = Cifar10().info(root).found
-        return replace(
-            self.describe((sides[0], sides[1]), found), examples_per_patient=1, owners=self.train
-        )
+        return self.describe((sides[0], sides[1]), Cifar10().info(root).found)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -152,8 +152,8 @@ class Spectrograms(Dataset):
             digest=digest(f"{files}:{settings}"),
             notes=f"{len(paths):,} clips of {len(self.words)} words by {len(set(speakers)):,} "
             f"speakers, split by {split}",
-            examples_per_patient=most_of_one(speakers, testing),
             unit="speaker",
+            parts_share_owners=split == "random",
         )
 
     def transform(self, paths: list[Path], files: str) -> Tensor:
