@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.gradients.zoo import ZOO, model_case
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_options
 from zdp_bench.errors import UserError
@@ -258,3 +259,14 @@ def test_a_real_unet_takes_both_parts_of_a_complex_image() -> None:
     assert not torch.allclose(answer, model(x.conj().resolve_conj()))  # the imaginary part counts
     model(torch.zeros_like(x)).sum().backward()  # no gradient is NaN where the answer is 0
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model_can_be_built_without_numbers(name: str) -> None:
+    """An exported folder's model is built so first, whatever sizes its record announces."""
+    case = model_case(name, **({"weights": "untrained"} if "weights" in ZOO[name][2] else {}))
+    with torch.device("meta"):
+        sketch = case.module(torch.float32).state_dict()
+    ours = case.module(torch.float32).state_dict()
+    assert all(tensor.is_meta for tensor in sketch.values())
+    assert {n: t.shape for n, t in sketch.items()} == {n: t.shape for n, t in ours.items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from tests.training.test_run import configured
 from zdp_bench.errors import UserError
 from zdp_bench.sharing.loading import config_of
 from zdp_bench.sharing.prediction import predict_file
+from zdp_bench.sharing.verification import verify
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.setup import ModelSetup
 
@@ -101,3 +105,30 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
         zdp_bench.load(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         zdp_bench.laod  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden", [10**7, 10**7]),
+        ("hidden", [1] * 100_000),
+        ("outputs", 10**12),
+        ("input_shape", [2**14, 2**14]),
+        ("input_shape", [2**40, 2**40]),
+    ],
+)
+def test_no_model_is_made_that_is_larger_than_its_weights(
+    folder: Path, key: str, value: object
+) -> None:
+    path = folder / "record.json"
+    record = json.loads(path.read_text())
+    section = record["config"]["model"] if key == "hidden" else record["data"]["example"]
+    section[key] = value
+    path.write_text(json.dumps(record))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for use in (zdp_bench.load, verify):
+        begun = time.monotonic()
+        with pytest.raises(UserError):
+            use(folder)
+        assert time.monotonic() - begun < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB

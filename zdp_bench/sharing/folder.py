@@ -30,9 +30,13 @@ RECIPE = "recipe.yaml"
 LEDGER = "ledger.jsonl"
 SUMS = "SHA256SUMS"
 MOST_LEDGER = 1 << 28  # bytes: two million steps
+MOST_CONFIG = 20_000  # characters
 MOST_NUMBERS = 1 << 28  # in one example
-_SAMPLING = {"scheme": str, "records": int}
-_SAMPLING |= dict.fromkeys(("sample_rate", "expected_batch_size"), NUMBER)
+_SAMPLING: dict[str, Shape] = {
+    "scheme": str,
+    "records": int,
+    **dict.fromkeys(("sample_rate", "expected_batch_size"), NUMBER),
+}
 # What a model card states of a record's section on privacy, in its order.
 PRIVACY: dict[str, Shape] = {
     **dict.fromkeys(("unit", "epsilon_of"), str),
@@ -204,7 +208,12 @@ def missing_keys(record: Record) -> list[str]:
         if min(example[key], default=1) < 1 or math.prod(example[key]) > MOST_NUMBERS
     ]
     counts = [key for key in ("train", "validation", "test") if not 0 <= data[key] <= MOST]
-    return [*(f"data.example.{key}" for key in kinds + shapes), *(f"data.{key}" for key in counts)]
+    long = ["config"] if len(repr(record["config"])) > MOST_CONFIG else []
+    return [
+        *long,
+        *(f"data.example.{key}" for key in kinds + shapes),
+        *(f"data.{key}" for key in counts),
+    ]
 
 
 def kind_of(source: str) -> str:

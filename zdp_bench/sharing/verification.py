@@ -49,8 +49,10 @@ NOT_IN_EPSILON = (
 )
 GIVEN = ("unit", "records_per_patient")  # a run's; its data alone would show them
 # A federation's node keeps its ledger and its patients to itself.
-OF_NODES = ("node", "ledger", "steps", "epsilon_patient", "epsilon_patient_at_least")
-OF_NODES += ("answers", "unconfirmed")
+OF_NODES = (
+    *("node", "ledger", "steps", "epsilon_patient", "epsilon_patient_at_least"),
+    *("answers", "unconfirmed"),
+)
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: a run written "
     "anew as a whole looks like a true one",
