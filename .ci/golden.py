@@ -27,14 +27,15 @@ from zdp_bench.report import curves, papers, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 REFUSED = """
-algorithm.noise_multiplier=-1 | algorithm.noise_multiplier=x | algorithm.max_grad_norm=0 | algorithm=dp_sdg
-model=complex_mpl | model.hidden=3 | model.hiden=[3] | dataset=mnits | dataset.foo=1 | task=nothing
-trainer.epochs=0 | trainer.epochs=1.5 | trainer.batch_size=0 | trainer.sample_rate=2 | trainer.epoch=1
-privacy.delta=2 | privacy.delta=0 | privacy.unit=person | privacy.secur=true | privacy.target_epsilon=-1
-optimizer=sdg | optimizer.lr=-1 | optimizer.lr=abc | optimizer.momentum=x | scheduler=none scheduler.step_size=3
-device=tpu | threads=0 | seed=-1 | seed=x | execution.kernels=perhaps | execution.precision=int8
-accountant=rpd | federated.nodes=0 | federated.nodes=2 federated.rounds=x | +foo=1 | foo=1 | paths.data=
-recipe=quickstrat | recipe=none.yaml | privacy.unit=patient dataset=mnist | claims.table=x
+algorithm.noise_multiplier=-1 | algorithm.noise_multiplier=x | algorithm.max_grad_norm=0
+algorithm=dp_sdg | model=complex_mpl | model.hidden=3 | model.hiden=[3] | dataset=mnits
+dataset.foo=1 | task=nothing | trainer.epochs=0 | trainer.epochs=1.5 | trainer.batch_size=0
+trainer.sample_rate=2 | trainer.epoch=1 | privacy.delta=2 | privacy.delta=0 | privacy.unit=person
+privacy.secur=true | privacy.target_epsilon=-1 | optimizer=sdg | optimizer.lr=-1 | optimizer.lr=abc
+optimizer.momentum=x | scheduler=none scheduler.step_size=3 | device=tpu | threads=0 | seed=-1
+seed=x | execution.kernels=perhaps | execution.precision=int8 | accountant=rpd | federated.nodes=0
+federated.nodes=2 federated.rounds=x | +foo=1 | foo=1 | paths.data= | recipe=quickstrat
+recipe=none.yaml | privacy.unit=patient dataset=mnist | claims.table=x
 """.replace("\n", " | ").split(" | ")
 
 
