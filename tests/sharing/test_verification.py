@@ -158,7 +158,7 @@ def test_the_releases_of_a_secure_run_that_was_set_aside_count(tmp_path: Path) -
 @pytest.mark.filterwarnings("ignore")
 def test_every_epsilon_of_a_federation_s_nodes_is_computed_again(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from zdp_bench.federated.simulation import run_simulated
+    from zdp_bench.extras.federated.simulation import run_simulated
 
     words = [*GENERATED, f"paths.results={tmp_path}", "federated.nodes=2"]
     run(parse(compose(words)), Silent(), runner=run_simulated)

@@ -10,7 +10,7 @@ import pytest
 from tests.data.helpers import dataset
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
-from zdp_bench.federated import simulation
+from zdp_bench.extras.federated import simulation
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 

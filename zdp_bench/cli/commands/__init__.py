@@ -3,7 +3,7 @@
 A command's docstring is its description. HELP is its line in `zdp-bench --help`, in the part
 that GROUP names; `add_arguments(parser)` declares its arguments, and `run(options)` carries it out
 and returns the exit code. To add one, write the module and enter it below, in the order of the
-help; heavy imports belong inside `run`.
+help; heavy imports belong inside `run`. The extras' verbs are in their own folders.
 """
 
 from types import ModuleType
@@ -17,7 +17,6 @@ from zdp_bench.cli.commands import (
     data,
     epsilon,
     export,
-    federate,
     figure,
     find_lr,
     list,
@@ -32,6 +31,7 @@ from zdp_bench.cli.commands import (
     validate,
     verify,
 )
+from zdp_bench.registry import of_extras
 
 # The parts of `zdp-bench --help`, in order.
 GROUPS: dict[str, str] = {
@@ -41,10 +41,35 @@ GROUPS: dict[str, str] = {
     "share": "share what was made",
 }
 
-COMMANDS: dict[str, ModuleType] = {
+# In the order of the help. A verb of an extra that is not here is left out.
+ORDER = (
+    "run",
+    "search",
+    "federate",
+    "find-lr",
+    "list",
+    "new",
+    "data",
+    "validate",
+    "epsilon",
+    "audit",
+    "bench",
+    "results",
+    "compare",
+    "budget",
+    "reproduce",
+    "table",
+    "coverage",
+    "figure",
+    "report",
+    "export",
+    "predict",
+    "verify",
+)
+
+_CORE: dict[str, ModuleType] = {
     "run": run,
     "search": search,
-    "federate": federate,
     "find-lr": find_lr,
     "list": list,
     "new": new,
@@ -65,3 +90,6 @@ COMMANDS: dict[str, ModuleType] = {
     "predict": predict,
     "verify": verify,
 }
+
+_FOUND = _CORE | {verb: point.load() for verb, point in of_extras("command").items()}
+COMMANDS = {verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND}

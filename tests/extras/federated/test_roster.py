@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.federated.conftest import Make, carried_out
+from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated import simulation
-from zdp_bench.federated.client import client_app
-from zdp_bench.federated.flower import FIRST, Context, Message, RecordDict
-from zdp_bench.federated.messages import VALUES, content
-from zdp_bench.federated.roster import Standing
+from zdp_bench.extras.federated import simulation
+from zdp_bench.extras.federated.client import client_app
+from zdp_bench.extras.federated.flower import FIRST, Context, Message, RecordDict
+from zdp_bench.extras.federated.messages import VALUES, content
+from zdp_bench.extras.federated.roster import Standing
 from zdp_bench.records import Record
 
 Change = Callable[[Message, Message, int], Message]
@@ -56,7 +56,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     lines = [
         record.getMessage()
         for record in caplog.records
-        if record.name.startswith("zdp_bench.federated")
+        if record.name.startswith("zdp_bench.extras.federated")
     ]
     assert not any("\n" in line for line in lines)
     return lines
@@ -260,7 +260,7 @@ def test_a_second_client_of_a_node_that_is_there_is_refused_in_one_line(
 def test_it_is_let_in_once_the_first_is_gone(
     configured: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zdp_bench.federated.roster.AGAIN", 0.0)
+    monkeypatch.setattr("zdp_bench.extras.federated.roster.AGAIN", 0.0)
     monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"goes": 6}))
     record = carried_out(configured("federated.nodes=2", "federated.min_nodes=1"))
     trained = simulation.SerialGrid.trained  # type: ignore[attr-defined]

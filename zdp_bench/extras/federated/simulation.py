@@ -10,8 +10,8 @@ import torch
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated.client import client_app, open_site, reply_to
-from zdp_bench.federated.flower import (
+from zdp_bench.extras.federated.client import client_app, open_site, reply_to
+from zdp_bench.extras.federated.flower import (
     FIRST,
     ClientApp,
     Context,
@@ -20,10 +20,10 @@ from zdp_bench.federated.flower import (
     RecordDict,
     ServerApp,
 )
-from zdp_bench.federated.network.fleet_api import FlowerRun, identify
-from zdp_bench.federated.node import Site
-from zdp_bench.federated.partition import find_patients
-from zdp_bench.federated.server import Result, ServerContext, server_app
+from zdp_bench.extras.federated.network.fleet_api import FlowerRun, identify
+from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.federated.partition import find_patients
+from zdp_bench.extras.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE

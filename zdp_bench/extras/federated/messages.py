@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.federated.flower import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from zdp_bench.extras.federated.flower import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 VALUES, ARRAYS, LAYOUT = "values", "arrays", "layout"
 MOST = 10**9  # of whatever a node counts: examples, steps, rounds

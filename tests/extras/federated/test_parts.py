@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.federated.conftest import Make, carried_out
+from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import ArrayRecord, Message
-from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
-from zdp_bench.federated.network.fleet_api import identify
-from zdp_bench.federated.node import Site
-from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
+from zdp_bench.extras.federated.flower import ArrayRecord, Message
+from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
+from zdp_bench.extras.federated.network.fleet_api import identify
+from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.training.plan import rounds_of, steps_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def splits(patients: int, each: int) -> Splits:
@@ -116,7 +117,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_telemetry_is_off_before_flower_is_imported(module: str) -> None:
     code = f"""
 import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
-import zdp_bench.federated.{module}
+import zdp_bench.extras.federated.{module}
 from flwr.supercore import telemetry
 print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
 """
@@ -126,7 +127,7 @@ print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
 def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.modules["flwr"] = None
-import zdp_bench.cli, zdp_bench.experiments.sweep, zdp_bench.federated
+import zdp_bench.cli, zdp_bench.experiments.sweep, zdp_bench.extras.federated
 from zdp_bench.cli import main
 main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}"])
 """

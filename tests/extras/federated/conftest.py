@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.federated.simulation import run_simulated
+from zdp_bench.extras.federated.simulation import run_simulated
 from zdp_bench.records import Record
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.federated.conftest import node_keys
-from tests.federated.test_network import ROOT, certificate
+from tests.extras.federated.conftest import node_keys
+from tests.extras.federated.test_network import ROOT, certificate
 
 HELD = 512.0  # MB: TLS buffers of 128 strangers, and of those that are gone but not yet collected
 LEAST = 64.0  # MB that allocators and messages on their way may move the memory

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.federated.conftest import Make, carried_out
+from tests.extras.federated.conftest import Make, carried_out
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data.owners import count_owners
-from zdp_bench.federated import server
-from zdp_bench.federated.node import Site
+from zdp_bench.extras.federated import server
+from zdp_bench.extras.federated.node import Site
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.records import Record

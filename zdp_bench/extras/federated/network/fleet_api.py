@@ -16,7 +16,7 @@ release, so pyproject.toml holds to 1.41.
 from __future__ import annotations
 
 # Before anything of Flower's: it turns the telemetry off.
-from zdp_bench.federated.flower import FIRST, SERVER, Error, Grid, Message, RecordDict
+from zdp_bench.extras.federated.flower import FIRST, SERVER, Error, Grid, Message, RecordDict
 
 # isort: split
 import gc
@@ -56,9 +56,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from zdp_bench.errors import UserError
-from zdp_bench.federated.client import CRASHED
-from zdp_bench.federated.network.door import Door, Limit, log_once_a_minute
-from zdp_bench.federated.network.endpoint import BEAT, RUN
+from zdp_bench.extras.federated.client import CRASHED
+from zdp_bench.extras.federated.network.door import Door, Limit, log_once_a_minute
+from zdp_bench.extras.federated.network.endpoint import BEAT, RUN
 
 __all__ = ["FlowerRun", "LinkGrid", "fleet_api", "identify"]
 

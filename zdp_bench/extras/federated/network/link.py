@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Before anything of Flower's: it turns the telemetry off.
-from zdp_bench.federated.flower import Message
+from zdp_bench.extras.federated.flower import Message
 
 # isort: split
 import threading
@@ -47,7 +47,7 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from zdp_bench.federated.network.endpoint import BEAT, public_pem
+from zdp_bench.extras.federated.network.endpoint import BEAT, public_pem
 
 __all__ = ["Link", "Lost", "Refused", "connected"]
 

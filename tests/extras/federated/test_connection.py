@@ -20,15 +20,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 
-from tests.federated.conftest import Make, node_keys
-from tests.federated.test_network import certificate
+from tests.extras.federated.conftest import Make, node_keys
+from tests.extras.federated.test_network import certificate
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from zdp_bench.federated.messages import content, values_of
-from zdp_bench.federated.network import door, endpoint
-from zdp_bench.federated.network import link as node_end
-from zdp_bench.federated.network.fleet_api import LinkGrid, fleet_api, identify
-from zdp_bench.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.flower import (
+    FIRST,
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    RecordDict,
+)
+from zdp_bench.extras.federated.messages import content, values_of
+from zdp_bench.extras.federated.network import door, endpoint
+from zdp_bench.extras.federated.network import link as node_end
+from zdp_bench.extras.federated.network.fleet_api import LinkGrid, fleet_api, identify
+from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
 
 
 @dataclass

@@ -26,8 +26,8 @@ import torch
 
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.federated.network.superlink import run_server
-from zdp_bench.federated.network.supernode import run_client
+from zdp_bench.extras.federated.network.superlink import run_server
+from zdp_bench.extras.federated.network.supernode import run_client
 from zdp_bench.training import setup
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run

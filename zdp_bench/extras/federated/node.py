@@ -15,13 +15,14 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Part, Source, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.messages import digest
-from zdp_bench.federated.partition import split_by_patient, steps_of
+from zdp_bench.extras.federated.messages import digest
+from zdp_bench.extras.federated.partition import split_by_patient
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import Training, private_step

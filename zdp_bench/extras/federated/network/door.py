@@ -9,7 +9,7 @@ closed: a newcomer is never kept waiting by those who only sit there.
 from __future__ import annotations
 
 # Before anything of Flower's: it turns the telemetry off.
-from zdp_bench.federated.flower import FIRST
+from zdp_bench.extras.federated.flower import FIRST
 
 # isort: split
 import logging

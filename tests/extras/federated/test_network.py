@@ -19,17 +19,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.federated.conftest import TINY, Make, carried_out, node_keys
+from tests.extras.federated.conftest import TINY, Make, carried_out, node_keys
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.federated.network.fleet_api import fleet_api
-from zdp_bench.federated.network.superlink import run_server
-from zdp_bench.federated.network.supernode import reach, run_client
+from zdp_bench.extras.federated.network.fleet_api import fleet_api
+from zdp_bench.extras.federated.network.superlink import run_server
+from zdp_bench.extras.federated.network.supernode import reach, run_client
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def certificate(folder: Path, name: str, host: str = "127.0.0.1") -> tuple[str, str]:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.federated.conftest import Make, carried_out
+from tests.extras.federated.conftest import Make, carried_out
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated import simulation
-from zdp_bench.federated.client import client_app
-from zdp_bench.federated.flower import Array, Context, Message, RecordDict
-from zdp_bench.federated.messages import ARRAYS, VALUES, content, values_of
+from zdp_bench.extras.federated import simulation
+from zdp_bench.extras.federated.client import client_app
+from zdp_bench.extras.federated.flower import Array, Context, Message, RecordDict
+from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of
 
 NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on
 Fault = Callable[[Message, Message], Message]

@@ -22,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.role == "client":
         from zdp_bench.config import configured
-        from zdp_bench.federated.network.supernode import run_client
+        from zdp_bench.extras.federated.network.supernode import run_client
 
         run_client(configured(options.overrides), lambda line: print(line, flush=True))
     else:
         from zdp_bench.experiments.sweep import run_one
-        from zdp_bench.federated.network.superlink import run_server
+        from zdp_bench.extras.federated.network.superlink import run_server
 
         run_one(options.overrides, run_server)
     return 0

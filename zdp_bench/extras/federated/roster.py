@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zdp_bench.config.schema import Run
-from zdp_bench.federated.flower import Grid, Message, RecordDict
-from zdp_bench.federated.messages import Malformed, checked_values, content, values_of
+from zdp_bench.extras.federated.flower import Grid, Message, RecordDict
+from zdp_bench.extras.federated.messages import Malformed, checked_values, content, values_of
 
 PAUSE = 0.1  # seconds between two looks for nodes
 AGAIN = 30.0  # seconds until a refused node is asked again: it may have been started anew

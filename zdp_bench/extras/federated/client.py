@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import ClientApp, ConfigRecord, Context, Error, Message
-from zdp_bench.federated.messages import content, tensors_of, values_of
-from zdp_bench.federated.node import Node, Site
+from zdp_bench.extras.federated.flower import ClientApp, ConfigRecord, Context, Error, Message
+from zdp_bench.extras.federated.messages import content, tensors_of, values_of
+from zdp_bench.extras.federated.node import Node, Site
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Position
 

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives import serialization
 
-from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, Message, RecordDict
-from zdp_bench.federated.messages import content, values_of
-from zdp_bench.federated.network.endpoint import public_pem
-from zdp_bench.federated.network.fleet_api import fleet_api, identify
-from zdp_bench.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.flower import FIRST, Array, ArrayRecord, Message, RecordDict
+from zdp_bench.extras.federated.messages import content, values_of
+from zdp_bench.extras.federated.network.endpoint import public_pem
+from zdp_bench.extras.federated.network.fleet_api import fleet_api, identify
+from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
 
 FLOATS = 2**16  # numbers in a message
 GIGABYTE = 2**30

@@ -29,10 +29,16 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import Context, Grid, Message, ServerApp
-from zdp_bench.federated.messages import Malformed, checked_values, content, digest, tensors_of
-from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
-from zdp_bench.federated.roster import SPENT, Roster, reason_of
+from zdp_bench.extras.federated.flower import Context, Grid, Message, ServerApp
+from zdp_bench.extras.federated.messages import (
+    Malformed,
+    checked_values,
+    content,
+    digest,
+    tensors_of,
+)
+from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
 from zdp_bench.records import Record
@@ -41,6 +47,7 @@ from zdp_bench.training.build import build_scheduler, scale_rate
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.loop import Loop, Watcher
+from zdp_bench.training.plan import rounds_of, steps_of
 from zdp_bench.training.record import Stopwatch, privacy_report, run_record
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units
