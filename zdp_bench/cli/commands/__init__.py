@@ -26,7 +26,6 @@ from zdp_bench.cli.commands import (
     reproduce,
     results,
     run,
-    search,
     table,
     validate,
     verify,
@@ -69,7 +68,6 @@ ORDER = (
 
 _CORE: dict[str, ModuleType] = {
     "run": run,
-    "search": search,
     "find-lr": find_lr,
     "list": list,
     "new": new,

@@ -15,11 +15,11 @@ from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.search.noise import noise_words, require_within, spend
-from zdp_bench.experiments.search.plan import Search
-from zdp_bench.experiments.search.score import Yardstick, make_yardstick, score
-from zdp_bench.experiments.search.study import Study
 from zdp_bench.experiments.sweep import Shown, launch
+from zdp_bench.extras.search.noise import noise_words, require_within, spend
+from zdp_bench.extras.search.plan import Search
+from zdp_bench.extras.search.score import Yardstick, make_yardstick, score
+from zdp_bench.extras.search.study import Study
 from zdp_bench.privacy.composition import Spent
 from zdp_bench.training.evaluation import DIVERGED
 from zdp_bench.training.public_start import digest_of

@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import group_options
-    from zdp_bench.experiments import search
-    from zdp_bench.report import search as report
+    from zdp_bench.extras.search import api as search
+    from zdp_bench.extras.search import sheet as report
 
     require(options.at_once >= 1, "--at-once", options.at_once, "must be 1 or more")
     if options.launcher not in group_options("launcher"):

@@ -10,7 +10,7 @@ from typing import Literal
 from optuna.distributions import IntDistribution, distribution_to_json
 
 from zdp_bench.errors import UserError, require
-from zdp_bench.experiments.search.space import EPSILONS, Space
+from zdp_bench.extras.search.space import EPSILONS, Space
 from zdp_bench.privacy.selection import Law
 
 SAMPLERS = ("tpe", "random", "grid")

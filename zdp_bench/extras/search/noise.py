@@ -11,7 +11,7 @@ from zdp_bench.config import configured
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.search.plan import Search
+from zdp_bench.extras.search.plan import Search
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism, solve
 from zdp_bench.privacy.composition import Spent, together

@@ -8,11 +8,11 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from zdp_bench import records
-from zdp_bench.experiments.search.outcome import describe
-from zdp_bench.experiments.search.plan import Search
-from zdp_bench.experiments.search.score import Yardstick
-from zdp_bench.experiments.search.study import Study
-from zdp_bench.experiments.search.trials import Launch, Trials
+from zdp_bench.extras.search.outcome import describe
+from zdp_bench.extras.search.plan import Search
+from zdp_bench.extras.search.score import Yardstick
+from zdp_bench.extras.search.study import Study
+from zdp_bench.extras.search.trials import Launch, Trials
 from zdp_bench.records import Record
 
 

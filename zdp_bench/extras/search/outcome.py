@@ -10,9 +10,9 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from zdp_bench import records
-from zdp_bench.experiments.search.plan import Search
-from zdp_bench.experiments.search.study import Study
-from zdp_bench.experiments.search.trials import Trials
+from zdp_bench.extras.search.plan import Search
+from zdp_bench.extras.search.study import Study
+from zdp_bench.extras.search.trials import Trials
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.selection import selected_epsilon
 from zdp_bench.records import Record

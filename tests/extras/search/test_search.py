@@ -18,8 +18,8 @@ pytest.importorskip("optuna")
 from tests.test_cli import run as command
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.search import Launch, make_search, read_space, search
-from zdp_bench.experiments.search import study as studies
+from zdp_bench.extras.search import study as studies
+from zdp_bench.extras.search.api import Launch, make_search, read_space, search
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.selection import selected_epsilon
 from zdp_bench.records import Record
@@ -257,9 +257,9 @@ def test_choosing_by_the_test_set_has_to_be_said_and_is_told(
 def test_without_optuna_it_is_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("zdp_bench.experiments.search")]:
+    for name in [name for name in sys.modules if name.startswith("zdp_bench.extras.search")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("zdp_bench.experiments.search", raising=False)
+    monkeypatch.delattr("zdp_bench.extras.search", raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     code, _, err = command(capsys, "search", *TINY, "optimizer.lr=1,2", "--trials", "1")
     assert (code, "needs Optuna: `pip install 'zdp-bench[search]'`" in err) == (2, True)

@@ -21,7 +21,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import URL
 
-from zdp_bench.experiments.search.plan import Search
+from zdp_bench.extras.search.plan import Search
 from zdp_bench.privacy.selection import draw_number
 from zdp_bench.records import hold_lock
 
