@@ -44,15 +44,12 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE | {"privacy"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,
-    "library": BASE | CORE | {"training", "sharing"},
+    "library": BASE | CORE | {"training"},
     "audit": BASE | CORE | {"training", "report"},
     "bench": BASE | CORE | {"training", "library", "report"},
     "starts": BASE,
-    "sharing": BASE | CORE | {"training", "report"},
     "experiments": BASE | CORE | {"training", "bench", "report"},
-    "cli": BASE
-    | CORE
-    | {"training", "audit", "bench", "report", "experiments", "sharing", "starts"},
+    "cli": BASE | CORE | {"training", "audit", "bench", "report", "experiments", "starts"},
     "extras": BASE | CORE | {"training", "library", "audit", "report", "experiments", "cli"},
     "__main__": {"cli"},
 }

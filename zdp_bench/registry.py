@@ -33,8 +33,8 @@ HOMES = {
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# what carries out a run elsewhere.
-OPTIONAL = ("command", "runner")
+# what carries out a run elsewhere, and functions that the core calls where they are there.
+OPTIONAL = ("command", "runner", "function")
 EXTRAS = "zdp_bench.extras"
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in (*HOMES, *OPTIONAL)}
@@ -113,6 +113,11 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
         )
     found: Callable[..., Any] = of_extras(kind)[name].load()  # and no other of its kind
     return found
+
+
+def find(kind: str, name: str) -> Callable[..., Any] | None:
+    """Return what is registered as `name`, or None if it is of an extra that is not here."""
+    return lookup(kind, name) if name in names(kind) else None
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:

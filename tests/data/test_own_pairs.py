@@ -17,8 +17,8 @@ from zdp_bench.config import compose, parse
 from zdp_bench.data import Part
 from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
-from zdp_bench.sharing.export import export
-from zdp_bench.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.prediction import predict_file
 from zdp_bench.training.run import run
 
 SIDE = 8

@@ -16,11 +16,11 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data.owners import count_owners
 from zdp_bench.extras.federated import server
 from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.records import Record
-from zdp_bench.sharing.export import export
-from zdp_bench.sharing.verification import verify
 from zdp_bench.training import checkpoint
 from zdp_bench.training.patients import Patients
 from zdp_bench.training.setup import load_data

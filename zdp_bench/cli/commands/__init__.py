@@ -16,19 +16,16 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
-    export,
     figure,
     find_lr,
     list,
     new,
-    predict,
     report,
     reproduce,
     results,
     run,
     table,
     validate,
-    verify,
 )
 from zdp_bench.registry import of_extras
 
@@ -84,9 +81,6 @@ _CORE: dict[str, ModuleType] = {
     "coverage": coverage,
     "figure": figure,
     "report": report,
-    "export": export,
-    "predict": predict,
-    "verify": verify,
 }
 
 _FOUND = _CORE | {verb: point.load() for verb, point in of_extras("command").items()}

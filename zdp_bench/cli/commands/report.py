@@ -24,9 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.records import rest_collector
+    from zdp_bench.registry import find
     from zdp_bench.report import page, papers, tables
-    from zdp_bench.sharing.card import card
-    from zdp_bench.sharing.folder import missing_keys
     from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
@@ -37,8 +36,7 @@ def run(options: argparse.Namespace) -> int:
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
     with rest_collector():
         made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
-        written = page.write(
-            made, options.results, output, lambda run: "" if missing_keys(run) else card(run)
-        )
+        card = find("function", "model_card") or (lambda run: "")
+        written = page.write(made, options.results, output, card)
     print(f"written: {written}")
     return 0

@@ -22,15 +22,15 @@ from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing import folder as files
+from zdp_bench.extras.sharing import own_card
+from zdp_bench.extras.sharing.card import card, head_of
+from zdp_bench.extras.sharing.export import recipe_of
+from zdp_bench.extras.sharing.folder import Report
+from zdp_bench.extras.sharing.loading import config_of, info_of, without_download
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, to_json
-from zdp_bench.sharing import folder as files
-from zdp_bench.sharing import own_card
-from zdp_bench.sharing.card import card, head_of
-from zdp_bench.sharing.export import recipe_of
-from zdp_bench.sharing.folder import Report
-from zdp_bench.sharing.loading import config_of, info_of, without_download
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.plan import rounds_of, steps_of
 from zdp_bench.training.record import privacy_report, released_report

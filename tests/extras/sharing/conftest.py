@@ -9,7 +9,7 @@ import pytest
 
 from tests.library.conftest import make  # noqa: F401 - a fixture of this folder too
 from tests.training.test_run import carry_out
-from zdp_bench.sharing.export import export
+from zdp_bench.extras.sharing.export import export
 from zdp_bench.training.run import Outcome
 
 

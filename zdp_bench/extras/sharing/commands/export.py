@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.sharing.export import export
+    from zdp_bench.extras.sharing.export import export
 
     record = export(options.results, options.model_of, options.to)
     print(f"written: {options.to}, recipe {record['recipe']}, run {record['run'][:16]}")

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.folder import is_own, read_record
+from zdp_bench.extras.sharing.loading import config_of, load
 from zdp_bench.records import Record
-from zdp_bench.sharing.folder import is_own, read_record
-from zdp_bench.sharing.loading import config_of, load
 from zdp_bench.training.evaluation import forward
 from zdp_bench.training.setup import build_dataset
 
@@ -55,7 +54,8 @@ def prepare_file(record: Record, path: Path) -> Tensor:
         UserError: the model was not trained on such files, or the file is damaged.
     """
     data = build_dataset(config_of(record))
-    if not isinstance(data, Folder):
+    prepare = getattr(data, "prepare", None)  # only dataset=folder has it
+    if prepare is None:
         raise UserError(
             f"INPUTS {path}: must end with {', '.join(FORMATS[:-1])} or .pt, prepared as the "
             f"training data was; the model was trained on {record['data']['name']}, whose files "
@@ -63,7 +63,8 @@ def prepare_file(record: Record, path: Path) -> Tensor:
         )
     if not path.is_file():
         raise UserError(f"{path}: there is no such file.")
-    return data.prepare(path)
+    made: Tensor = prepare(path)
+    return made
 
 
 def read_inputs(path: Path) -> Tensor:

@@ -15,14 +15,14 @@ import yaml
 from torch import nn
 
 import zdp_bench
+from tests.extras.sharing.test_verification import edit, wrong
 from tests.library.conftest import Make
 from tests.library.small import EXAMPLES, network, train
-from tests.sharing.test_verification import edit, wrong
 from tests.test_cli import run as command
 from tests.test_package import ROOT
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.prediction import predict_file
 from zdp_bench.privacy.accounting import pld
-from zdp_bench.sharing.prediction import predict_file
 
 
 @pytest.fixture

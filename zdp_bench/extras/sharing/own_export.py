@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing import folder as files
+from zdp_bench.extras.sharing.own_card import card
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.sharing import folder as files
-from zdp_bench.sharing.own_card import card
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.environment import environment

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from zdp_bench.records import to_json
-from zdp_bench.report.number_format import epsilon, interval
-from zdp_bench.sharing import folder as files
-from zdp_bench.sharing.card import (
+from zdp_bench.extras.sharing import folder as files
+from zdp_bench.extras.sharing.card import (
     NOT_PRIVATE,
     SECURE,
     hub_head,
@@ -18,7 +16,9 @@ from zdp_bench.sharing.card import (
     sampling_rows,
     with_head,
 )
-from zdp_bench.sharing.folder import Report
+from zdp_bench.extras.sharing.folder import Report
+from zdp_bench.records import to_json
+from zdp_bench.report.number_format import epsilon, interval
 
 SEEDED = (
     "**Not for release to an adversary.** Noise and batches follow from the seed: whoever knows "

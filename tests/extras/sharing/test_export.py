@@ -16,8 +16,8 @@ from tests.training.test_run import Silent
 from zdp_bench.config import compose, configured, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.sharing.export import export
-from zdp_bench.sharing.folder import read_weights, write_weights
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.folder import read_weights, write_weights
 from zdp_bench.training.finished_runs import command_of
 from zdp_bench.training.run import Outcome, run
 

@@ -13,8 +13,8 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
 from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.extras.sharing import folder as files
 from zdp_bench.records import Record, is_of_unit
-from zdp_bench.sharing import folder as files
 from zdp_bench.training.build import build_model
 
 

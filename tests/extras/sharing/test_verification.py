@@ -15,9 +15,9 @@ from tests.training.test_public_start import carry_out as carry_out_real
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
-from zdp_bench.sharing.export import export
-from zdp_bench.sharing.folder import write_sums
-from zdp_bench.sharing.verification import verify
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.folder import write_sums
+from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.training.run import run
 
 

@@ -9,9 +9,9 @@ import yaml
 
 from zdp_bench.data.files import card as data_card
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing import folder as files
 from zdp_bench.records import Record, is_of_unit, shares_of_one, to_json
 from zdp_bench.report.number_format import epsilon, interval, name_one
-from zdp_bench.sharing import folder as files
 
 HUB_TASKS = {
     ("classification", 3): "image-classification",
@@ -32,6 +32,11 @@ UNKNOWN_LICENCE = "its owner's"
 def card(record: Record) -> str:
     """Return the model card of a record."""
     return with_head(head_of(record), _body(record))
+
+
+def card_or_nothing(record: Record) -> str:
+    """Return the model card of a run, or nothing for one whose model cannot be handed on."""
+    return "" if files.missing_keys(record) else card(record)
 
 
 def with_head(head: dict[str, Any], body: list[str]) -> str:

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import dataclasses
 
+    from zdp_bench.extras.sharing.verification import verify
     from zdp_bench.report.sheet import Sheet
-    from zdp_bench.sharing.verification import verify
 
     checks = verify(options.folder)
     wrong = sum(check.state == "wrong" for check in checks)

@@ -10,9 +10,9 @@ import yaml
 from zdp_bench import records
 from zdp_bench.config.schema import GROUPS
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing import folder as files
+from zdp_bench.extras.sharing.card import card
 from zdp_bench.records import Record
-from zdp_bench.sharing import folder as files
-from zdp_bench.sharing.card import card
 from zdp_bench.training import checkpoint
 from zdp_bench.training.finished_runs import command_of, find_weights
 
