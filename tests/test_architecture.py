@@ -46,10 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | CORE,
     "library": BASE | CORE | {"training"},
     "audit": BASE | CORE | {"training", "report"},
-    "bench": BASE | CORE | {"training", "library", "report"},
     "starts": BASE,
-    "experiments": BASE | CORE | {"training", "bench", "report"},
-    "cli": BASE | CORE | {"training", "audit", "bench", "report", "experiments", "starts"},
+    "experiments": BASE | CORE | {"training", "report"},
+    "cli": BASE | CORE | {"training", "audit", "report", "experiments", "starts"},
     "extras": BASE | CORE | {"training", "library", "audit", "report", "experiments", "cli"},
     "__main__": {"cli"},
 }

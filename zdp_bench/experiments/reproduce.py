@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
-from zdp_bench.bench import tables as measured
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.planning import Job, Plan, show_duration
 from zdp_bench.experiments.sweep import launch
+from zdp_bench.registry import find
 from zdp_bench.report import curves, page, papers, tables, verdicts
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -138,10 +138,8 @@ def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say
             table = tables.build(name, folder, fillings)
             made.append(dataclasses.replace(table, remarks=notes))
             made[-1].write(folder)
-    for name in [name for name in measured.available() if name not in plan.fillings]:
-        if not (folder / "tables" / f"{papers.file_stem(name)}.md").exists():
-            say(f"measuring {name} ...")
-            measured.run(name, quick=profile != "paper", threads=2, results=folder)
+    if measure := find("function", "measure"):
+        measure(folder, plan.fillings, profile != "paper", say)
     pages = [page.write(made, folder, folder / "report.html")]
     found = [verdict for table in made for verdict in verdicts.of_table(table, missing)]
     for figure in drawn:

@@ -10,7 +10,6 @@ from types import ModuleType
 
 from zdp_bench.cli.commands import (
     audit,
-    bench,
     budget,
     compare,
     coverage,
@@ -72,7 +71,6 @@ _CORE: dict[str, ModuleType] = {
     "validate": validate,
     "epsilon": epsilon,
     "audit": audit,
-    "bench": bench,
     "results": results,
     "compare": compare,
     "budget": budget,

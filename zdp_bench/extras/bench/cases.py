@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.bench.measure import Step, by_turns, require_agreement
-from zdp_bench.bench.pages import Row, installed
-from zdp_bench.bench.peak_memory import peak_memory
-from zdp_bench.bench.steps import SIDES, computes, may_be_baseline
-from zdp_bench.bench.workload import Workload, device
+from zdp_bench.extras.bench.measure import Step, by_turns, require_agreement
+from zdp_bench.extras.bench.pages import Row, installed
+from zdp_bench.extras.bench.peak_memory import peak_memory
+from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
+from zdp_bench.extras.bench.workload import Workload, device
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from zdp_bench.bench.steps import SIDES
-from zdp_bench.bench.workload import Workload
 from zdp_bench.errors import UserError
+from zdp_bench.extras.bench.steps import SIDES
+from zdp_bench.extras.bench.workload import Workload
 
 
 def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
@@ -35,7 +35,7 @@ def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | No
     _call_glibc("malloc_trim", 0)  # both processes must fit
     question = json.dumps({"workload": workload, "side": side, "threads": threads})
     child = subprocess.run(
-        [sys.executable, "-m", "zdp_bench.bench.peak_memory", question],
+        [sys.executable, "-m", "zdp_bench.extras.bench.peak_memory", question],
         capture_output=True,
         text=True,
         check=False,

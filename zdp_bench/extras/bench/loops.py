@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from zdp_bench.bench.measure import Step
-from zdp_bench.bench.workload import BOUND, Criterion, Workload, flat
+from zdp_bench.extras.bench.measure import Step
+from zdp_bench.extras.bench.workload import BOUND, Criterion, Workload, flat
 from zdp_bench.library import clipped_sum, make_private
 
 MEMORY = Path("/dev/shm")

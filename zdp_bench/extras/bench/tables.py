@@ -14,15 +14,16 @@ are. What another machine measured, or another number of threads, stays beside i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
 
 from zdp_bench import records
-from zdp_bench.bench import cases
-from zdp_bench.bench.cases import Case
-from zdp_bench.bench.pages import (
+from zdp_bench.errors import UserError, unknown
+from zdp_bench.extras.bench import cases
+from zdp_bench.extras.bench.cases import Case
+from zdp_bench.extras.bench.pages import (
     Measured,
     Row,
     as_csv,
@@ -31,8 +32,8 @@ from zdp_bench.bench.pages import (
     machine,
     read_csv,
 )
-from zdp_bench.bench.peak_memory import hold_memory
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.extras.bench.peak_memory import hold_memory
+from zdp_bench.report import papers
 
 # (quick, threads) -> its cases
 TABLES: dict[str, Callable[[bool, int], list[Case]]] = {
@@ -105,3 +106,13 @@ def run(
     records.write_text(paths[0], as_markdown(table, measured))
     records.write_text(paths[1], as_csv(measured))
     return [row for rows in fresh.values() for row in rows], paths
+
+
+def measure_missing(
+    results: Path, others: Collection[str], quick: bool, say: Callable[[str], None]
+) -> None:
+    """Measure the tables that `results` lacks, but for `others`, which records fill."""
+    for name in [name for name in available() if name not in others]:
+        if not (results / "tables" / f"{papers.file_stem(name)}.md").exists():
+            say(f"measuring {name} ...")
+            run(name, quick=quick, threads=2, results=results)

@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from zdp_bench.bench import pages, tables
     from zdp_bench.config.ranges import require_threads
+    from zdp_bench.extras.bench import pages, tables
     from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.bench.networks import NETWORKS
+from zdp_bench.extras.bench.networks import NETWORKS
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.registry import lookup

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.bench import cases, tables
-from zdp_bench.bench.measure import Step, by_turns, require_agreement
-from zdp_bench.bench.pages import Row, fit_lines, read_csv
-from zdp_bench.bench.peak_memory import peak_memory
-from zdp_bench.bench.steps import ALGORITHMS, SIDES, computes, may_be_baseline
-from zdp_bench.bench.workload import Workload
 from zdp_bench.cli import main
 from zdp_bench.errors import UserError
+from zdp_bench.extras.bench import cases, tables
+from zdp_bench.extras.bench.measure import Step, by_turns, require_agreement
+from zdp_bench.extras.bench.pages import Row, fit_lines, read_csv
+from zdp_bench.extras.bench.peak_memory import peak_memory
+from zdp_bench.extras.bench.steps import ALGORITHMS, SIDES, computes, may_be_baseline
+from zdp_bench.extras.bench.workload import Workload
 
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 COMPLEX = Workload("complex_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
@@ -106,7 +106,7 @@ def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch)
     """
     drawn: list[int] = []
     monkeypatch.setattr(
-        "zdp_bench.bench.steps.private_step", lambda training, step, *_: drawn.append(step)
+        "zdp_bench.extras.bench.steps.private_step", lambda training, step, *_: drawn.append(step)
     )
     side = SIDES["private, fast"](REAL)
     for _ in range(3):
