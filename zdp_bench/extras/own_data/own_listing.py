@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data.formats.kinds import Kind
-from zdp_bench.data.formats.own_files import PARTS, Item
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.kinds import Kind
+from zdp_bench.extras.own_data.own_files import PARTS, Item
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.data.own_data import KINDS, write_classes, write_dicom, write_png
+from tests.extras.own_data.own_data import KINDS, write_classes, write_dicom, write_png
 from tests.test_docs import exit_code_of
-from zdp_bench.data.folder import Folder
+from zdp_bench.extras.own_data.folder import Folder
 
 
 def load(path: Path, kind: str) -> None:

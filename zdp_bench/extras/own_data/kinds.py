@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from zdp_bench.data.formats import dicom, nifti, pictures, recordings, volumes
-from zdp_bench.data.formats.form import Form
+from zdp_bench.data.formats import nifti
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data import dicom, pictures, recordings, volumes
+from zdp_bench.extras.own_data.form import Form
 
 Read = Callable[[Path, Form], np.ndarray]
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from zdp_bench.data.files import require_inside
-from zdp_bench.data.formats.form import Form
 from zdp_bench.data.formats.wav import read_wav
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.form import Form
 
 LONGEST = 2**28  # samples; a header that announces more is damaged
 LARGEST_HEADER = 2**20  # bytes

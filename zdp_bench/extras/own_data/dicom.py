@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from zdp_bench.data.formats.form import Form
 from zdp_bench.data.formats.planes import crop_square, resample, to_bytes
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.form import Form
 
 SUFFIXES = (".dcm",)
 LARGEST = 16384  # pixels along a side

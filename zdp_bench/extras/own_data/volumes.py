@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.form import Form
 from zdp_bench.data.formats.planes import crop_square, resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.form import Form
 
 SUFFIXES = (".nii", ".nii.gz")
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.data.helpers import assert_refused
-from tests.data.own_data import (
+from tests.data.test_info import assert_described
+from tests.extras.own_data.own_data import (
     KINDS,
     RATE,
     write_classes,
@@ -22,13 +23,12 @@ from tests.data.own_data import (
     write_wav,
     write_wfdb,
 )
-from tests.data.test_info import assert_described
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
-from zdp_bench.data.folder import Folder
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.volumes import read_volume_mask
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.folder import Folder
+from zdp_bench.extras.own_data.volumes import read_volume_mask
 from zdp_bench.training.run import run
 
 SHAPES = {

@@ -17,9 +17,9 @@ from tests.data.helpers import assert_refused
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Part
-from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.report.validation import sheets
 from zdp_bench.training.run import run
 
@@ -134,7 +134,7 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
 
 
 def test_colour_crop_and_sixteen_bits(tmp_path: Path) -> None:
-    from zdp_bench.data.formats.pictures import read_picture
+    from zdp_bench.extras.own_data.pictures import read_picture
 
     colour = np.zeros((10, 30, 3), dtype=np.uint8)
     colour[:, 10:20, 1] = 200

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.data.own_data import write_nifti, write_wav
+from tests.extras.own_data.own_data import write_nifti, write_wav
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Part
-from zdp_bench.data.folder import Folder
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.prediction import predict_file
 from zdp_bench.training.run import run

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from zdp_bench.data.formats.form import Fit, Form
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data.form import Fit, Form
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LARGEST = 16384  # pixels along a side

@@ -21,17 +21,17 @@ from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.bad_records import BadRecords, keep_readable, note_skipped, refuse_damage
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, sha256
-from zdp_bench.data.formats.form import Fit, Form
-from zdp_bench.data.formats.kinds import SUFFIXES, Kind, common_kind, kind_of, suffix_of
 from zdp_bench.data.formats.kspace import SSIM_WINDOW
-from zdp_bench.data.formats.own_files import Item, find_items
-from zdp_bench.data.formats.own_listing import (
+from zdp_bench.errors import UserError, require
+from zdp_bench.extras.own_data.form import Fit, Form
+from zdp_bench.extras.own_data.kinds import SUFFIXES, Kind, common_kind, kind_of, suffix_of
+from zdp_bench.extras.own_data.own_files import Item, find_items
+from zdp_bench.extras.own_data.own_listing import (
     Listing,
     choose_examples,
     list_examples,
     split_items,
 )
-from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
 
