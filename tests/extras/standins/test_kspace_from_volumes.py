@@ -14,7 +14,7 @@ import torch
 from tests.data.helpers import assert_refused
 from zdp_bench.data.fastmri import KSpaceExamples
 from zdp_bench.data.formats.kspace import centre_crop
-from zdp_bench.data.kspace_from_volumes import KSpaceFromVolumes, draw_phase
+from zdp_bench.extras.standins.kspace_from_volumes import KSpaceFromVolumes, draw_phase
 
 OPTIONS = {"folder": "volumes", "height": 8, "width": 8, "test_share": 0.25}
 

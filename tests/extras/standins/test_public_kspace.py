@@ -13,8 +13,8 @@ from zdp_bench.data.cifar10 import RECORD
 from zdp_bench.data.fastmri import KSpaceExamples
 from zdp_bench.data.files import card
 from zdp_bench.data.formats.kspace import centre_crop, to_image
-from zdp_bench.data.public_kspace import PublicKSpace, draw_scan
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.public_kspace import PublicKSpace, draw_scan
 
 SMALL = {"train": 150, "test": 30}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from zdp_bench.data.fastmri import KSpaceExamples
-from zdp_bench.data.synthetic.kspace_phantom import KSpacePhantom
+from zdp_bench.extras.standins.kspace_phantom import KSpacePhantom
 
 
 def test_the_phantom_is_read_as_fastmri_is_and_is_the_same_each_time(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from scipy.ndimage import gaussian_filter
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, Films, find_films, patient_of
 from zdp_bench.data.files import write_whole
-from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
+from zdp_bench.extras.standins.sizes import require_modest
 from zdp_bench.registry import register
 
 FILM = 96  # pixels along a side of a drawn film

@@ -20,8 +20,8 @@ from zdp_bench.data.fastmri import KSpaceSlices
 from zdp_bench.data.files import card, digest, write_whole
 from zdp_bench.data.formats.kspace import to_kspace
 from zdp_bench.data.formats.single_coil import FOLDERS, Volume, find_volumes, write_volume
-from zdp_bench.data.kspace_from_volumes import draw_phase
 from zdp_bench.errors import require
+from zdp_bench.extras.standins.kspace_from_volumes import draw_phase
 from zdp_bench.registry import register
 
 TOGETHER = 100  # pictures in a file

@@ -11,8 +11,8 @@ import numpy as np
 from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.data.files import write_whole
 from zdp_bench.data.mitbih import BLOCKED, RATE, MitBih
-from zdp_bench.data.synthetic.ecg import draw_beat
 from zdp_bench.errors import require
+from zdp_bench.extras.standins.ecg import draw_beat
 from zdp_bench.registry import register
 
 STEP = 300  # samples from beat to beat

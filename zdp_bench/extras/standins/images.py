@@ -11,8 +11,8 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.files import digest
-from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
+from zdp_bench.extras.standins.sizes import require_modest
 from zdp_bench.registry import register
 
 VERSION = "synthetic images v1"

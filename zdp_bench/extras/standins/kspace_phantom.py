@@ -18,9 +18,9 @@ from zdp_bench.data.fastmri import KSpaceSlices
 from zdp_bench.data.files import count_held_out, write_whole
 from zdp_bench.data.formats.kspace import centre_crop, to_image, to_kspace
 from zdp_bench.data.formats.single_coil import FOLDERS, find_volumes, write_volume
-from zdp_bench.data.kspace_from_volumes import draw_phase
-from zdp_bench.data.synthetic.sizes import require_modest
 from zdp_bench.errors import require
+from zdp_bench.extras.standins.kspace_from_volumes import draw_phase
+from zdp_bench.extras.standins.sizes import require_modest
 from zdp_bench.registry import register
 
 NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1
