@@ -29,7 +29,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.planning import Job, Plan, show_duration
 from zdp_bench.experiments.sweep import launch
 from zdp_bench.registry import find
-from zdp_bench.report import curves, page, papers, tables, verdicts
+from zdp_bench.report import curves, papers, tables, verdicts
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
@@ -140,7 +140,8 @@ def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say
             made[-1].write(folder)
     if measure := find("function", "measure"):
         measure(folder, plan.fillings, profile != "paper", say)
-    pages = [page.write(made, folder, folder / "report.html")]
+    write_page = find("function", "write_page")
+    pages = [write_page(made, folder, folder / "report.html")] if write_page else []
     found = [verdict for table in made for verdict in verdicts.of_table(table, missing)]
     for figure in drawn:
         found += verdicts.of_curves(figure, missing)

@@ -19,7 +19,6 @@ from zdp_bench.cli.commands import (
     find_lr,
     list,
     new,
-    report,
     reproduce,
     results,
     run,
@@ -78,7 +77,6 @@ _CORE: dict[str, ModuleType] = {
     "table": table,
     "coverage": coverage,
     "figure": figure,
-    "report": report,
 }
 
 _FOUND = _CORE | {verb: point.load() for verb, point in of_extras("command").items()}

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from zdp_bench.records import to_json
 
-_REPORT = files("zdp_bench.report")
+_REPORT = files("zdp_bench.extras.page")
 SCRIPTS = (
     "bundled/tabulator.min.js",
     "bundled/chart.umd.min.js",

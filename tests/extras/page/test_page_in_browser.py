@@ -13,9 +13,9 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page
 
-from tests.report import screenshots
-from tests.report.browser import CHROMIUM, PHONE, WIDE, chromium, see
-from tests.report.test_page import EVIL, private, write_page
+from tests.extras.page import screenshots
+from tests.extras.page.browser import CHROMIUM, PHONE, WIDE, chromium, see
+from tests.extras.page.test_page import EVIL, private, write_page
 from tests.report.test_tables import own
 from tests.test_records import save
 
@@ -171,7 +171,7 @@ def test_the_pictures_of_the_manual_show_the_page_as_it_is(
     browser: Browser, tmp_path: Path
 ) -> None:
     manifest = json.loads(screenshots.MANIFEST.read_text(encoding="utf-8"))
-    anew = "make them anew: python -m tests.report.screenshots"
+    anew = "make them anew: python -m tests.extras.page.screenshots"
     assert screenshots.digests() == manifest["pictures"], anew
     with see(browser, screenshots.write_page(tmp_path), WIDE) as seen:
         assert screenshots.structure(seen.page) == manifest["structure"], anew

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md: `python -m tests.report.screenshots`.
+"""Makes the pictures of docs/report.md: `python -m tests.extras.page.screenshots`.
 
 With them it writes what the page consists of. A test fails when the page consists of something
 else, so that nobody forgets to make the pictures anew.
@@ -15,10 +15,10 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from tests.report.browser import PHONE, WIDE, chromium, see
-from zdp_bench.report import page
+from tests.extras.page.browser import PHONE, WIDE, chromium, see
+from zdp_bench.extras.page import page
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MANIFEST = Path(__file__).with_name("screenshots.json")
 PICTURES = {"wide": ROOT / "docs" / "report_wide.png", "phone": ROOT / "docs" / "report_phone.png"}
 # Of the runs' part and of a run that is open; numbers and names of runs are no structure.

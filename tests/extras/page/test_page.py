@@ -18,7 +18,8 @@ import pytest
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.report import page, run_data, scripts, tables, verdicts
+from zdp_bench.extras.page import page, run_data, scripts
+from zdp_bench.report import tables, verdicts
 
 EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -19,8 +19,9 @@ from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.errors import UserError
+from zdp_bench.extras.page import run_data, scripts
 from zdp_bench.records import Record
-from zdp_bench.report import figures, lines, names, papers, run_data, scripts
+from zdp_bench.report import figures, lines, names, papers
 from zdp_bench.report.coverage import EMPTY, Count, total
 from zdp_bench.report.lines import Line
 from zdp_bench.report.tables import Table
@@ -82,7 +83,7 @@ def write(
     """
     every = records.read_all(results)
     environment = Environment(
-        loader=PackageLoader("zdp_bench.report"),
+        loader=PackageLoader("zdp_bench.extras.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
