@@ -33,8 +33,8 @@ HOMES = {
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# what carries out a run elsewhere, and functions that the core calls where they are there.
-OPTIONAL = ("command", "runner", "function")
+# what carries out a run elsewhere, trackers, functions that the core calls where they are there.
+OPTIONAL = ("command", "runner", "logger", "function")
 EXTRAS = "zdp_bench.extras"
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in (*HOMES, *OPTIONAL)}

@@ -4,21 +4,19 @@ They get the record's test metrics and tight ε by step, and the recorded config
 training examples, such as a loss or a batch's size, would cost privacy, as would time and memory of
 a step: no logger gets any. Nothing is sent over a network: each writes below the results folder.
 
-To add one, write a module with a class `Logger` as below and enter it in `LOGGERS`.
+To add one, write a class as `Logger` below, under `@register("logger", "NAME")`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Protocol
 
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.records import flatten
+from zdp_bench.registry import lookup, names
 from zdp_bench.training.loop import Watcher
-
-LOGGERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Weights & Biases"}
 
 
 class Logger(Protocol):
@@ -76,12 +74,13 @@ class Reporter:
 
 
 def _find(name: str) -> type[Logger]:
-    if name not in LOGGERS:
-        raise unknown("logger", name, LOGGERS)
+    if name not in names("logger"):
+        raise unknown("logger", name, names("logger"))
     try:
-        found: type[Logger] = import_module(f"{__name__}.{name}").Logger
+        found: Any = lookup("logger", name)
     except ImportError:
         raise UserError(
-            f"execution.loggers=[{name}] needs {LOGGERS[name]}: `pip install 'zdp-bench[{name}]'`."
+            f"execution.loggers=[{name}]: its package is not installed: "
+            f"`pip install 'zdp-bench[{name}]'`."
         ) from None
     return found
