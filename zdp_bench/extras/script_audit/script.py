@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.audit.finding import Finding
-from zdp_bench.audit.foreign import step
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.extras.script_audit.foreign import RUNS, step
 
 
-def audit_script(word: str, runs: int, confidence: float) -> Finding:
+def audit_script(word: str, runs: int | None, confidence: float) -> Finding:
     """Return the finding for the function that `module:function` names.
 
     Raises:
@@ -49,7 +49,7 @@ def audit_script(word: str, runs: int, confidence: float) -> Finding:
         given["CLAIMED"],
         given.get("CANARY"),
         given.get("INSTEAD"),
-        runs,
+        RUNS if runs is None else runs,
         confidence,
         name=function,
     )

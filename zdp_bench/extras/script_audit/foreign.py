@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.audit.claim import Claim
 from zdp_bench.audit.finding import Expected, Finding
 from zdp_bench.audit.release import bound_at, score, sharpest_test
 from zdp_bench.errors import UserError, require
+from zdp_bench.extras.script_audit.claim import Claim
 from zdp_bench.privacy.noise import stream
 
 Example = tuple[Any, Any]

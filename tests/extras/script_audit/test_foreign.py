@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from zdp_bench.audit import step
-from zdp_bench.audit.foreign import Features, released
 from zdp_bench.errors import UserError
+from zdp_bench.extras.script_audit.foreign import Features, released
 
 Example = tuple[Any, Any]
 BLANK: list[Example] = [(torch.zeros(3), i) for i in range(4)]

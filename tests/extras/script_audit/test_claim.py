@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from zdp_bench.audit.claim import DELTAS, Claim
 from zdp_bench.errors import UserError
+from zdp_bench.extras.script_audit.claim import DELTAS, Claim
 from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from zdp_bench.audit import Finding, step
 
-FOLDER = "zdp_bench.audit.examples"
+FOLDER = "zdp_bench.extras.script_audit.examples"
 
 
 def attack(script: str, function: str, runs: int, seed: int = 0, **claimed: Any) -> Finding:
