@@ -164,7 +164,7 @@ def _attributes(doc: str) -> dict[str, str]:
 def plugins(kind: str) -> str:
     """Every plug-in of a kind with its options."""
     folder = assets.DATASETS if kind == "dataset" else assets.CONF / kind
-    return "\n".join(_plugin(kind, path.stem, path) for path in sorted(folder.glob("*.yaml")))
+    return "\n".join(_plugin(kind, name, path) for name, path in assets.group(folder).items())
 
 
 def _plugin(kind: str, name: str, path: Any) -> str:

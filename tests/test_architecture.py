@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from zdp_bench.registry import HOMES, OPTIONAL, of_extras
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "zdp_bench"
+EXTRAS = sorted(path.parent.name for path in PACKAGE.glob("extras/*/__init__.py"))
 
 # package -> the packages it may import; one that is not listed fails, so that a new one is placed
 # with thought
@@ -46,24 +50,20 @@ ALLOWED: dict[str, set[str]] = {
     "config": BASE | {"privacy"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,
-    "library": BASE | CORE | {"training", "sharing"},
-    "federated": BASE | CORE | {"training", "report"},
+    "library": BASE | CORE | {"training"},
     "audit": BASE | CORE | {"training", "report"},
-    "bench": BASE | CORE | {"training", "library", "report"},
     "starts": BASE,
-    "sharing": BASE | CORE | {"training", "federated", "report"},
-    "experiments": BASE | CORE | {"training", "federated", "bench", "report"},
-    "cli": BASE
-    | CORE
-    | {"training", "federated", "audit", "bench", "report", "experiments", "sharing", "starts"},
+    "experiments": BASE | CORE | {"training", "report"},
+    "cli": BASE | CORE | {"training", "audit", "report", "experiments", "starts"},
+    "extras": BASE | CORE | {"training", "library", "audit", "report", "experiments", "cli"},
     "__main__": {"cli"},
 }
 
 
 def package_of(module: str) -> str:
-    """'zdp_bench.data.mnist' -> 'data'; 'zdp_bench' itself -> '__init__'."""
+    """'zdp_bench.data.mnist' -> 'data'; of extras 'extras.NAME'; 'zdp_bench' itself '__init__'."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    return ".".join(parts[1 : 3 if parts[1:2] == ["extras"] else 2]) or "__init__"
 
 
 def imports(path: Path) -> set[str]:
@@ -93,10 +93,35 @@ def imports(path: Path) -> set[str]:
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_imports_run_one_way(path: Path) -> None:
-    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    assert here in ALLOWED, f"{here} has no place in the order of imports yet"
-    wrong = imports(path) - ALLOWED[here] - {here}
+    here = package_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    allowed = ALLOWED.get(here.partition(".")[0])
+    assert allowed is not None, f"{here} has no place in the order of imports yet"
+    wrong = imports(path) - allowed - {here}
     assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_says_what_it_is(extra: str) -> None:
+    folder = PACKAGE / "extras" / extra
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert text.startswith(f"# {extra}\n")
+    assert len(text.splitlines()) <= 14
+    for part in ("- Verbs: ", "- Pip extra", "- Tests: ", "- Deleted: "):
+        assert part in text
+    assert f"`tests/extras/{extra}`" in text
+    assert list((ROOT / "tests/extras" / extra).glob("test_*.py"))
+    pip = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for names in re.findall(r"`zdp-bench\[(.*?)\]`", text):
+        assert set(names.split(",")) <= set(pip["optional-dependencies"])
+    adds = [(k, n, p) for k in (*HOMES, *OPTIONAL) for n, p in of_extras(k).items()]
+    own = [(k, n, p) for k, n, p in adds if f".{extra}." in p.value]
+    assert own, "it adds nothing"
+    for kind, name, point in own:
+        assert (ROOT / f"{point.module.replace('.', '/')}.py").is_file()
+        if kind == "command":
+            assert f"`{name}`" in text
+        if kind == "dataset":
+            assert (folder / "datasets" / f"{name}.yaml").is_file()
 
 
 def test_only_kernels_import_numba() -> None:

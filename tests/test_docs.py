@@ -102,7 +102,9 @@ def write_scans(folder: Path) -> None:
 
 def write_script(folder: Path) -> None:
     """What docs/audit_own.md shows and has its reader save."""
-    shutil.copy(ROOT / "zdp_bench/audit/examples/opacus_loop.py", folder / "my_script.py")
+    shutil.copy(
+        ROOT / "zdp_bench/extras/script_audit/examples/opacus_loop.py", folder / "my_script.py"
+    )
 
 
 FILES_OF = {

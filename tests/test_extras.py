@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.own_data import write_dicom
 from tests.test_cli import TINY, run
 from tests.test_package import ROOT
 from zdp_bench import kernels
@@ -38,23 +37,6 @@ def test_a_missing_package_is_one_sentence(
         command = f"`pip install 'zdp-bench[{EXTRAS[package]}]'`."
         assert (code, said + command in err) == (2, True), err
         assert "Traceback" not in err
-
-
-def test_dicom_without_pydicom_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ill", "well"):
-        for patient in range(4):
-            write_dicom(tmp_path / "films" / name / f"p{patient}" / "0.dcm", 9)
-    for module in [name for name in sys.modules if name.startswith("pydicom.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    words = ["recipe=quickstart", "dataset=folder", "model=real_mlp", "algorithm=dp_sgd"]
-    words += [f"dataset.path={tmp_path / 'films'}", "dataset.window=[0,255]"]
-    code, _, err = run(capsys, "run", *words, f"paths.results={tmp_path}")
-    said = "this needs pydicom, which is not installed: `pip install 'zdp-bench[medical]'`."
-    assert (code, said in err) == (2, True), err
-    assert "Traceback" not in err
 
 
 def test_windows_without_locks_is_one_sentence(

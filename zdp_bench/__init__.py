@@ -20,17 +20,18 @@ _HOMES = {
     "Mechanism": "privacy.mechanism",
     "Block": "privacy.mechanism",
     "Sampling": "privacy.mechanism",
-    "load": "sharing.loading",
     "UserError": "errors",
 }
 _OWN_NAMES = {"calibrate": "calibrate_mechanism"}
 
-__all__ = ["__version__", "nn", *_HOMES]
+__all__ = ["__version__", "load", "nn", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name == "nn":
         return importlib.import_module("zdp_bench.nn")
+    if name == "load":
+        return importlib.import_module("zdp_bench.registry").lookup("function", name)
     if name not in _HOMES:
         raise AttributeError(f"module 'zdp_bench' has no attribute '{name}'")
     home = importlib.import_module(f"zdp_bench.{_HOMES[name]}")

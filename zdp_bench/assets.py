@@ -15,15 +15,19 @@ _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
 
 CONF = _ROOT / "conf"
-DATASETS = _ROOT / "datasets"
+DATASETS = _ROOT / "datasets"  # those of extras are in the extras' own folders
 PAPERS = _ROOT / "papers"
 RECIPES = _ROOT / "recipes"
+_OF_EXTRAS = sorted(_PACKAGE.glob("extras/*/datasets"))
 
 
 def group(folder: Path) -> dict[str, Path]:
     """Return the YAML files of a folder by name, sorted: `{"mnist": .../mnist.yaml, ...}`."""
-    state = folder.stat().st_mtime_ns if folder.is_dir() else 0  # a new file changes it
-    return dict(_list(folder, state))
+    found: dict[str, Path] = {}
+    for one in (folder, *(_OF_EXTRAS if folder == DATASETS else ())):
+        state = one.stat().st_mtime_ns if one.is_dir() else 0  # a new file changes it
+        found |= _list(one, state)
+    return dict(sorted(found.items()))
 
 
 @cache

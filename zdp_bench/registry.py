@@ -5,7 +5,8 @@ shape); its keyword-only parameters are its options, one YAML key each, which `c
 checks against their annotations. So a new algorithm, model or data set is one file and one YAML.
 
 Other packages add theirs through the entry-point group `zdp_bench.plugins`: a module that
-registers on import.
+registers on import. The folders of `zdp_bench/extras` add theirs through `ADDS` in their
+`plugins.py`: kind -> name -> where it is, as entry points write it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from zdp_bench.errors import unknown
+from zdp_bench.errors import UserError, unknown
 
 # kind -> the package whose modules are imported to find the plug-ins of that kind
 HOMES = {
@@ -31,7 +32,12 @@ HOMES = {
     "figure": "zdp_bench.report.figures",
 }
 
-_builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in HOMES}
+# Kinds without a home in the core, which does without them: verbs of the command line (modules),
+# what carries out a run elsewhere, trackers, functions that the core calls where they are there.
+OPTIONAL = ("command", "runner", "logger", "function")
+EXTRAS = "zdp_bench.extras"
+
+_builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in (*HOMES, *OPTIONAL)}
 
 B = TypeVar("B", bound=Callable[..., Any])
 
@@ -61,11 +67,24 @@ def installed() -> tuple[EntryPoint, ...]:
 
 
 @cache
+def of_extras(kind: str) -> dict[str, EntryPoint]:
+    """Return what the folders of `zdp_bench/extras` add to a kind; nothing of it is imported."""
+    found: dict[str, EntryPoint] = {}
+    for folder in pkgutil.iter_modules(importlib.import_module(EXTRAS).__path__):
+        adds = importlib.import_module(f"{EXTRAS}.{folder.name}.plugins").ADDS.get(kind, {})
+        found |= {name: EntryPoint(name, where, kind) for name, where in adds.items()}
+    return found
+
+
+@cache
 def _load(kind: str) -> None:
-    """Import every module of the kind's package, then the plug-ins of other packages."""
-    package = importlib.import_module(HOMES[kind])
-    for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
-        importlib.import_module(module.name)
+    """Import every module of the kind's package, then the plug-ins of extras and other packages."""
+    if kind in HOMES:
+        package = importlib.import_module(HOMES[kind])
+        for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
+            importlib.import_module(module.name)
+        for point in of_extras(kind).values():
+            point.load()
     for point in installed():
         point.load()
 
@@ -73,7 +92,7 @@ def _load(kind: str) -> None:
 def names(kind: str) -> list[str]:
     """Return all names of a kind, sorted."""
     _load(kind)
-    return sorted(_builders[kind])
+    return sorted({*_builders[kind], *of_extras(kind)})
 
 
 def lookup(kind: str, name: str) -> Callable[..., Any]:
@@ -83,9 +102,22 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
         UserError: no plug-in of that kind has this name; suggests the nearest.
     """
     _load(kind)
-    if name not in _builders[kind]:
+    if name in _builders[kind]:
+        return _builders[kind][name]
+    if kind not in OPTIONAL:
         raise unknown(kind, name, _builders[kind])
-    return _builders[kind][name]
+    if name not in of_extras(kind):
+        raise UserError(
+            f"{kind} '{name}' is of an extra that is not here; a whole zdp-bench has it in "
+            "zdp_bench/extras."
+        )
+    found: Callable[..., Any] = of_extras(kind)[name].load()  # and no other of its kind
+    return found
+
+
+def find(kind: str, name: str) -> Callable[..., Any] | None:
+    """Return what is registered as `name`, or None if it is of an extra that is not here."""
+    return lookup(kind, name) if name in names(kind) else None
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from zdp_bench.config import configured
 from zdp_bench.config.adopted import check_recipe
 from zdp_bench.config.compose import GROUPS
 from zdp_bench.errors import UserError
-from zdp_bench.sharing.loading import config_of
+from zdp_bench.extras.sharing.loading import config_of
 
 HYDRA = [field.name for field in fields(HydraConf)]
 READ = ("launcher", "sweeper", "verbose")  # of Hydra's keys, those that a word may set

@@ -72,7 +72,7 @@ def test_an_exported_recipe_runs_the_same_experiment(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.training.test_run import Silent
-    from zdp_bench.sharing.export import export
+    from zdp_bench.extras.sharing.export import export
     from zdp_bench.training.run import run
 
     outcome = run(configured([f"recipe={mine}", f"paths.results={tmp_path}"]), Silent())

@@ -18,8 +18,8 @@ from zdp_bench.data import (
     speech_commands,
 )
 from zdp_bench.data.formats import nifti
-from zdp_bench.data.synthetic import ecg, films, sequences, speech, volumes
-from zdp_bench.data.synthetic.kspace_phantom import KSpacePhantom
+from zdp_bench.extras.standins import ecg, films, sequences, speech, volumes
+from zdp_bench.extras.standins.kspace_phantom import KSpacePhantom
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 
 from zdp_bench import assets
 from zdp_bench.data import Dataset
-from zdp_bench.data.synthetic.beats import write_recording
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.beats import write_recording
 from zdp_bench.registry import lookup
 
 

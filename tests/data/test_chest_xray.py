@@ -25,8 +25,8 @@ from zdp_bench.data.chest_xray import (
     patient_of,
     read_film,
 )
-from zdp_bench.data.synthetic.films import ChestXraySynthetic
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.films import ChestXraySynthetic
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tests.data.helpers import copy_folder
 from zdp_bench.data import cpsc2018, files
 from zdp_bench.data.cpsc2018 import FOLDER, Cpsc2018
 from zdp_bench.data.formats.ecg import DIAGNOSES, parse_diagnosis, read_wfdb
-from zdp_bench.data.synthetic.ecg import Cpsc2018Synthetic, draw_recording, write_wfdb
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.ecg import Cpsc2018Synthetic, draw_recording, write_wfdb
 
 
 @pytest.fixture

@@ -16,17 +16,17 @@ from tests.data.helpers import assert_refused, copy_folder
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.kspace import to_kspace
 from zdp_bench.data.mri_sequences import FOLDER, SEQUENCES, MriSequences, transform_slices, whiten
-from zdp_bench.data.mri_sequences_from_volumes import (
+from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.mri_sequences_from_volumes import (
     MriSequencesFromVolumes,
     map_to_contrasts,
     scan,
 )
-from zdp_bench.data.synthetic.sequences import (
+from zdp_bench.extras.standins.sequences import (
     SPACING,
     MriSequencesSynthetic,
     draw_head,
 )
-from zdp_bench.errors import UserError
 
 OPTIONS: dict[str, Any] = {"size": 16, "slices": 3, "validation_patients": 1}
 DERIVED: dict[str, Any] = {"folder": "volumes", "size": 16, "slices": 3, "test_share": 0.25}

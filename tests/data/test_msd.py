@@ -17,8 +17,8 @@ from tests.data.helpers import copy_folder
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.labelled_volumes import find_cases
 from zdp_bench.data.msd import AUGMENT, Geometry, Msd, read_slices, resampled_shape
-from zdp_bench.data.synthetic.volumes import GRID, SPACING, MsdSynthetic, draw_abdomen
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.volumes import GRID, SPACING, MsdSynthetic, draw_abdomen
 
 FOLDER = "Task03_Liver"
 NATIVE = Geometry(size=80, fit="pad", spacing=None, window=(-150, 250), channel=0)

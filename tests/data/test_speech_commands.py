@@ -29,8 +29,8 @@ from zdp_bench.data.speech_commands import (
     standardise,
     stft,
 )
-from zdp_bench.data.synthetic.speech import SpeechCommandsSynthetic
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.speech import SpeechCommandsSynthetic
 
 WORDS = ["yes", "no"]
 

@@ -12,9 +12,9 @@ from tests.experiments.test_reproduce import TINY, small
 from zdp_bench import assets
 from zdp_bench.config import compose, configured, parse
 from zdp_bench.data import files
-from zdp_bench.data.synthetic import volumes
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import planning
+from zdp_bench.extras.standins import volumes
 from zdp_bench.report import papers
 
 __all__ = ["small"]  # a fixture

@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import write_mini_mnist
 from tests.test_cli import run
 from zdp_bench import assets
-from zdp_bench.bench import tables as measured
 from zdp_bench.experiments import claims, planning
+from zdp_bench.registry import find
 from zdp_bench.report import tables
 
 # Two recipes of a paper's table.
@@ -45,7 +45,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (recipes / f"{name}.yaml").write_text(f"# {name}\n{body}")
     (recipes / "quickstart.yaml").symlink_to(assets.RECIPES / "quickstart.yaml")  # plans read paths
     monkeypatch.setattr(assets, "RECIPES", recipes)
-    monkeypatch.setattr(measured, "available", list)
+    others = lambda kind, name: None if name == "measure" else find(kind, name)  # noqa: E731
+    monkeypatch.setattr("zdp_bench.experiments.reproduce.find", others)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     return tmp_path / "results"
 

@@ -55,8 +55,8 @@ def test_the_key_is_part_of_a_run_only_where_it_is_set() -> None:
 
 def test_a_mapped_model_trains_and_is_exported(tmp_path: Path) -> None:
     from tests.training.test_run import Silent
-    from zdp_bench.sharing.export import export
-    from zdp_bench.sharing.loading import load
+    from zdp_bench.extras.sharing.export import export
+    from zdp_bench.extras.sharing.loading import load
     from zdp_bench.training.run import run
 
     words = [*COMPLEX, "model=real_mlp", "model.complex_as=channels", f"paths.results={tmp_path}"]

@@ -140,7 +140,7 @@ def test_a_budget_too_small_for_one_step_is_refused(
     config = parse(compose([*TINY, f"paths.results={tmp_path}", *words]))
     with pytest.raises(UserError, match=said) as refused:
         validate(config, trial=False)
-    if config.federated.nodes is None:  # a federation is carried out by tests/federated
+    if config.federated.nodes is None:  # a federation is carried out by tests/extras/federated
         with pytest.raises(UserError, match=said):
             run(config, Heard())
         assert not list(tmp_path.glob("runs/*/*/record.json"))

@@ -26,17 +26,24 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.audit.cases import CASES
 from zdp_bench.audit.finding import Finding
-from zdp_bench.audit.foreign import step
 from zdp_bench.audit.recipe import attack_recipe_release
 from zdp_bench.audit.subject import Subject
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import require, unknown
+from zdp_bench.registry import lookup
 
 __all__ = ["Finding", "audit", "step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "step":
+        return lookup("function", "audit_step")
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def audit(

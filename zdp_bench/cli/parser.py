@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn
 
 from zdp_bench import __version__
-from zdp_bench.cli.commands import COMMANDS, GROUPS
+from zdp_bench.cli.commands import COMMANDS, GROUPS, ORDER
 from zdp_bench.cli.completion import SCRIPTS
 from zdp_bench.errors import unknown
 
@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
         ):
             choices = match[3].replace("'", "").split(", ")
             message = str(unknown(match[1].lower(), match[2], choices))
+            if match[1] == "VERB" and match[2] in ORDER:
+                message = f"'{match[2]}' is of an extra that is not here (zdp_bench/extras)."
         elif match := re.match(r"argument (\S+): (=.*)", message):
             message = match[1] + match[2]
         elif match := re.match(r"argument (\S+): expected", message):

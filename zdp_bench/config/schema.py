@@ -133,7 +133,7 @@ class Execution:
 class Federated:
     """Nodes that keep their patients to themselves and train one model together.
 
-    Keys from `backend` on do not change what is computed. See `zdp_bench.federated`.
+    Keys from `backend` on do not change what is computed. See `zdp_bench.extras.federated`.
 
     Attributes:
         nodes: how many. `trainer.batch_size` is then each node's, and the optimiser the server's.

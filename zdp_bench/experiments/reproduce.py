@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
-from zdp_bench.bench import tables as measured
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.planning import Job, Plan, show_duration
 from zdp_bench.experiments.sweep import launch
-from zdp_bench.report import curves, page, papers, tables, verdicts
+from zdp_bench.registry import find
+from zdp_bench.report import curves, papers, tables, verdicts
 from zdp_bench.training.interrupts import Stopped, end_with_parent
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -139,11 +139,10 @@ def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say
             table = tables.build(name, folder, fillings)
             made.append(dataclasses.replace(table, remarks=notes))
             made[-1].write(folder)
-    for name in [name for name in measured.available() if name not in plan.fillings]:
-        if not (folder / "tables" / f"{papers.file_stem(name)}.md").exists():
-            say(f"measuring {name} ...")
-            measured.run(name, quick=profile != "paper", threads=2, results=folder)
-    pages = [page.write(made, folder, folder / "report.html")]
+    if measure := find("function", "measure"):
+        measure(folder, plan.fillings, profile != "paper", say)
+    write_page = find("function", "write_page")
+    pages = [write_page(made, folder, folder / "report.html")] if write_page else []
     found = [verdict for table in made for verdict in verdicts.of_table(table, missing)]
     for figure in drawn:
         found += verdicts.of_curves(figure, missing)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.records import write_text
+from zdp_bench.registry import lookup
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, raise_if_asked
@@ -189,9 +190,7 @@ def _carry_out(
     checked = parse(config, overrides)
     check_claims(checked.claims.table, checked.claims.row)
     if checked.federated.nodes and runner is None:
-        from zdp_bench.federated.simulation import run_simulated
-
-        runner = run_simulated
+        runner = lookup("runner", "federated")
     if distributed.rank():  # of several ranks, only the first prints
         run(checked, Silent(), runner=runner)
         return

@@ -27,7 +27,7 @@ from zdp_bench.library.arguments import (
     plan_of,
 )
 from zdp_bench.library.examples import Items
-from zdp_bench.library.keys import make_keys
+from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import check, guard
 from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
@@ -36,7 +36,6 @@ from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
-from zdp_bench.sharing.folder import kind_of
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, seed_layers
 from zdp_bench.training.devices import check_precision

@@ -48,6 +48,16 @@ from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.model_checks.state import copy_apart
 from zdp_bench.training.plan import Plan
 
+RANDOMNESS = {
+    "the operating system, for every number": "cryptographic",
+    "the operating system, at each step": "keyed",
+}  # where it comes from, if no seed -> its kind
+
+
+def kind_of(source: str) -> str:
+    """Return the kind of randomness of a report's `randomness_from`: a seed's number is no part."""
+    return RANDOMNESS.get(source, "seeded")
+
 
 @dataclass(frozen=True)
 class Keys:

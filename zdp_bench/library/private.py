@@ -23,7 +23,7 @@ from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
-from zdp_bench.sharing.own_export import write_own
+from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import read_in_pieces, seed_layers
 from zdp_bench.training.devices import arithmetic
@@ -311,7 +311,7 @@ class Private:
             "data": {"name": data, "provenance": "own", "train": train},
             "owners": setting.whose,
         }
-        write_own(
+        lookup("function", "write_own")(
             Path(folder), setting.model, setting.ledger_file, about, self.report(), metrics or {}
         )
 

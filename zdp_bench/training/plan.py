@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -100,3 +101,35 @@ class Plan:
         """Return the number (from 1) of the epoch that ends with the `step`-th step, or None."""
         epoch = round(step * self.epochs / self.steps)
         return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
+
+
+def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
+    """Return the federation's plan, whose `steps` are rounds.
+
+    An epoch is as many rounds as draw, in expectation, every record of all nodes once.
+
+    Args:
+        sizes: how many records, or patients where they are drawn, each node has.
+    """
+    own = [Plan.of(config, size).sampling for size in sizes]
+    expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
+    a_round, epochs = config.federated.local_steps * expected / records, config.trainer.epochs
+    union = Sampling(own[0].scheme, expected / records, expected, records)
+    return Plan(
+        union, epochs, max(1, round(epochs / a_round)), config.privacy.range_test_steps or 0
+    )
+
+
+def evenly(config: Run, records: int) -> Plan:
+    """Return a node's plan as if all nodes had equally many of `records` examples.
+
+    `validate` uses it before the patients are split.
+    """
+    assert config.federated.nodes is not None
+    size = records // config.federated.nodes
+    return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)
+
+
+def steps_of(config: Run, size: int, rounds: int) -> Plan:
+    """Return the plan of a node with `size` examples: its own sampling, the steps of all rounds."""
+    return replace(Plan.of(config, size), steps=rounds * config.federated.local_steps)

@@ -3,35 +3,29 @@
 A command's docstring is its description. HELP is its line in `zdp-bench --help`, in the part
 that GROUP names; `add_arguments(parser)` declares its arguments, and `run(options)` carries it out
 and returns the exit code. To add one, write the module and enter it below, in the order of the
-help; heavy imports belong inside `run`.
+help; heavy imports belong inside `run`. The extras' verbs are in their own folders.
 """
 
 from types import ModuleType
 
 from zdp_bench.cli.commands import (
     audit,
-    bench,
     budget,
     compare,
     coverage,
     data,
     epsilon,
-    export,
-    federate,
     figure,
     find_lr,
     list,
     new,
-    predict,
-    report,
     reproduce,
     results,
     run,
-    search,
     table,
     validate,
-    verify,
 )
+from zdp_bench.registry import of_extras
 
 # The parts of `zdp-bench --help`, in order.
 GROUPS: dict[str, str] = {
@@ -41,10 +35,34 @@ GROUPS: dict[str, str] = {
     "share": "share what was made",
 }
 
-COMMANDS: dict[str, ModuleType] = {
+# In the order of the help. A verb of an extra that is not here is left out.
+ORDER = (
+    "run",
+    "search",
+    "federate",
+    "find-lr",
+    "list",
+    "new",
+    "data",
+    "validate",
+    "epsilon",
+    "audit",
+    "bench",
+    "results",
+    "compare",
+    "budget",
+    "reproduce",
+    "table",
+    "coverage",
+    "figure",
+    "report",
+    "export",
+    "predict",
+    "verify",
+)
+
+_CORE: dict[str, ModuleType] = {
     "run": run,
-    "search": search,
-    "federate": federate,
     "find-lr": find_lr,
     "list": list,
     "new": new,
@@ -52,7 +70,6 @@ COMMANDS: dict[str, ModuleType] = {
     "validate": validate,
     "epsilon": epsilon,
     "audit": audit,
-    "bench": bench,
     "results": results,
     "compare": compare,
     "budget": budget,
@@ -60,8 +77,7 @@ COMMANDS: dict[str, ModuleType] = {
     "table": table,
     "coverage": coverage,
     "figure": figure,
-    "report": report,
-    "export": export,
-    "predict": predict,
-    "verify": verify,
 }
+
+_FOUND = _CORE | {verb: point.load() for verb, point in of_extras("command").items()}
+COMMANDS = {verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND}

@@ -83,8 +83,7 @@ def is_script(word: str) -> bool:
 
 
 def _audit_script(options: argparse.Namespace) -> int:
-    from zdp_bench.audit.foreign import RUNS
-    from zdp_bench.audit.script import audit_script
+    from zdp_bench.registry import lookup
     from zdp_bench.training.progress import console
 
     word = next(word for word in options.overrides if is_script(word))
@@ -95,9 +94,8 @@ def _audit_script(options: argparse.Namespace) -> int:
             f"{word}: a script's function is audited by itself; leave out {' '.join(others)}."
         )
     with console().status("attacking ..."):
-        finding = audit_script(
-            word, RUNS if options.runs is None else options.runs, options.confidence
-        )
+        audit_script = lookup("function", "audit_script")
+        finding = audit_script(word, options.runs, options.confidence)
     return _show([finding], f"Audit of {word}", options)
 
 

@@ -1,0 +1,63 @@
+"""What the federation's tests share: Flower, or they skip; a configuration; a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+pytest.importorskip("flwr")
+
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
+from zdp_bench.extras.federated.simulation import run_simulated
+from zdp_bench.records import Record
+from zdp_bench.training.progress import Silent
+from zdp_bench.training.run import run
+
+TINY = [
+    "recipe=quickstart",
+    "model.hidden=[4]",
+    "trainer.sample_rate=0.25",
+    "trainer.epochs=2",
+    "accountant=gdp_clt",
+    "threads=1",
+]
+
+Make = Callable[..., Run]
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Make:
+    """Return a checked tiny quickstart with these overrides; results go to the test's folder."""
+
+    def make(*overrides: str, results: str = "results") -> Run:
+        return parse(compose([*TINY, f"paths.results={tmp_path / results}", *overrides]))
+
+    return make
+
+
+def node_keys(folder: Path, nodes: int = 3) -> str:
+    """Write each node's key as `ssh-keygen -t ecdsa -b 384` does; return the public keys' file."""
+    lines = []
+    for number in range(nodes):
+        key = ec.generate_private_key(ec.SECP384R1())
+        form = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
+        (folder / f"node-{number}").write_bytes(key.private_bytes(*form))
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        lines.append(public + f" node-{number}\n".encode())
+    (folder / "nodes.pub").write_bytes(b"".join(lines))
+    return str(folder / "nodes.pub")
+
+
+def carried_out(config: Run) -> Record:
+    return run(config, Silent(), runner=run_simulated if config.federated.nodes else None).record

@@ -1,0 +1,115 @@
+"""Fork a server and its clients from a warm parent, and kill a client (-9), for `test_network`.
+
+    python network_driver.py FOLDER JOBS
+
+JOBS is a JSON list of {"name", "overrides", "kill": [node, steps, seconds, restart]}.
+
+A kill comes so many seconds after so many steps stand in the node's ledger; `restart` says whether
+the node comes back. Prints one JSON line a job: the wait status of the server, of each client and
+of the killed one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
+from zdp_bench.extras.federated.network.superlink import run_server
+from zdp_bench.extras.federated.network.supernode import run_client
+from zdp_bench.training import setup
+from zdp_bench.training.progress import Silent
+from zdp_bench.training.run import run
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def forked(work: Callable[[], Any], log: Path) -> int:
+    """Do `work` in a child, its words in `log`; the child's number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        work()
+        code = 0
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def steps_of(folder: Path, node: int) -> int:
+    """How many steps a node's ledger holds, whole lines only."""
+    ledgers = folder.glob(f"client{node}/runs/*/*/nodes/*/ledger.jsonl")
+    return sum(
+        line.endswith(b"}") and b'"state"' not in line
+        for p in ledgers
+        for line in p.read_bytes().splitlines()[1:]
+    )
+
+
+def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    address = f"federated.address=127.0.0.1:{free_port()}"
+
+    def config(*own: str) -> Run:
+        return parse(compose([*job["overrides"], address, *own]))
+
+    conducting = config(f"paths.results={folder / 'server'}")
+    clients = [
+        config(
+            f"paths.results={folder / f'client{n}'}",
+            f"federated.node={n}",
+            f"federated.node_key={folder.parent.parent}/node-{n}",
+        )
+        for n in range(3)
+    ]
+
+    def client(node: int) -> int:
+        return forked(lambda: run_client(clients[node], print), folder / f"client{node}.log")
+
+    serving = forked(lambda: run(conducting, Silent(), runner=run_server), folder / "server.log")
+    numbers = [client(node) for node in range(3)]
+    killed = 0
+    if job.get("kill"):
+        node, steps, seconds, restart = job["kill"]
+        while steps_of(folder, node) < steps:
+            time.sleep(0.01)
+        time.sleep(seconds)
+        os.kill(numbers[node], signal.SIGKILL)
+        killed = os.waitpid(numbers[node], 0)[1]
+        numbers[node] = client(node) if restart else 0
+    status = os.waitpid(serving, 0)[1]
+    statuses = [os.waitpid(number, 0)[1] if number else None for number in numbers]
+    return {"name": job["name"], "server": status, "clients": statuses, "killed": killed}
+
+
+def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    # ε is a function of its arguments: what the parent has worked out, its children need not.
+    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
+    for job in jobs:
+        print(json.dumps(carry_out(job, folder / job["name"])), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

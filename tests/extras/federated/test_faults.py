@@ -1,0 +1,247 @@
+"""A node that dies, answers nonsense or comes late: the round follows the rule, no ε is lost."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tests.extras.federated.conftest import Make, carried_out
+from tests.ledgers import steps_in
+from zdp_bench import records
+from zdp_bench.config.schema import Run
+from zdp_bench.errors import UserError
+from zdp_bench.extras.federated import simulation
+from zdp_bench.extras.federated.client import client_app
+from zdp_bench.extras.federated.flower import Array, Context, Message, RecordDict
+from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of
+
+NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on
+Fault = Callable[[Message, Message], Message]
+
+
+def dead(asked: Message, answer: Message) -> Message:
+    raise ConnectionError("the node's machine is gone")
+
+
+def not_finite(value: float) -> Fault:
+    def fault(asked: Message, answer: Message) -> Message:
+        numbers = answer.content[ARRAYS]["float32"].numpy().copy()
+        numbers[5] = value
+        answer.content[ARRAYS]["float32"] = Array(numbers)
+        return answer
+
+    return fault
+
+
+def wrong_shape(asked: Message, answer: Message) -> Message:
+    return Message(content(values_of(answer), {"net.0.weight": torch.zeros(2, 2)}), reply_to=asked)
+
+
+def too_few_numbers(asked: Message, answer: Message) -> Message:
+    answer.content[ARRAYS]["float32"] = Array(answer.content[ARRAYS]["float32"].numpy()[:-1])
+    return answer
+
+
+def wrong_names(asked: Message, answer: Message) -> Message:
+    return Message(content(values_of(answer), {"other": torch.zeros(2)}), reply_to=asked)
+
+
+def saying(**values: object) -> Fault:
+    """The answer, with other values; None leaves one out."""
+
+    def fault(asked: Message, answer: Message) -> Message:
+        for name, value in values.items():
+            if value is None:
+                del answer.content[VALUES][name]
+            else:
+                answer.content[VALUES][name] = value
+        return answer
+
+    return fault
+
+
+def with_bytes(data: bytes) -> Fault:
+    """The answer, with these bytes for its numbers."""
+
+    def fault(asked: Message, answer: Message) -> Message:
+        there = answer.content[ARRAYS]["float32"]
+        answer.content[ARRAYS]["float32"] = Array(there.dtype, there.shape, there.stype, data)
+        return answer
+
+    return fault
+
+
+def pickled(asked: Message, answer: Message) -> Message:
+    answer.content[ARRAYS]["float32"] = Array("float32", (2,), "pickle", b"cos\nsystem\n.")
+    return answer
+
+
+def archived(asked: Message, answer: Message) -> Message:
+    """A zip archive of exactly the expected length: numpy opens it and finds no array."""
+    there, file = answer.content[ARRAYS]["float32"], io.BytesIO()
+    np.savez(file, numbers=np.zeros(1, np.float32))
+    zipped = bytearray(file.getvalue())
+    padding = len(there.data) - len(zipped)
+    assert padding > 0
+    return with_bytes(bytes(zipped[:-22]) + bytes(padding) + bytes(zipped[-22:]))(asked, answer)
+
+
+def two_more(asked: Message, answer: Message) -> Message:
+    numbers = answer.content[ARRAYS]["float32"].numpy()
+    answer.content[ARRAYS]["float32"] = Array(np.concatenate([numbers] * 2000))
+    return answer
+
+
+def nothing(asked: Message, answer: Message) -> Message:
+    return Message(RecordDict(), reply_to=asked)
+
+
+def late(asked: Message, answer: Message) -> Message:
+    answer.content[VALUES]["round"] = values_of(answer)["round"] - 1
+    return answer
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "dead": (dead, "node 1: ConnectionError: the node's machine is gone"),
+    "nan": (not_finite(float("nan")), "node 1: its answer is not finite"),
+    "inf": (not_finite(float("inf")), "node 1: its answer is not finite"),
+    "shape": (
+        wrong_shape,
+        "node 1: its answer does not fit the model: "
+        "'net.0.weight float32 [2, 2]' where 'net.0.weight",
+    ),
+    "names": (
+        wrong_names,
+        "node 1: its answer does not fit the model: "
+        "'other float32 [2]' where 'net.0.weight complex64",
+    ),
+    "few": (
+        too_few_numbers,
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
+    "late": (late, "node 1: its answer is to round 1, not to 2"),
+    "many": (
+        two_more,
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
+    "pickle": (
+        pickled,
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
+    "garbage": (
+        with_bytes(b"x"),
+        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+    ),
+    "zip": (archived, "node 1: its answer "),
+    "nothing": (nothing, "node 1: its answer has no entries"),
+    "no round": (saying(round=None), "node 1: its answer has no round"),
+    "no layout": (
+        saying(layout=None),
+        "node 1: its answer does not fit the model: '' where 'net.0.weight",
+    ),
+    "huge": (
+        saying(entries=2**60),
+        "node 1: its answer has entries=1152921504606846976, which is no count",
+    ),
+    "many runs": (
+        saying(entries=10**6),
+        "node 1: its answer has entries=1000000, more than 100 runs like this one",
+    ),
+    "negative": (saying(entries=-1000), "node 1: its answer has entries=-1000, which is no count"),
+    "word": (saying(entries="8"), "node 1: its answer has entries of type str"),
+    "true": (saying(round=True), "node 1: its answer has round of type bool"),
+    "float": (saying(round=float("nan")), "node 1: its answer has round of type float"),
+    "list": (saying(digest=[1, 2]), "node 1: its answer has digest of type list"),
+    "long": (saying(digest="f" * 10**6), "node 1: its answer has digest that is no word"),
+    "line": (saying(digest="a\nb"), "node 1: its answer has digest that is no word"),
+}
+
+
+@pytest.fixture(params=list(FAULTS))
+def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Node 1 trains and writes its ledger as it should, and then its answers go wrong."""
+    fault, sentence = FAULTS[request.param]
+
+    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
+        sound = client_app(config, key)
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = sound(message, context)
+            train = (
+                message.metadata.message_type == "train"
+                and context.node_config["partition-id"] == BROKEN
+            )
+            return fault(message, reply) if train and values_of(message)["round"] >= AT else reply
+
+        return answer
+
+    monkeypatch.setattr(simulation, "client_app", app)
+    return request.param, sentence
+
+
+def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(
+    configured: Make, broken: tuple[str, str]
+) -> None:
+    config = configured(f"federated.nodes={NODES}", "federated.min_nodes=2")
+    record = carried_out(config)
+    nodes = record["privacy"]["nodes"]
+    assert [node["answers"] for node in nodes] == [8, AT, 8]
+    assert [node["steps"] for node in nodes] == [8, 8, 8]
+    assert [node["unconfirmed"] for node in nodes] == [
+        0,
+        0,
+        0,
+    ]  # asked at the end, the node says what it has spent
+    ledger = (
+        records.folder(config.results, config.recipe, record["run"])
+        / "nodes"
+        / "01"
+        / "ledger.jsonl"
+    )
+    assert len(steps_in(ledger)) == 8
+
+
+def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later(
+    configured: Make, broken: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(f"federated.nodes={NODES}")
+    with pytest.raises(UserError) as caught:
+        carried_out(config)
+    assert broken[1] in str(caught.value)
+    assert "federated.min_nodes asks for 3 of 3" in str(caught.value)
+    monkeypatch.setattr(simulation, "client_app", client_app)
+    record = carried_out(config)
+    sound = carried_out(configured(f"federated.nodes={NODES}", results="sound"))
+    assert {k: v for k, v in record.items() if k not in ("environment", "measured")} == {
+        k: v for k, v in sound.items() if k not in ("environment", "measured")
+    }
+    assert record["measured"]["resumed_at_step"] == AT
+
+
+def test_a_node_without_its_ledger_is_refused(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(f"federated.nodes={NODES}")
+
+    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
+        sound = client_app(config, key)
+
+        def answer(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == "train" and values_of(message)["round"] == AT:
+                raise ConnectionError("gone")
+            return sound(message, context)
+
+        return answer
+
+    monkeypatch.setattr(simulation, "client_app", app)
+    with pytest.raises(UserError, match="too few nodes answered"):
+        carried_out(config)
+    monkeypatch.setattr(simulation, "client_app", client_app)
+    (ledger,) = config.results.glob("runs/*/*/nodes/02/ledger.jsonl")
+    ledger.unlink()
+    with pytest.raises(UserError, match=r"node 2: .*the ledger is missing"):
+        carried_out(config)

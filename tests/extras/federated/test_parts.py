@@ -1,0 +1,264 @@
+"""The parts of a federation: the split of patients, the messages, telemetry off."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.extras.federated.conftest import Make, carried_out
+from zdp_bench.data import Examples, Splits
+from zdp_bench.errors import UserError
+from zdp_bench.extras.federated.flower import ArrayRecord, Message
+from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
+from zdp_bench.extras.federated.network.fleet_api import identify
+from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.training.plan import rounds_of, steps_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def splits(patients: int, each: int) -> Splits:
+    groups = torch.arange(patients).repeat_interleave(each)
+    train = Examples(torch.arange(patients * each).float()[:, None], groups % 4, groups)
+    test = Examples(train.inputs, train.targets)
+    return Splits(train, test, (1,), 4, "synthetic", "0" * 64)
+
+
+def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
+    data = splits(44, 5)
+    parts = split_by_patient(data, 11, seed=1)
+    assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(220))
+    assert [len(part) for part in parts] == [20] * 11
+    owners = [set(part.groups.tolist()) for part in parts if part.groups is not None]
+    assert sum(len(one) for one in owners) == len(set().union(*owners)) == 44
+    inputs, targets = parts[3].batch(torch.tensor([2, 0]))
+    assert inputs[:, 0].tolist() == parts[3].rows[[2, 0]].tolist()
+    assert len(targets) == 2
+    assert [p.rows.tolist() for p in split_by_patient(data, 11, seed=1)] == [
+        p.rows.tolist() for p in parts
+    ]
+    assert [p.rows.tolist() for p in split_by_patient(data, 11, seed=2)] != [
+        p.rows.tolist() for p in parts
+    ]
+
+
+def test_patients_that_cannot_be_dealt_are_refused() -> None:
+    with pytest.raises(UserError, match="has only 3 patients"):
+        split_by_patient(splits(3, 5), 4, seed=0)
+    unknown = Splits(
+        Examples(torch.zeros(9, 1), torch.zeros(9)),
+        Examples(torch.zeros(1, 1), torch.zeros(1)),
+        (1,),
+        4,
+        "synthetic",
+        "",
+    )
+    assert len(split_by_patient(unknown, 3, 0)) == 3  # every record is a patient
+    with pytest.raises(UserError, match="owns up to 5 records"):
+        split_by_patient(
+            Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", examples_per_patient=5),
+            3,
+            0,
+        )
+
+
+def test_an_epoch_is_as_many_rounds_as_draw_every_record_once(configured: Make) -> None:
+    """The paper's numbers: 484 patients of 80 records at 11 nodes, 24 of them a step and node."""
+    config = configured(
+        "federated.nodes=11",
+        "trainer.sample_rate=null",
+        "trainer.batch_size=24",
+        "trainer.epochs=500",
+    )
+    plan = rounds_of(config, [44 * 80] * 11)
+    assert plan.steps == round(500 * 38_720 / 264) == 73_333
+    own = steps_of(config, 44 * 80, plan.steps)
+    assert (own.steps, own.sampling.expected_batch_size) == (73_333, pytest.approx(24))
+    assert own.sampling.sample_rate == pytest.approx(24 / 3520)
+
+
+def test_tensors_travel_without_loss() -> None:
+    identify()
+    torch.manual_seed(0)
+    sent = {
+        "weight": torch.randn(3, 4, dtype=torch.complex64),
+        "conjugate": torch.randn(2, 5, dtype=torch.complex64).conj(),
+        "turned": torch.randn(4, 3, dtype=torch.complex128).mT,
+        "real": torch.randn(7, dtype=torch.float64),
+        "odd": torch.tensor([0.0, -0.0, 1e-45, float("inf")]),
+        "number": torch.tensor(1.5),
+    }
+    message = Message(content({"round": 7, "whole": True}, sent), 2, "train")
+    assert isinstance(message.content[ARRAYS], ArrayRecord)
+    arrived = tensors_of(message, {name: torch.zeros_like(value) for name, value in sent.items()})
+    for name, value in sent.items():
+        assert arrived[name].dtype == value.dtype
+        assert torch.equal(arrived[name], value)
+    assert digest(arrived) == digest(sent)
+    assert values_of(message) == {"round": 7, "whole": True}
+    with pytest.raises(
+        ValueError, match=r"'real float64 \[7\]' where 'real float32 \[7\]' was expected"
+    ):
+        tensors_of(message, sent | {"real": torch.zeros(7)})
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("module", ["simulation", "network.superlink", "network.supernode"])
+def test_telemetry_is_off_before_flower_is_imported(module: str) -> None:
+    code = f"""
+import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
+import zdp_bench.extras.federated.{module}
+from flwr.supercore import telemetry
+print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
+"""
+    assert python(code).stdout.split() == ["0", "0"]
+
+
+def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_path: Path) -> None:
+    code = f"""
+import sys; sys.modules["flwr"] = None
+import zdp_bench.cli, zdp_bench.experiments.sweep, zdp_bench.extras.federated
+from zdp_bench.cli import main
+main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}"])
+"""
+    done = python(code)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().endswith("`pip install 'zdp-bench[federated]'`.")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_flowers_private_modules_are_imported_in_three_files() -> None:
+    public = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+    private = set()
+    for path in (ROOT / "zdp_bench").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            private |= {
+                path.name for name in names if name.split(".")[0] == "flwr" and name not in public
+            }
+    assert private == {"door.py", "fleet_api.py", "link.py"}
+
+
+def test_nothing_of_flower_is_imported_by_a_central_run() -> None:
+    assert (
+        python(
+            "import zdp_bench.cli, zdp_bench.experiments.sweep, sys; print('flwr' in sys.modules)"
+        ).stdout.strip()
+        == "False"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["federated.nodes=0"], "federated.nodes=0: must be at least 1"),
+        (
+            ["federated.nodes=3", "federated.min_nodes=4"],
+            "federated.min_nodes=4: must lie between 1 and the 3 nodes",
+        ),
+        (
+            ["federated.nodes=3", "federated.backend=rya"],
+            "federated.backend 'rya' is not known. Did you mean 'ray'",
+        ),
+        (["federated.nodes=3", "federated.patients=all"], "federated.patients 'all' is not known"),
+        (["federated.nodes=3", "federated.node=3"], "federated.node=3: must lie between 0 and 2"),
+        (
+            ["federated.nodes=3", "federated.local_steps=0"],
+            "federated.local_steps=0: must be at least 1",
+        ),
+        (
+            [
+                "federated.nodes=3",
+                "algorithm=sgd",
+                "trainer=shuffled",
+                "trainer.batch_size=8",
+                "trainer.sample_rate=null",
+            ],
+            "trainer.sampling=shuffled: a node's steps are Poisson or uniform samples",
+        ),
+    ],
+)
+def test_a_wrong_key_is_one_sentence(configured: Make, overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        configured(*overrides)
+    assert sentence in str(caught.value)
+
+
+def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="it is for `zdp-bench federate`"):
+        carried_out(configured("federated.nodes=2", "federated.patients=own"))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="torchrun carries out central runs"):
+        carried_out(configured("federated.nodes=2"))
+
+
+@pytest.mark.parametrize(("patients", "told"), [("split", True), ("own", False)])
+def test_a_site_tells_nobody_a_digest_of_its_own_data(
+    configured: Make, patients: str, told: bool
+) -> None:
+    """Whoever knows all records but one could try what that one is."""
+    site = Site(configured("federated.nodes=2", f"federated.patients={patients}"))
+    said = site.node(0).join()
+    assert ("data" in said) is told
+    assert (site.data.digest in str(said)) is told
+
+
+def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
+    from zdp_bench.config.digests import experiment_digest
+
+    central = experiment_digest(configured())
+    assert (
+        experiment_digest(configured("federated.backend=ray", "federated.min_nodes=1")) == central
+    )
+    federation = experiment_digest(configured("federated.nodes=3"))
+    assert federation != central
+    assert (
+        experiment_digest(
+            configured("federated.nodes=3", "federated.backend=ray", "federated.patience=1")
+        )
+        == federation
+    )
+    assert (
+        experiment_digest(configured("federated.nodes=3", "federated.local_lr=0.5")) == federation
+    )
+    assert experiment_digest(configured("federated.nodes=3", "federated.min_nodes=2")) != federation
+
+
+def test_what_takes_one_training_set_says_so(configured: Make) -> None:
+    from zdp_bench.audit import Subject
+    from zdp_bench.experiments.lr_finder import range_test
+
+    for work in (Subject.prepare, range_test):
+        with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
+            work(configured("federated.nodes=2"))
+
+
+def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
+    """The paper's 73,333 steps of 24 among 3,520 examples, and the ε its accountant claims."""
+    from zdp_bench.config import compose, parse
+    from zdp_bench.experiments.validate import validate
+
+    report = validate(
+        parse(compose(["recipe=mri_sequence_fl", "paths.data=/nowhere"])), trial=False
+    )
+    assert (report.sampling["nodes"], report.sampling["records"], report.sampling["steps"]) == (
+        11,
+        3520,
+        73_333,
+    )
+    assert report.privacy["epsilon_claimed"] == pytest.approx(3.0, rel=1e-3)

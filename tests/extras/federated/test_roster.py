@@ -1,0 +1,292 @@
+"""The server trusts only its own count: clients that lie, come twice or pose as others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.extras.federated.conftest import Make, carried_out
+from zdp_bench.config.schema import Run
+from zdp_bench.errors import UserError
+from zdp_bench.extras.federated import simulation
+from zdp_bench.extras.federated.client import client_app
+from zdp_bench.extras.federated.flower import FIRST, Context, Message, RecordDict
+from zdp_bench.extras.federated.messages import VALUES, content
+from zdp_bench.extras.federated.roster import Standing
+from zdp_bench.records import Record
+
+Change = Callable[[Message, Message, int], Message]
+LIAR = 1
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, change: Change, who: int = LIAR) -> None:
+    """Pass node 1's answers through `change(asked, answer, how many of this kind before)`."""
+
+    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
+        sound, counts = client_app(config, key), dict[str, int]()
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = sound(message, context)
+            if context.node_config["partition-id"] != who or reply.has_error():
+                return reply
+            kind = message.metadata.message_type
+            counts[kind] = counts.get(kind, -1) + 1
+            return change(message, reply, counts[kind])
+
+        return answer
+
+    monkeypatch.setattr(simulation, "client_app", app)
+
+
+def said(**values: Any) -> Change:
+    def change(asked: Message, answer: Message, count: int) -> Message:
+        for name in values.keys() & answer.content[VALUES].keys():
+            answer.content[VALUES][name] = values[name]
+        return answer
+
+    return change
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("zdp_bench.extras.federated")
+    ]
+    assert not any("\n" in line for line in lines)
+    return lines
+
+
+def epsilons(record: Record) -> dict[str, float]:
+    return {key: value for key, value in record["privacy"].items() if key.startswith("epsilon_")}
+
+
+@pytest.mark.parametrize(("steps", "entries"), [(1, 0), (1, 3), (2, 0), (2, 5)])
+def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used(
+    configured: Make, monkeypatch: pytest.MonkeyPatch, steps: int, entries: int
+) -> None:
+    own = ["federated.nodes=3", f"federated.local_steps={steps}", "privacy.claimed_epsilon=2.0"]
+    honest = carried_out(configured(*own, results="honest"))
+
+    def fewer(asked: Message, answer: Message, count: int) -> Message:
+        true = answer.content[VALUES].get("entries")
+        return (
+            answer
+            if true is None
+            else said(entries=min(true, entries), before=0, left=-1)(asked, answer, count)
+        )
+
+    lying(monkeypatch, fewer)
+    record = carried_out(configured(*own))
+    nodes = record["privacy"]["nodes"]
+    assert [node["answers"] * steps for node in nodes] == [8, 8, 8]
+    assert [node["steps"] for node in nodes] == [8, 8, 8]
+    assert nodes[LIAR]["unconfirmed"] == 8 - entries
+    assert nodes[LIAR]["epsilon_tight"] == honest["privacy"]["nodes"][LIAR]["epsilon_tight"]
+    assert epsilons(record) == epsilons(honest)
+    assert record["epochs"] == honest["epochs"]
+
+
+def test_all_clients_together_cannot_lower_it_either(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = carried_out(configured("federated.nodes=1", results="honest"))
+    lying(monkeypatch, said(entries=0, before=0), who=0)
+    record = carried_out(configured("federated.nodes=1"))
+    assert epsilons(record) == epsilons(honest)
+    assert record["epochs"][0]["epsilon_tight"] == honest["epochs"][0]["epsilon_tight"] > 0
+
+
+def test_a_clients_word_raises_the_count_and_takes_nothing_back(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(asked: Message, answer: Message, count: int) -> Message:
+        if asked.metadata.message_type == "train" and count == 2:
+            answer.content[VALUES]["entries"] = 13  # three had been asked for
+        return answer
+
+    lying(monkeypatch, once)
+    nodes = carried_out(configured("federated.nodes=3"))["privacy"]["nodes"]
+    assert [node["steps"] for node in nodes] == [8, 8 + 10, 8]
+
+
+def test_a_budget_is_the_servers_count_too(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ["federated.nodes=1", "privacy.max_epsilon=1.5", "trainer.epochs=6"]
+    honest = carried_out(configured(*own, results="honest"))
+    lying(monkeypatch, said(entries=0, before=0, left=10**6), who=0)
+    record = carried_out(configured(*own))
+    assert record["stopped_by"] == honest["stopped_by"] == "budget"
+    assert record["privacy"]["steps"] == honest["privacy"]["steps"]
+    assert record["privacy"]["epsilon_tight"] <= 1.5
+
+
+@given(
+    some.lists(
+        some.tuples(some.integers(0, 3), some.one_of(some.none(), some.integers(0, 100))),
+        max_size=20,
+    )
+)
+def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
+    events: list[tuple[int, int | None]],
+) -> None:
+    """Whatever is asked for and whatever a node says of it, in whatever order."""
+    standing, asked, last = Standing(10, 1), 0, 0
+    for more, entries in events:
+        asked += more
+        if entries is not None:
+            standing = standing.heard(entries, "d", asked)
+        assert standing.spent(asked) >= max(asked, entries or 0, last)
+        last = standing.spent(asked)
+
+
+# who is who
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"node": 99}, "says that it is node 99"),
+        ({"node": -1}, "has node=-1, which is no count"),
+        ({"node": "1"}, "has node of type str"),
+        ({"node": True}, "has node of type bool"),
+        ({"records": 0}, "has other patients than the server dealt out to it"),
+        ({"records": 2**60}, f"has records={2**60}, which is no count"),
+        ({"records_per_patient": 0}, "has no records"),
+        ({"experiment": "other"}, "has another experiment than the server"),
+        ({"seed": 7}, "has another seed than the server"),
+        ({"data": "other"}, "has another data than the server"),
+    ],
+)
+def test_a_node_that_joins_as_something_else_is_refused_and_a_run_that_goes_on_goes_on(
+    configured: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    values: dict[str, Any],
+    sentence: str,
+) -> None:
+    config = configured("federated.nodes=3", "federated.min_nodes=2")
+
+    def later(asked: Message, answer: Message, count: int) -> Message:
+        kind = asked.metadata.message_type
+        if kind == "train" and count == 2:
+            raise ConnectionError("the node's machine is gone")
+        return said(**values)(asked, answer, count) if kind == "query.join" and count else answer
+
+    lying(monkeypatch, later)
+    with caplog.at_level(logging.WARNING):
+        record = carried_out(config)
+    assert [node["answers"] for node in record["privacy"]["nodes"]] == [8, 2, 8]
+    assert [node["steps"] for node in record["privacy"]["nodes"]] == [8, 8, 8]
+    lines = told(caplog)
+    assert len(lines) == 2, lines
+    assert "ConnectionError: the node's machine is gone; it is dropped" in lines[0]
+    assert sentence in lines[1]
+
+    lying(monkeypatch, said(**values))  # from its first word on: without its size there is no plan
+    with pytest.raises(UserError, match="only 2 of 3 nodes joined"):
+        carried_out(configured("federated.nodes=3", "federated.min_nodes=2", results="never"))
+
+
+def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on(
+    configured: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lying(monkeypatch, said(mechanism="other"))
+    with caplog.at_level(logging.WARNING):
+        record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
+    assert [node["answers"] for node in record["privacy"]["nodes"]] == [8, 0, 8]
+    assert told(caplog) == [
+        "node 1: comes to another mechanism than the server: both need the same version of "
+        "zdp-bench; it is refused"
+    ]
+    with pytest.raises(UserError, match="node 1: comes to another mechanism than the server"):
+        carried_out(configured("federated.nodes=3", results="all"))
+
+
+class Doubled(simulation.SerialGrid):
+    """A second client claims to be node 0 from one check on; the first leaves at another."""
+
+    SECOND = 1000
+    comes, goes = 0, 10**6
+    looks = 0
+    trained: list[int]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._contexts[self.SECOND] = Context(
+            1, self.SECOND, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {}
+        )
+        type(self).trained = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looks += 1
+        there = list(super().get_node_ids())
+        if self.looks <= self.comes:
+            there.remove(self.SECOND)
+        if self.looks > self.goes:
+            there.remove(FIRST)
+        return there
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.trained += [
+            m.metadata.dst_node_id for m in messages if m.metadata.message_type == "train"
+        ]
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("comes", [0, 4])
+def test_a_second_client_of_a_node_that_is_there_is_refused_in_one_line(
+    configured: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, comes: int
+) -> None:
+    alone = carried_out(configured("federated.nodes=2", results="alone"))
+    monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"comes": comes}))
+    with caplog.at_level(logging.WARNING):
+        record = carried_out(configured("federated.nodes=2"))
+    assert set(simulation.SerialGrid.trained) == {FIRST, FIRST + 1}  # type: ignore[attr-defined]
+    assert record["metrics"] == alone["metrics"]
+    assert record["privacy"] == alone["privacy"]
+    assert told(caplog) == [
+        "node 0: a second client says that it is this node, whose first is there; it is refused"
+    ]
+
+
+def test_it_is_let_in_once_the_first_is_gone(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zdp_bench.extras.federated.roster.AGAIN", 0.0)
+    monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"goes": 6}))
+    record = carried_out(configured("federated.nodes=2", "federated.min_nodes=1"))
+    trained = simulation.SerialGrid.trained  # type: ignore[attr-defined]
+    assert trained.count(Doubled.SECOND) > 0
+    assert trained.count(FIRST) + trained.count(Doubled.SECOND) == 8
+    assert trained.index(Doubled.SECOND) > max(
+        place for place, to in enumerate(trained) if to == FIRST
+    )
+    assert [node["steps"] for node in record["privacy"]["nodes"]] == [8, 8]
+
+
+def test_answers_that_nobody_waits_for_are_not_used(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grid that brings every answer twice, and one of a stranger."""
+
+    class Repeating(simulation.SerialGrid):
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> Iterable[Message]:
+            answers = list(super().send_and_receive(messages, timeout=timeout))
+            if answers and answers[0].metadata.message_type == "train":
+                stranger = Message(content({"round": 0}), reply_to=answers[0])
+                answers += [stranger, *answers]
+            return answers
+
+    sound = carried_out(configured("federated.nodes=2", results="sound"))
+    monkeypatch.setattr(simulation, "SerialGrid", Repeating)
+    assert carried_out(configured("federated.nodes=2"))["metrics"] == sound["metrics"]

@@ -1,0 +1,215 @@
+"""A federation equals central training; every node has its ε; a killed run ends the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.extras.federated.conftest import Make, carried_out
+from tests.ledgers import steps_in
+from zdp_bench import records
+from zdp_bench.config.schema import Run
+from zdp_bench.data.owners import count_owners
+from zdp_bench.extras.federated import server
+from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.verification import verify
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.accounting import pld
+from zdp_bench.records import Record
+from zdp_bench.training import checkpoint
+from zdp_bench.training.patients import Patients
+from zdp_bench.training.setup import load_data
+
+# Every record in every step: then a central run and a federation's nodes together draw the same
+# ones.
+WHOLE = [
+    "trainer.sample_rate=1.0",
+    "trainer.epochs=5",
+    "algorithm.noise_multiplier=0.0",
+    "model.hidden=[8]",
+]
+PATIENT = ["privacy.unit=patient"]
+ADAPTIVE = ["optimizer=nadam", "optimizer.lr=0.01", "optimizer.betas=[0.9,0.999]"]
+
+
+def weights(config: Run, record: Record) -> dict[str, torch.Tensor]:
+    saved = checkpoint.load(
+        records.folder(config.results, config.recipe, record["run"]) / "checkpoint.pt",
+        record["run"],
+    )
+    assert saved
+    return saved.model
+
+
+def repeatable(record: Record) -> Record:
+    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["optimizer.lr=0.5"], ["optimizer.lr=0.5", *PATIENT], ADAPTIVE],
+    ids=["sgd", "sgd by patient", "nadam"],
+)
+@pytest.mark.parametrize(("nodes", "tolerance"), [(1, 1e-6), (11, 1e-5)])
+def test_without_noise_a_federation_is_central_training(
+    configured: Make, overrides: list[str], nodes: int, tolerance: float
+) -> None:
+    central = configured(*WHOLE, *overrides, results="central")
+    federation = configured(*WHOLE, *overrides, f"federated.nodes={nodes}")
+    theirs = weights(central, carried_out(central))
+    ours = weights(federation, carried_out(federation))
+    for name in theirs:
+        if (
+            nodes == 1 or "nadam" not in overrides[0]
+        ):  # NAdam's quotient makes a rounding of a tiny gradient as large as a step
+            torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance)
+        else:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-3)
+
+
+def test_the_weighed_mean_is_the_gradient_of_all_records_together() -> None:
+    torch.manual_seed(0)
+    sums = {node: {"w": torch.randn(3, dtype=torch.complex64)} for node in range(11)}
+    shares = {node: 5.0 + node for node in sums}
+    means = {node: {"w": sums[node]["w"] / shares[node]} for node in sums}
+    mean = server.weighed_mean(means, shares)["w"]
+    torch.testing.assert_close(
+        mean, sum(s["w"] for s in sums.values()) / sum(shares.values()), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_record_states_every_nodes_epsilon_and_ledger(configured: Make) -> None:
+    config = configured("federated.nodes=3", "privacy.claimed_epsilon=2.0")
+    record = carried_out(config)
+    privacy = record["privacy"]
+    home = records.folder(config.results, config.recipe, record["run"])
+    assert [node["node"] for node in privacy["nodes"]] == [0, 1, 2]
+    for node in privacy["nodes"]:
+        ledger = home / "nodes" / f"{node['node']:02d}" / "ledger.jsonl"
+        assert len(steps_in(ledger)) == node["ledger"]["entries"] == node["steps"] == 8
+        assert node["ledger"]["digest"] in ledger.read_text().splitlines()[-1]
+        assert node["epsilon_claimed"] <= 2.0
+        assert node["unconfirmed"] == 0
+    assert len({node["ledger"]["digest"] for node in privacy["nodes"]}) == 3
+    for key in ("epsilon_claimed", "epsilon_tight", "epsilon_rdp", "epsilon_patient"):
+        assert privacy[key] == max(node[key] for node in privacy["nodes"])
+    assert sum(node["sampling"]["records"] for node in privacy["nodes"]) == record["data"]["train"]
+    assert record["epochs"][-1]["epsilon_tight"] == privacy["epsilon_tight"]
+    assert repeatable(carried_out(config)) == repeatable(record)
+
+
+def test_by_patient_a_node_s_epsilon_is_of_its_patients(
+    configured: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node draws patients, with all their records as one share; the export says the same."""
+    seen: list[tuple[int, ...]] = []
+    real = Patients.take
+
+    def spy(self: Patients, drawn: np.ndarray, key: int | str, step: int) -> Any:
+        taken, shares = real(self, drawn, key, step)
+        seen.append(shares)
+        return taken, shares
+
+    monkeypatch.setattr(Patients, "take", spy)
+    config = configured("federated.nodes=3", *PATIENT, "privacy.target_epsilon=4")
+    record = carried_out(config)
+    privacy, nodes = record["privacy"], record["privacy"]["nodes"]
+    assert len(seen) == 3 * 8
+    assert {max(shares) for shares in seen} == {2}
+    assert privacy["epsilon_of"] == privacy["unit"] == "image"
+    assert privacy["epsilon_patient"] == privacy["epsilon_tight"] <= 4
+    assert (privacy["records_per_patient"], record["data"]["train"]) == (2, 1426)
+    patients = [node["sampling"]["records"] for node in nodes]
+    assert sum(patients) == count_owners(load_data(config), "test")
+    for node in nodes:
+        sampling = node["sampling"]
+        assert sampling["expected_batch_size"] == 0.25 * sampling["records"]
+        assert node["epsilon_tight"] == pld(node["z"], 0.25, 8, config.privacy.delta)
+    export(config.results, "quickstart", tmp_path / "model")
+    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
+
+
+def test_a_budget_ends_a_run_before_a_node_passes_it(configured: Make) -> None:
+    record = carried_out(
+        configured("federated.nodes=2", "privacy.max_epsilon=1.5", "trainer.epochs=6")
+    )
+    assert record["stopped_by"] == "budget"
+    assert 0 < record["privacy"]["steps"] < 24
+    assert record["privacy"]["epsilon_tight"] <= 1.5
+
+
+def test_several_local_steps_are_several_releases(configured: Make) -> None:
+    record = carried_out(
+        configured("federated.nodes=2", "federated.local_steps=2", "federated.local_lr=0.1")
+    )
+    assert record["federation"]["rounds"] == 4
+    assert record["privacy"]["steps"] == 8
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
+    configured: Make, secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies (an uncaught BaseException) between a release and the next checkpoint."""
+
+    class Killed(BaseException):
+        pass
+
+    own = [f"privacy.secure={secure}", "federated.nodes=3", "execution.checkpoint_steps=3"]
+    whole = carried_out(configured(*own, results="whole"))
+    config = configured(*own)
+    descend = server.descend
+    for at in (1, 4, 5):
+        seen = {"rounds": 0}
+
+        def die(*arguments: Any, at: int = at, seen: dict[str, int] = seen) -> None:
+            seen["rounds"] += 1
+            if seen["rounds"] == at:
+                raise Killed
+            descend(*arguments)
+
+        monkeypatch.setattr(server, "descend", die)
+        with pytest.raises(Killed):
+            carried_out(config)
+    monkeypatch.setattr(server, "descend", descend)
+    record = carried_out(config)
+    if secure:  # rounds 0 | 0 1 2 (3) | 3 4 5 6 (7): what was asked for again is a new release
+        assert record["privacy"]["steps"] > whole["privacy"]["steps"]
+        assert all(
+            node["ledger"]["entries"] == node["steps"] == record["privacy"]["steps"]
+            for node in record["privacy"]["nodes"]
+        )
+    else:
+        assert repeatable(record) == repeatable(whole)
+
+
+def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Make) -> None:
+    """Same seed and round, other weights: other examples, other noise, one more ledger line."""
+    site = Site(configured("federated.nodes=2"))
+    node = site.node(1)
+    node.prepare("f" * 64, 8, None)
+    first = {name: p.detach().clone() for name, p in trainable(site.model).items()}
+    other = {name: value + 1e-3 for name, value in first.items()}
+    _, one = node.release(3, first)
+    told, same = node.release(3, first)
+    assert told["entries"] == 1
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    told, _ = node.release(3, other)
+    assert told["entries"] == 2
+    site.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning:ray.*", "ignore::ResourceWarning", "ignore::DeprecationWarning"
+)
+def test_on_ray_a_federation_comes_to_what_one_process_comes_to(configured: Make) -> None:
+    alone = carried_out(configured("federated.nodes=3"))
+    record = carried_out(configured("federated.nodes=3", "federated.backend=ray", results="ray"))
+    assert repeatable(record) == repeatable(alone)

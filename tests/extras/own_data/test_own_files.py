@@ -1,0 +1,207 @@
+"""Crafted and damaged files of `dataset=folder` end in one sentence that names them."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.helpers import assert_refused
+from tests.extras.own_data.own_data import KINDS, write_classes, write_dicom, write_png
+from tests.test_docs import exit_code_of
+from zdp_bench.extras.own_data.folder import Folder
+
+
+def load(path: Path, kind: str) -> None:
+    Folder(path=str(path), size=8, **KINDS[kind][2]).load(path)
+
+
+def put(data: bytes, at: int) -> Callable[[Path], object]:
+    """Overwrite a file's bytes from a place on."""
+
+    def spoil(path: Path) -> None:
+        whole = bytearray(path.read_bytes())
+        whole[at : at + len(data)] = data
+        path.write_bytes(bytes(whole))
+
+    return spoil
+
+
+def text(old: str, new: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
+def in_gzip(spoil: Callable[[bytearray], object]) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        whole = bytearray(gzip.decompress(path.read_bytes()))
+        spoil(whole)
+        path.write_bytes(gzip.compress(bytes(whole)))
+
+    return change
+
+
+def announce_voxels(whole: bytearray) -> None:
+    whole[42:48] = struct.pack("<3h", 20_000, 20_000, 20_000)
+
+
+def bad_png(path: Path, wide: int) -> None:
+    """A PNG whose header announces wide × wide pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", wide, wide, 8, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+
+def coloured(path: Path) -> None:
+    write_dicom(path, 9, PhotometricInterpretation="RGB")
+
+
+def dicom(**changes: Any) -> Callable[[Path], object]:
+    return lambda path: write_dicom(path, 9, **changes)
+
+
+def deflate(path: Path) -> None:
+    """Name the deflated syntax in a DICOM file's head, as long as the one it has."""
+    path.write_bytes(
+        path.read_bytes().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.1.99", 1)
+    )
+
+
+WEB_PAGE = b"<html>not found</html>"
+# kind -> what is done to a file, and what the sentence says
+DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
+    *[(kind, lambda path: path.write_bytes(b""), "") for kind in KINDS],
+    *[(kind, lambda path: path.write_bytes(WEB_PAGE), "") for kind in KINDS],
+    *[(kind, lambda path: path.write_bytes(path.read_bytes()[:60]), "") for kind in KINDS],
+    *[(kind, lambda path: path.write_bytes(bytes(range(256)) * 9), "") for kind in KINDS],
+    ("picture", lambda path: bad_png(path, 20_000), "too many|DecompressionBomb"),
+    ("picture", lambda path: bad_png(path, 15_000), "DecompressionBomb"),
+    ("picture", lambda path: bad_png(path, 100), "is no readable PNG"),
+    ("volume", in_gzip(announce_voxels), r"announces \[20000, 20000, 20000\] voxels"),
+    ("volume", in_gzip(lambda whole: whole.__delitem__(slice(400, None))), "cannot be read"),
+    ("volume", put(b"\0\0\0\0", -8), "cannot be read"),
+    ("clip", put(b"\xff" * 4, 40), "announces 2,147,483,647 samples"),
+    ("clip", put(b"\xff" * 4, 16), "not a readable wav file"),
+    ("clip", put(b"\2", 22), "has 2 channels"),
+    ("recording", text("40", "999999999"), "announces 999,999,999 samples"),
+    ("recording", text("40", "41"), "announces 164; it is cut off"),
+    ("recording", text(".dat", "../1.dat"), "is not beside it|no readable header"),
+    ("recording", text("0.dat", "http://a.b/c"), "names the file http|no readable header"),
+    ("recording", text(" 16 ", " 516 "), "is stored in format 516"),
+    ("recording", text("100 40", "100 0"), "announces 0 samples"),
+    ("recording", lambda path: path.with_suffix(".dat").unlink(), "signal file 0.dat is missing"),
+    ("recording", put(b"\0\x80", 0), ""),
+    ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),
+    ("image", dicom(Rows=9_000), "its pixels cannot be read"),
+    ("image", coloured, "of RGB; one grey image a file"),
+    ("image", dicom(NumberOfFrames=3), "has 3 frames"),
+    ("image", deflate, "deflated|no readable DICOM"),
+    ("image", dicom(RescaleSlope="inf"), "pixels"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(DAMAGED)))
+def test_a_crafted_file_is_refused_by_name(tmp_path: Path, case: int) -> None:
+    kind, spoil, says = DAMAGED[case]
+    write_classes(tmp_path / "d", kind)
+    bad = tmp_path / "d" / "sick/s4" / f"0{KINDS[kind][0]}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydicom's, while it writes what it would not
+        spoil(bad)
+    assert_refused(lambda: load(tmp_path / "d", kind), "s4", says)
+
+
+def test_a_signal_with_marked_gaps_is_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "d", "recording")
+    (tmp_path / "d/sick/s4/0.dat").write_bytes(b"\0\x80" * 80)  # WFDB's mark of an invalid sample
+    header = tmp_path / "d/sick/s4/0.hea"
+    header.write_text(re.sub(r"-?\d+ 0 (I|V5)\b", r"0 0 \1", header.read_text()))  # their checksum
+    assert_refused(lambda: load(tmp_path / "d", "recording"), "s4", "samples that are no numbers")
+
+
+def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) -> None:
+    for n in range(8):
+        write_png(tmp_path / f"d/images/p{n}.png", 99)
+        write_png(tmp_path / f"d/masks/p{n}.png", 255)
+    mask = tmp_path / "d/masks/p3.png"
+    whole = mask.read_bytes()
+    mask.write_bytes(whole[:50])
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "is no readable PNG")
+    Image.fromarray(np.zeros((10, 12, 3), dtype=np.uint8)).save(mask)
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "in colour")
+    mask.unlink()
+    Image.fromarray(np.zeros((10, 12), dtype=np.uint8)).save(mask.with_suffix(".jpg"))
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "p3.jpg", "is a .png file")
+    mask.with_suffix(".jpg").unlink()
+    deep = np.zeros((10, 12), dtype=np.uint16)
+    deep[:, :6] = 1  # of 65,535: a label, not a grey
+    Image.fromarray(deep).save(mask)
+    made = Folder(path=str(tmp_path / "d"), size=12).load(tmp_path)
+    parts = [part for part in (made.train, made.test) if 3 in part.groups]  # type: ignore[operator]
+    (at,) = (parts[0].groups == 3).nonzero()  # type: ignore[union-attr]
+    assert parts[0].batch(at)[1].sum() == 6 * 12
+
+
+CSVS: list[tuple[bytes, str]] = [
+    (b"path,label\n\xff\xfe.png,x\n", "UnicodeDecodeError.; save it as UTF-8"),
+    (b"path,label\n" + b"a" * 200_000 + b",x\n", r"cannot be read"),
+    (b"path,label\na\0.png,x\n", "cannot be read as CSV|is no file's name|there is no file"),
+    (b"path;label\na.png;x\n", "has the columns path;label"),
+    (b"path,classes\na.png,x\n", "path and label are needed"),
+    (b"path,label,mask\na.png,x,a.png\n", "path and label are needed, or path and mask"),
+    (b"path,label,Patients\na.png,x,1\n", "column 'Patients' is not known. Did you mean 'patient'"),
+    (b"path,label,splits\na.png,x,train\n", "column 'splits' is not known. Did you mean 'split'"),
+    (b"path,label\n../secret.png,x\n", "leads out of"),
+    (b"path,label\n/etc/passwd,x\n", "leads out of"),
+    (b"path,label\nlink.png,x\n", "is a link that leads out of"),
+    (b"path,label\na.png,x\n./a.png,y\n", "names ./a.png twice, also as a.png"),
+    (b"path,label\na.png,x\ntwin.png,y\n", "names twin.png twice, also as a.png"),
+    (b"path,label\na.png\n", "line 2: columns path and label must both be there"),
+    (b"path,mask\na.png,\n", "line 2: columns path and mask must both be there"),
+    (b"path,mask\na.png,../secret.png\n", "leads out of"),
+    (b"", "has the columns"),
+]
+
+
+@pytest.mark.parametrize(("body", "says"), CSVS)
+def test_a_crafted_csv_is_refused(tmp_path: Path, body: bytes, says: str) -> None:
+    home = tmp_path / "d"
+    write_png(home / "a.png", 3)
+    write_png(tmp_path / "secret.png", 3)
+    (home / "link.png").symlink_to(tmp_path / "secret.png")
+    (home / "twin.png").symlink_to(home / "a.png")
+    (home / "list.csv").write_bytes(body)
+    assert_refused(lambda: load(home / "list.csv", "picture"), "list.csv", says)
+
+
+def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
+    write_classes(tmp_path / "d", "picture")
+    (tmp_path / "d/sick/loop").symlink_to(tmp_path / "d/sick")
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "loop", "is a link to a folder")
+
+
+def test_the_command_line_says_it_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "recipe=quickstart", "dataset=folder", "model=real_mlp", "algorithm=dp_sgd"]
+    words += [f"dataset.path={tmp_path / 'd'}", f"paths.results={tmp_path}", "dataset.size=8"]
+    write_classes(tmp_path / "d", "picture")
+    (tmp_path / "d/sick/s4/0.png").write_bytes(WEB_PAGE)
+    assert exit_code_of(*words) == 2
+    said = capsys.readouterr().err.strip()
+    assert "s4/0.png: is no readable PNG or JPEG" in said
+    assert "Traceback" not in said

@@ -1,0 +1,207 @@
+"""The page: everything on it, nothing outside of it; one rule for verdicts."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.test_tables import FILLINGS, TABLE, own
+from tests.test_records import record, save
+from zdp_bench.errors import UserError
+from zdp_bench.extras.page import page, run_data, scripts
+from zdp_bench.report import tables, verdicts
+
+EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def private(recipe: str, seed: int, value: float) -> dict[str, Any]:
+    epochs = [
+        {"epoch": n, "step": n, "epsilon_tight": 0.5 * n, "accuracy": value * n / 4}
+        for n in range(1, 5)
+    ]
+    run = own(recipe, seed, value, epochs=epochs)
+    run["privacy"] |= {"epsilon_tight": 2.0, "ledger": {"digest": "l" * 64, "entries": 4}}
+    run["config"] = {"optimizer": {"lr": seed / 10}}
+    return run
+
+
+def write_page(results: Path, card: Callable[[dict[str, Any]], str] = lambda record: "") -> Path:
+    table = tables.build(TABLE, results, FILLINGS)
+    return page.write([table], results, results / "report.html", card)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A page on two papers' rows, one of them run thrice, beside a measured table and a figure."""
+    results = tmp_path / "results"
+    save(results, *(private("phasemnist", seed, 0.9895 + seed / 1000) for seed in (1, 2, 3)))
+    save(results, own("phasemnist_nonprivate", 1, 0.5, epochs=[]))
+    (results / "tables").mkdir()
+    (results / "tables" / "measured.md").write_text(
+        "# Measured\n\n| a | b |\n| --- | --- |\n| <script>x</script> | 1 |\n"
+    )
+    (results / "figures").mkdir()
+    (results / "figures" / "p_fig1.svg").write_text(
+        '<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="3pt" height="3pt" '
+        'viewBox="0 0 3 3"><metadata>made by</metadata><path/></svg>'
+    )
+    return write_page(results)
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """The page's data, as its scripts read it."""
+    text = path.read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="runs-data">(.*?)</script>', text)
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+class Reader(HTMLParser):
+    """Collects the links and scripts of a page; fails if a tag is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br", "link", "img", "input"):
+            self.open.append(tag)
+        self.handle_startendtag(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_beside_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    links = Reader(text).links
+    assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
+    ids = {run["cells"]["run"] for run in data_of(path)["runs"]}
+    inside = [link[1:] for link in links if link.startswith("#")]
+    assert {link.removeprefix("run-") for link in inside if link.startswith("run-")} == ids
+    assert all(f'id="{link}"' in text for link in inside if not link.startswith("run-"))
+
+
+def test_only_the_pages_own_scripts_may_run(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    assert len(scripts) == text.count("<script>") == 5
+    hashes = {b64encode(sha256(script.encode()).digest()).decode() for script in scripts}
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', text)
+    assert set(re.findall(r"sha256-([\w+/=]+)", policy)) == hashes
+    assert unescape(policy).startswith("default-src 'none'; script-src")
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+
+
+def test_libraries_keep_their_licences_and_versions(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for words in (
+        "Copyright (c) 2015-2026 Oli Folkerd",
+        "Chart.js Contributors",
+        "Chart.js v4.6.1",
+    ):
+        assert words in text, words
+    assert "sourceMappingURL" not in text
+
+
+def test_the_runs_come_first_also_those_outside_papers(path: Path) -> None:
+    save(path.parent, record("mine", 4, 0.25, claims={"table": None, "row": None, "variant": None}))
+    text = write_page(path.parent).read_text(encoding="utf-8")
+    assert text.index('id="runs"') < text.index('id="papers"') < text.index('id="figures"')
+    assert "5 runs, 1 of them outside papers" in text
+    runs = {run["cells"]["recipe"]: run for run in data_of(path)["runs"]}
+    assert runs["mine"]["cells"]["paper"] == "outside papers"
+    assert runs["phasemnist"]["cells"]["name"] == "PhaseMNIST"
+    assert runs["phasemnist"]["curve"]["epsilon_tight"] == [0.5, 1.0, 1.5, 2.0]
+    spent = [data_of(path)["pairs"][place] for place in runs["phasemnist"]["privacy"]]
+    assert ["ε tight", "2"] in spent
+    assert (path.parent / runs["mine"]["record"]).is_file()
+
+
+def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    row = text[text.index("PhaseMNIST ζ-DP-SGD</td>") :].split("</tr>")[0]
+    ours = ("99.15 ± 0.10 % (n = 3)", 'class="over">0.53 / 2<', "derived", 'title="seed 3"')
+    for shown in ("99.0 %", *ours, "reproduced"):
+        assert shown in row, shown
+    assert '<li class="reproduced"><b>1</b>' in text
+    assert '<li class="different"><b>1</b>' in text
+    assert "4 cells: 2 as published (1 reproduced, 1 different), 0 on other or reduced data" in text
+    folded = text[text.index("2 cells that nothing fills yet</summary>") :].split("</details>")[0]
+    assert folded.count("not run") == 2
+    assert "Table 1: test accuracy, % against tight ε" in text
+
+
+def test_data_holds_no_markup_and_no_end_of_a_line(tmp_path: Path) -> None:
+    for text in (EVIL, "</script>", "&amp;", "a\u2028b\u2029c"):
+        written = str(scripts.data({"a": text, "b": math.inf}))
+        assert not re.search("[<>&\u2028\u2029]", written)
+        assert json.loads(written) == {"a": text, "b": "inf"}
+
+
+def test_a_drawing_is_shown_as_an_image_and_a_table_as_text(path: Path) -> None:
+    """In images browsers run nothing."""
+    drawing = path.parent / "figures" / "p_fig1.svg"
+    drawing.write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{EVIL}</svg>')
+    text = write_page(path.parent).read_text(encoding="utf-8")
+    assert b64encode(drawing.read_bytes()).decode() in text
+    assert "&lt;script&gt;" in text
+    assert EVIL not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("figures/p_fig1.svg", b"<html>not found</html>", "is no SVG drawing"),
+        ("tables/measured.md", "# Größe".encode("latin-1"), "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_one_sentence(
+    path: Path, name: str, content: bytes, says: str
+) -> None:
+    (path.parent / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{Path(name).name}: {says}"):
+        write_page(path.parent)
+
+
+def test_two_pages_of_the_same_records_differ_only_in_the_time(path: Path) -> None:
+    first = path.read_text(encoding="utf-8")
+    second = write_page(path.parent).read_text(encoding="utf-8")
+    time = re.compile(r"Made .*? UTC")
+    assert time.sub("", first) == time.sub("", second)
+
+
+def test_a_verdict_says_why(tmp_path: Path) -> None:
+    save(tmp_path, own("phasemnist", 1, 0.98), record("mnist", 1, 0.9))
+    table = tables.build(TABLE, tmp_path, FILLINGS)
+    missing = {"mnist_nonprivate".ljust(64, "e"): "the data root lacks MNIST"}
+    found = [(one.verdict, one.why) for one in verdicts.of_table(table, missing)]
+    assert found == [
+        ("reproduced", "Δ -1.00"),
+        ("other data", "on d"),
+        ("not run", ""),
+        ("not run", "the data root lacks MNIST"),
+    ]
+
+
+def test_a_run_says_what_differs_within_its_recipe(tmp_path: Path) -> None:
+    rates = {1: 0.1, 2: 0.3}
+    runs = [record("a", seed, config={"optimizer": {"lr": lr}}) for seed, lr in rates.items()]
+    made = run_data.build(runs, tmp_path, tmp_path / "page.html", lambda run: "")
+    assert [run["cells"]["differs"] for run in made["runs"]] == ["lr 0.1", "lr 0.3"]

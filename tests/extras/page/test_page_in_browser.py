@@ -1,0 +1,177 @@
+"""The page in a real browser: it sorts, filters and opens runs; no script in a record is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright")
+
+from playwright.sync_api import Browser, Page
+
+from tests.extras.page import screenshots
+from tests.extras.page.browser import CHROMIUM, PHONE, WIDE, chromium, see
+from tests.extras.page.test_page import EVIL, private, write_page
+from tests.report.test_tables import own
+from tests.test_records import save
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of four runs, one of them of somebody who means harm, with a table and a drawing."""
+    results = tmp_path_factory.mktemp("results")
+    save(results, *(private("phasemnist", seed, 0.5 + seed / 10) for seed in (1, 2, 3)))
+    evil = own("evil", 9, 0.1, epochs=[], claims={"table": None, "row": None, "variant": EVIL})
+    evil["config"] = {"model": {"name": EVIL}, EVIL: EVIL, "link": "</script>" + EVIL}
+    evil["data"]["notes"] = EVIL
+    save(results, evil)
+    for folder, name, text in (
+        ("tables", "measured.md", f"# {EVIL}\n\n![x](http://example.org/x.png)\n\n{EVIL}\n"),
+        ("figures", "p.svg", f'<svg xmlns="http://www.w3.org/2000/svg">{EVIL}</svg>'),
+    ):
+        (results / folder).mkdir()
+        (results / folder / name).write_text(text)
+    return write_page(results, lambda record: f"---\n---\n\n{EVIL}\n\n[x](javascript:alert(1))")
+
+
+def column(page: Page, field: str) -> list[str]:
+    return page.locator(f"#runs-table .tabulator-cell[tabulator-field={field}]").all_inner_texts()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_page_fits_says_nothing_and_asks_for_nothing(
+    browser: Browser, file: Path, size: tuple[int, int], scheme: str
+) -> None:
+    with see(browser, file, size, scheme) as seen:
+        page = seen.page
+        page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        page.evaluate("document.querySelectorAll('.choose').forEach((d) => (d.open = false))")
+        page.click("#runs-table .tabulator-row >> nth=0 >> a")
+        page.wait_for_selector("#run[open] #run-name")
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert page.evaluate("document.querySelector('#run').scrollWidth") <= size[0]
+        assert seen.said == []
+        assert [url for url in seen.requests if not url.startswith("data:")] == [file.as_uri()]
+
+
+def test_what_a_record_a_drawing_or_a_table_holds_stays_text(browser: Browser, file: Path) -> None:
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        for name in (EVIL, "variant"):  # configuration keys and record columns as columns
+            page.evaluate("document.querySelector('.choose').open = true")
+            page.locator("#columns label", has_text=name).last.click()
+        page.click("h1")  # closes the choice of columns
+        page.fill("#search", "evil")
+        page.click("#runs-table .tabulator-row >> nth=0 >> a")
+        page.locator("#run details:not([open]) > summary").click()
+        assert EVIL in page.inner_text("#run-body")
+        assert EVIL in page.inner_text("#run .card")
+        page.click("#run-head button")
+        page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        assert EVIL in page.inner_text("#measured")
+        assert page.evaluate("window.harmed") is None
+        assert page.locator("a[href^=javascript]").count() == 0
+        assert seen.said == []
+
+
+def test_a_click_on_a_heading_sorts_what_is_lacking_last(browser: Browser, file: Path) -> None:
+    with see(browser, file, WIDE) as seen:
+        heading = seen.page.locator(".tabulator-col[tabulator-field=value]")
+        heading.click()
+        assert column(seen.page, "value") == ["10.00 %", "60.00 %", "70.00 %", "80.00 %"]
+        heading.click()
+        assert column(seen.page, "value") == ["80.00 %", "70.00 %", "60.00 %", "10.00 %"]
+        assert column(seen.page, "epsilon_tight") == ["2", "2", "2", "∞"]
+
+
+def test_search_filters_and_a_limit_on_epsilon_choose_runs(browser: Browser, file: Path) -> None:
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        page.fill("#limit", "5")
+        assert page.inner_text("#count") == "3 of 4 runs"
+        page.fill("#search", "optimizer.lr=0.2 phase")
+        assert page.inner_text("#count") == "1 of 4 runs"
+        page.click("text=Clear")
+        page.wait_for_selector("#count:has-text('4 of 4')")
+        page.select_option("#filters select[aria-label=recipe]", "evil")
+        assert page.inner_text("#count") == "1 of 4 runs"
+        page.fill("#search", "nothing like this")
+        assert "No run matches" in page.inner_text("#runs-table")
+
+
+def test_a_run_opens_by_click_and_by_address_and_columns_are_chosen(
+    browser: Browser, file: Path
+) -> None:
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        page.click(".choose summary")
+        page.check("#columns label:has-text('optimizer.lr') input")
+        assert sorted(column(page, "'setting:optimizer.lr'")) == ["", "0.1", "0.2", "0.3"]
+        page.click("h1")
+        page.locator(".tabulator-cell[tabulator-field=seed]", has_text="2").click()
+        page.wait_for_selector("#run[open]")
+        shown = page.inner_text("#run-body")
+        for word in ("PhaseMNIST", "70.00 %", "optimizer.lr", "ε tight", "ledger", "Model card"):
+            assert word in shown, word
+        assert page.evaluate("Chart.getChart('curve').data.datasets[0].data.length") == 4
+        address = page.url
+        assert "#run-phasemnist2" in address
+        page.keyboard.press("Escape")
+        page.wait_for_function("location.hash === ''")
+        page.goto(address)
+        page.wait_for_selector("#run[open] #run-name")
+
+
+def test_the_scatter_shows_what_the_table_shows_and_says_what_a_point_is(
+    browser: Browser, file: Path
+) -> None:
+    points = "Chart.getChart('scatter').data.datasets.flatMap((set) => set.data.map((p) => p.x))"
+    hint = "Chart.getChart('scatter').tooltip.title"
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        found: list[Any] = page.evaluate(points)
+        assert sorted(found) == [2, 2, 2, 10]  # 10 is the edge, marked ∞
+        page.fill("#limit", "5")
+        assert page.evaluate(points) == [2, 2, 2]
+        at = page.evaluate(
+            "Chart.getChart('scatter').getDatasetMeta(0).data[0].getProps(['x', 'y'])"
+        )
+        page.locator("#scatter").hover(position={"x": at["x"], "y": at["y"]})
+        page.wait_for_function(f"{hint}?.length")
+        assert page.evaluate(hint) == ["PhaseMNIST"]
+
+
+def test_curves_of_a_table_are_drawn_when_it_opens_also_on_paper(
+    browser: Browser, file: Path
+) -> None:
+    with see(browser, file, WIDE) as seen:
+        drawn = "Object.values(Chart.instances).length"
+        before = seen.page.evaluate(drawn)
+        seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert seen.page.evaluate(drawn) == before + 1
+        assert seen.page.locator(".tabulator-print-table tbody tr").count() == 4
+
+
+def test_the_pictures_of_the_manual_show_the_page_as_it_is(
+    browser: Browser, tmp_path: Path
+) -> None:
+    manifest = json.loads(screenshots.MANIFEST.read_text(encoding="utf-8"))
+    anew = "make them anew: python -m tests.extras.page.screenshots"
+    assert screenshots.digests() == manifest["pictures"], anew
+    with see(browser, screenshots.write_page(tmp_path), WIDE) as seen:
+        assert screenshots.structure(seen.page) == manifest["structure"], anew

@@ -1,0 +1,328 @@
+"""The attack on others' trainings: true claims pass, false ones are flagged, mistakes are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from zdp_bench import make_private
+from zdp_bench.audit import step
+from zdp_bench.errors import UserError
+from zdp_bench.extras.script_audit.foreign import Features, released
+
+Example = tuple[Any, Any]
+BLANK: list[Example] = [(torch.zeros(3), i) for i in range(4)]
+GAUSSIAN = {"noise_multiplier": 1.0}
+
+
+def clip(x: Tensor) -> Tensor:
+    return x / x.norm().clamp(min=1.0)
+
+
+def gaussian(examples: list[Example], seed: int, std: float = 1.0) -> dict[str, Tensor]:
+    """The sum of clipped inputs and noise."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = std * torch.randn(3, generator=generator)
+    return {"sum": torch.stack([clip(x) for x, _ in examples]).sum(dim=0) + noise}
+
+
+def sampled(
+    examples: list[Example], seed: int, rate: float = 0.5, noise: float = 0.1
+) -> dict[str, Tensor]:
+    """Three steps with Poisson batches, all released."""
+    rng = np.random.default_rng(seed)
+    sums = {}
+    for i in range(3):
+        drawn = rng.random(len(examples)) < rate
+        shares = [clip(x) * bool(d) for (x, _), d in zip(examples, drawn, strict=True)]
+        sums[f"step {i}"] = torch.stack(shares).sum(dim=0) + noise * torch.from_numpy(
+            rng.standard_normal(3)
+        )
+    return sums
+
+
+def stepwise(
+    examples: list[Example], seed: int, fresh: bool = False, weights: bool = True
+) -> dict[str, Tensor]:
+    """Four steps with noise of size 1: of each its update, or the weights after it."""
+    rng = np.random.default_rng(seed)
+    updates = []
+    for i in range(4):
+        if fresh or i == 0:
+            noise = torch.from_numpy(rng.standard_normal(3)).float()
+        drawn = rng.random(len(examples)) < 0.5
+        shares = [clip(x) * bool(d) for (x, _), d in zip(examples, drawn, strict=True)]
+        updates.append(torch.stack(shares).sum(dim=0) + noise)
+    seen = 1 - 0.1 * torch.stack(updates).cumsum(dim=0) if weights else torch.stack(updates)
+    return {f"step {i}": each for i, each in enumerate(seen)}
+
+
+def skip_long(examples: list[Example], seed: int, noisy: bool = False) -> dict[str, Tensor]:
+    """The weights after a step that is left out where the sum, clean or noisy, is long."""
+    clean, release = (
+        torch.stack([clip(x) for x, _ in examples]).sum(dim=0),
+        gaussian(examples, seed),
+    )
+    is_long = release["sum"].norm() > 2 if noisy else clean.norm() > 0.5
+    return {"weights": torch.ones(3) - (0.0 if is_long else 0.1) * release["sum"]}
+
+
+def constant(examples: list[Example], seed: int) -> dict[str, Tensor]:
+    return {"sum": torch.full((3,), 0.3)} if len(examples) > 4 else gaussian(examples, seed)
+
+
+def untouched(examples: list[Example], seed: int) -> dict[str, Tensor]:
+    """No noise on what no example touches, as a sparse embedding has it."""
+    release = gaussian(examples, seed)["sum"]
+    return {"sum": torch.cat([release, release.flip(0) * bool(len(examples) > 4)])}
+
+
+def fixed_size(examples: list[Example], seed: int) -> dict[str, Tensor]:
+    """One step with half of the examples, drawn without replacement."""
+    rng = np.random.default_rng(seed)
+    batch = rng.permutation(len(examples))[: len(examples) // 2]
+    total = torch.stack([clip(examples[i][0]) for i in batch]).sum(dim=0)
+    return {"sum": total + 0.2 * torch.from_numpy(rng.standard_normal(3))}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_true_claims_pass_for_every_seed(seed: int) -> None:
+    rate = {"noise_multiplier": 0.1, "sample_rate": 0.5, "steps": 3}
+    assert step(gaussian, BLANK, GAUSSIAN, seed=seed).verdict == "passes"
+    assert step(gaussian, BLANK, {"epsilon": 4.38, "delta": 1e-5}, seed=seed).verdict == "passes"
+    assert step(sampled, BLANK, rate, seed=seed, runs=200).verdict == "passes"
+
+
+def test_false_claims_are_flagged_with_few_runs() -> None:
+    rate = {"noise_multiplier": 0.1, "sample_rate": 0.3, "steps": 3}
+    assert step(gaussian, BLANK, {"noise_multiplier": 2.0}, runs=1000).verdict == "flagged"
+    assert step(gaussian, BLANK, {"epsilon": 0.1, "delta": 1e-5}, runs=1000).verdict == "flagged"
+    assert step(sampled, BLANK, rate).verdict == "flagged"
+
+
+STEPS = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 4}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("broken", "claim"),
+    [
+        (skip_long, GAUSSIAN),
+        (constant, GAUSSIAN),
+        (untouched, GAUSSIAN),
+        (stepwise, STEPS),
+        (partial(stepwise, weights=False), STEPS),
+    ],
+)
+def test_what_no_projection_shows_is_flagged_in_200_runs(
+    broken: Callable[..., Mapping[str, Tensor]], claim: dict[str, float], seed: int
+) -> None:
+    assert step(broken, BLANK, claim, runs=200, seed=seed).verdict == "flagged"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_looks_like_it_and_is_sound_passes(seed: int) -> None:
+    sound = partial(skip_long, noisy=True)
+    assert step(sound, BLANK, GAUSSIAN, runs=200, seed=seed).verdict == "passes"
+    for weights in (True, False):
+        sound = partial(stepwise, fresh=True, weights=weights)
+        assert step(sound, BLANK, STEPS, runs=200, seed=seed).verdict == "passes"
+
+
+def test_a_loop_of_one_s_own_is_audited_by_its_weights(tmp_path: Path) -> None:
+    """A loop with `make_private` is sound, but not if it leaves out a step that is too loud."""
+    model = torch.nn.Linear(3, 2, bias=False)
+    entropy = torch.nn.CrossEntropyLoss(reduction="none")
+    known: dict[tuple[int, int], Tensor] = {}
+
+    def train(examples: list[Example], seed: int, skips: bool = False) -> dict[str, Tensor]:
+        if skips and len(examples) > 120:
+            return {"weight": torch.zeros(2, 3)}
+        if (run := (len(examples), seed)) not in known:
+            torch.nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            given: dict[str, Any] = {"epochs": 1, "max_grad_norm": 1.0, "delta": 1e-3, "seed": seed}
+            given |= {"batch_size": 60, "noise_multiplier": 1.0}
+            ledger = tmp_path / f"{len(known)}.jsonl"
+            with make_private(
+                model, optimizer, examples, loss=entropy, ledger=ledger, **given
+            ) as private:
+                private.step(next(iter(private.batches())))
+            known[run] = model.weight.detach().clone()
+        return {"weight": known[run]}
+
+    blank = [(torch.zeros(3), torch.tensor(i % 2)) for i in range(120)]
+    canary = (torch.ones(3), torch.tensor(0))
+    claim = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1}
+    assert step(train, blank, claim, canary, runs=40).verdict == "passes"
+    assert step(partial(train, skips=True), blank, claim, canary, runs=40).verdict == "flagged"
+
+
+@pytest.mark.parametrize(("of_owners", "verdict"), [(True, "passes"), (False, "flagged")])
+def test_clipping_of_records_that_is_sold_as_an_owner_s_is_flagged(
+    of_owners: bool, verdict: str
+) -> None:
+    """Examples are (x, owner); four of one owner come and go together."""
+
+    def train(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        owned: dict[Any, list[Tensor]] = {}
+        for number, (x, owner) in enumerate(examples):
+            owned.setdefault(owner if of_owners else number, []).append(x)
+        means = [(torch.stack(xs).mean(dim=0), None) for xs in owned.values()]
+        return gaussian(means, seed)
+
+    patient: list[Example] = [(torch.ones(3), "p") for _ in range(4)]
+    assert step(train, BLANK, GAUSSIAN, canary=patient, seed=1).verdict == verdict
+    assert step(train, BLANK, GAUSSIAN, canary=patient[0], seed=1).verdict == "passes"
+
+
+def test_a_replaced_example_counts_double_and_its_batches_have_a_fixed_size() -> None:
+    x = torch.tensor([9.0, 0.0, 0.0])
+    pair: dict[str, Any] = {"canary": (x, 0), "instead": (-x, 0)}
+    full = step(gaussian, BLANK, {"noise_multiplier": 1.0, "sample_rate": 1.0}, **pair)
+    assert full.verdict == "passes"
+    # an added example's claim, for twice the move
+    assert step(gaussian, BLANK, {"noise_multiplier": 2.0}, **pair, runs=1000).verdict == "flagged"
+    half = {"noise_multiplier": 0.2, "sample_rate": 0.5}
+    examples = [(torch.zeros(3), 0) for _ in range(9)]
+    assert step(fixed_size, examples, half, **pair).verdict == "passes"
+    third = half | {"sample_rate": 0.3}
+    assert step(fixed_size, examples, third, **pair).verdict == "flagged"
+
+
+def test_a_tensor_without_noise_decides_alone_among_many_with_noise() -> None:
+    def leaky(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        noise = torch.randn(30, 5, generator=torch.Generator().manual_seed(seed))
+        layers = {f"layer {i}": 100 * row for i, row in enumerate(noise)}
+        count = torch.tensor(len(examples)) * 1e-3
+        return gaussian(examples, seed) | layers | {"running mean": count}
+
+    found = step(leaky, BLANK, GAUSSIAN, runs=200)
+    assert (found.verdict, found.evidence) == ("flagged", "the attack wins 200 of 200")
+
+
+def test_noise_that_forgets_the_imaginary_part_is_flagged() -> None:
+    def half(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        noise = torch.randn(3, generator=torch.Generator().manual_seed(seed))
+        shares = torch.stack([clip(x) for x, _ in examples]).sum(dim=0)
+        return {"sum": shares + torch.complex(noise, torch.zeros(3))}
+
+    blank = [(torch.zeros(3, dtype=torch.complex64), 0)]
+    assert step(half, blank, GAUSSIAN, runs=200).verdict == "flagged"
+
+
+def test_noise_that_ignores_the_seed_is_judged_all_the_same() -> None:
+    fresh = chain(range(10**9))
+
+    def careless(examples: list[Example], seed: int, std: float = 1.0) -> dict[str, Tensor]:
+        return gaussian(examples, next(fresh), std)
+
+    assert step(careless, BLANK, GAUSSIAN).verdict == "passes"
+    half: Callable[..., Mapping[str, Tensor]] = lambda e, s: careless(e, s, 0.5)  # noqa: E731
+    assert step(half, BLANK, GAUSSIAN, runs=1000).verdict == "flagged"
+
+
+def test_the_same_seed_gives_the_same_finding() -> None:
+    first, again, other = (step(gaussian, BLANK, GAUSSIAN, runs=80, seed=s) for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert (first.case, first.expected, first.claim) == (
+        "gaussian",
+        "passes",
+        "σ = 1, rate 1, 1 step",
+    )
+
+
+def test_every_run_has_a_seed_and_a_list_of_its_own() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def spoils(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        seen.append((seed, len(examples)))
+        result = gaussian(examples, seed)
+        examples.clear()
+        return result
+
+    step(spoils, BLANK, GAUSSIAN, canary=(torch.ones(3), 0), runs=40)
+    assert len(seen) == 80
+    pairs, tests = seen[:20], seen[20:]
+    assert [seed for seed, _ in pairs[::2]] == [seed for seed, _ in pairs[1::2]]
+    assert len({seed for seed, _ in tests}) == 60
+    assert [length for _, length in tests] == [4] * 30 + [5] * 30
+
+
+def test_the_loudest_candidate_is_the_canary() -> None:
+    tried: list[Any] = []
+
+    def picky(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        tried.extend(examples[4:])
+        loud = sum(float(x.norm()) * (y == 2) for x, y in examples)
+        return {"sum": torch.tensor([loud]) + gaussian(examples, seed)["sum"]}
+
+    step(picky, BLANK, GAUSSIAN, runs=40)
+    x, y = tried[-1]
+    assert y == 2
+    assert x.norm() > 50
+
+
+def test_there_is_a_feature_for_each_of_the_largest_moves_and_one_for_the_rest() -> None:
+    moved = {f"{i}": np.array([0.0, float(i)]) for i in range(20)}
+    features = Features.towards(moved, {name: np.zeros(2) for name in moved}, [])
+    seen = features.of({name: np.array([3.0, 1.0]) for name in moved})["projection"]
+    assert len(seen) == 17
+    assert seen[:16] == pytest.approx(np.ones(16))
+    assert seen[16] == pytest.approx((1 + 2 + 3) / np.sqrt(14))
+
+
+def test_complex_tensors_are_released_as_two_parts() -> None:
+    flat = released(lambda *_: {"w": torch.tensor([[1 + 2j, 3j]]), "n": torch.tensor(4)}, [], 0)
+    assert {name: value.tolist() for name, value in flat.items()} == {
+        "w.real": [1.0, 0.0],
+        "w.imag": [2.0, 3.0],
+        "n": [4.0],
+    }
+
+
+@pytest.mark.parametrize(("std", "verdict"), [(1.0, "passes"), (0.3, "flagged")])
+def test_a_client_of_a_federation_is_audited_by_its_weights(std: float, verdict: str) -> None:
+    class Client:
+        """As Flower's `NumPyClient`: arrays in, arrays out."""
+
+        def __init__(self, examples: list[Example], seed: int) -> None:
+            self.examples, self.seed = examples, seed
+
+        def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, Any]:
+            move = gaussian(self.examples, self.seed, std)["sum"].numpy()
+            return [parameters[0] - 0.1 * move], len(self.examples), {}
+
+    def train(examples: list[Example], seed: int) -> dict[str, Tensor]:
+        weights, _, _ = Client(examples, seed).fit([np.ones(3)], {})
+        return {str(i): torch.as_tensor(w) for i, w in enumerate(weights)}
+
+    assert step(train, BLANK, GAUSSIAN).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"runs": 10}, "runs=10: must be at least 40"),
+        ({"confidence": 1.0}, "confidence=1.0: must lie in"),
+        ({"examples": []}, "examples=\\[\\]: must not be empty"),
+        ({"make_step": lambda *_: [1]}, "must return a dictionary of tensors by name, not list"),
+        ({"make_step": lambda *_: {}}, "not an empty one"),
+        ({"make_step": lambda *_: {"w": "x"}}, "'w' is a str"),
+        ({"make_step": lambda *_: {"w": torch.tensor([torch.nan])}}, "'w' holds values that are"),
+        ({"make_step": lambda e, _: {"w": torch.zeros(len(e))}}, "the same names and shapes"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(changed: dict[str, Any], sentence: str) -> None:
+    given = {"make_step": gaussian, "examples": BLANK, "claimed": GAUSSIAN} | changed
+    with pytest.raises(UserError, match=sentence):
+        step(**given)

@@ -1,0 +1,265 @@
+"""A search from end to end: its trials are runs, its ε is theirs together, a kill costs nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+pytest.importorskip("optuna")
+
+from tests.test_cli import run as command
+from zdp_bench import records
+from zdp_bench.errors import UserError
+from zdp_bench.extras.search import study as studies
+from zdp_bench.extras.search.api import Launch, make_search, read_space, search
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.selection import selected_epsilon
+from zdp_bench.records import Record
+from zdp_bench.training import evaluation
+
+TINY = [
+    "recipe=quickstart",
+    "dataset.validation_share=0.2",
+    "trainer.epochs=1",
+    "trainer.sample_rate=0.2",
+    "model.hidden=[4]",
+    "threads=1",
+    "accountant=gdp_clt",  # the claimed ε is not looked at here, and this accountant is quick
+]
+RATES = "optimizer.lr=tag(log,interval(0.05,2))"
+STEPS = 5
+
+
+def carry_out(
+    results: Path, *words: str, trials: int = 3, at_once: int = 1, **options: Any
+) -> Record:
+    space = read_space([*TINY, f"paths.results={results}", *words])
+    asked = make_search(space, options.pop("sampler", "tpe"), trials, **options)
+    return search(asked, Launch(at_once=at_once), lambda line: None)[0]
+
+
+def by_dp_accounting(found: list[tuple[float, int]], rate: float, delta: float) -> float:
+    """The ε of Poisson-sampled Gaussian steps, (z, steps) of each run."""
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for z, steps in found:
+        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
+        accountant.compose(event, steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def test_the_epsilon_of_a_search_is_that_of_its_runs_composed(tmp_path: Path) -> None:
+    words = ["optimizer.lr=1,0.5", "algorithm.noise_multiplier=1.5,2.0"]
+    found = carry_out(tmp_path, *words, sampler="grid")
+    every = records.read_all(tmp_path)
+    assert {line["run"] for line in found["trials"]} == {record["run"] for record in every}
+    assert len(every) == 3
+    assert len({record["privacy"]["z"] for record in every}) == 2
+    spent = [(record["privacy"]["z"], record["privacy"]["steps"]) for record in every]
+    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
+    assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+    assert found["privacy"]["epsilon_all_unit"] > found["privacy"]["epsilon_all"]
+    assert found["privacy"]["epsilon_best"] is None
+    assert found["privacy"]["epsilon_so_far"][-1] == [3, found["privacy"]["epsilon_all"]]
+
+
+def test_the_best_is_chosen_by_validation_records(tmp_path: Path) -> None:
+    found = carry_out(tmp_path, "optimizer.lr=0.001,1", sampler="grid", metric="loss")
+    assert found["chosen_by"] == {"metric": "loss", "of": "validation"}
+    assert found["direction"] == "minimize"
+    slow, quick = found["trials"]
+    assert (slow["values"], quick["values"]) == (
+        {"optimizer.lr": "0.001"},
+        {"optimizer.lr": "1"},
+    )
+    assert found["best"] == 2
+    assert quick["score"] < slow["score"]
+    assert quick["score"] != quick["test"]
+    assert json.loads(next(tmp_path.glob("searches/*/search.json")).read_text()) == found
+
+
+def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
+    found = carry_out(tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0)
+    assert 0.999 < found["privacy"]["epsilon_all"] <= 1.0
+    for record in records.read_all(tmp_path):
+        assert record["privacy"]["epsilon_tight"] < 1.0
+        assert record["stopped_by"] == "epochs"
+        assert record["privacy"]["steps"] == STEPS
+
+
+def test_a_trial_that_would_pass_epsilon_is_not_begun(tmp_path: Path) -> None:
+    """Of trials with other batches no common noise is known before they are proposed."""
+    with pytest.raises(UserError, match=r"with trial 2 the search would have a tight ε of"):
+        carry_out(tmp_path, "trainer.epochs=1,400", epsilon=1.0, trials=2, sampler="grid")
+    assert len(records.read_all(tmp_path)) == 1
+
+
+def test_of_a_random_number_the_best_alone_costs_what_the_paper_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "draw_number", lambda law, mean: 2)
+    found = carry_out(tmp_path, RATES, trials=9, sampler="random", number="geometric")
+    first, second = records.read_all(tmp_path)
+    assert first["seed"] != second["seed"]
+    sampling = first["privacy"]["sampling"]
+    z = first["privacy"]["z"]
+    expected = selected_epsilon(z, Sampling(**sampling), STEPS, "geometric", 9, 1e-4)
+    assert found["privacy"]["epsilon_best"] == pytest.approx(expected)
+    assert found["privacy"]["epsilon_best"] > first["privacy"]["epsilon_tight"]
+
+
+def test_epsilon_of_a_random_number_is_that_of_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "draw_number", lambda law, mean: 1)
+    words = [RATES, "algorithm.max_grad_norm=0.3,1.0"]
+    found = carry_out(tmp_path, *words, trials=9, sampler="random", number="poisson", epsilon=2.0)
+    assert 1.99 < found["privacy"]["epsilon_best"] <= 2.0
+
+
+def test_a_random_number_of_trials_needs_one_mechanism(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "draw_number", lambda law, mean: 8)
+    words = "algorithm.noise_multiplier=interval(1,2)"
+    with pytest.raises(UserError, match="trials differ in noise, sampling or steps"):
+        carry_out(tmp_path, words, trials=8, sampler="random", number="poisson", at_once=8)
+    assert not records.read_all(tmp_path)
+
+
+def test_a_number_of_zero_has_no_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "draw_number", lambda law, mean: 0)
+    found = carry_out(tmp_path, RATES, trials=9, sampler="random", number="poisson")
+    assert (found["best"], found["trials"]) == (None, [])
+
+
+def test_a_trial_that_diverges_is_no_end_and_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse = evaluation.refuse_divergence
+
+    def diverge(metrics: dict[str, float], epoch: Any, step: int, rate: Any) -> None:
+        refuse(metrics | ({"loss": math.nan} if rate == 1 else {}), epoch, step, rate)
+
+    monkeypatch.setattr("zdp_bench.training.loop.refuse_divergence", diverge)
+    found = carry_out(tmp_path, "optimizer.lr=1,0.1", sampler="grid")
+    assert [line["state"] for line in found["trials"]] == ["failed", "done"]
+    assert found["best"] == 2
+    alone = records.read_all(tmp_path)[0]["privacy"]["epsilon_tight"]
+    assert found["privacy"]["epsilon_all"] > 1.1 * alone
+
+
+KILLED = """
+import os, signal, sys
+from zdp_bench.training import run
+step, taken = run.private_step, []
+def die(*arguments):
+    taken.append(1)
+    if len(taken) == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(*arguments)
+run.private_step = die
+from zdp_bench import cli
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Path) -> None:
+    words = [*TINY, RATES, f"paths.results={tmp_path / 'killed'}", "execution.checkpoint_steps=1"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, "search", *words, "--trials", "3"],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -9, done.stderr
+    assert len(records.read_all(tmp_path / "killed")) == 1
+    killed, whole = (
+        carry_out(tmp_path / name, RATES, "execution.checkpoint_steps=1")
+        for name in ("killed", "whole")
+    )
+    own = ("fixed",)  # the results folder is in it
+    assert {k: v for k, v in killed.items() if k not in (*own, "trials", "best", "privacy")} == {
+        k: v for k, v in whole.items() if k not in (*own, "trials", "best", "privacy")
+    }
+    assert sum(record["privacy"]["steps"] for record in records.read_all(tmp_path / "killed")) == 15
+    assert killed["privacy"]["epsilon_all"] == whole["privacy"]["epsilon_all"]
+    assert killed["trials"][:2] == whole["trials"][:2]
+
+
+def test_two_processes_share_one_search(tmp_path: Path) -> None:
+    """Each trial is made once, counts once, and both processes state the same ε."""
+    words = [*TINY, RATES, f"paths.results={tmp_path}", "--trials", "4", "--format", "json"]
+    command = [sys.executable, "-m", "zdp_bench", "search", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    said = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert json.loads(said[0][0]) == json.loads(said[1][0])
+    found = json.loads(next(tmp_path.glob("searches/*/search.json")).read_text())
+    every = records.read_all(tmp_path)
+    assert [line["trial"] for line in found["trials"]] == [1, 2, 3, 4]
+    assert {line["state"] for line in found["trials"]} == {"done"}
+    assert {line["run"] for line in found["trials"]} == {record["run"] for record in every}
+    assert [record["privacy"]["steps"] for record in every] == [STEPS] * 4
+    spent = [(record["privacy"]["z"], STEPS) for record in every]
+    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
+    assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+
+
+def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = command(capsys, "search", *TINY, "optimizer.lr=0.1,1", "--sampler", "grid")
+    assert code == 0
+    assert "ε of the whole search: " in out
+    assert "trial 2 of 2: optimizer.lr=1: validation accuracy 0." in out
+    assert {path.suffix for path in tmp_path.glob("results/searches/*/figures/*")} >= {
+        ".png",
+        ".svg",
+    }
+    for words, sentence in [
+        (["optimizer.lt=1,2"], "key 'optimizer.lt' is not known"),
+        (["optimizer.lr=1,2", "--metric", "acuracy"], "Did you mean 'accuracy'?"),
+        (["optimizer.lr=1,2", "federated.nodes=2"], "zdp-bench search takes one training set"),
+        (
+            ["optimizer.lr=1,2", "dataset.validation_share=null"],
+            "has none: set dataset.validation_s",
+        ),
+        (["optimizer.lr=1,2", "--choose-by-test"], "has validation records; leave it out"),
+        (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "no noise that could keep"),
+        (["optimizer.lr=1,2", "--launcher", "jobblib"], "Did you mean 'joblib'?"),
+    ]:
+        code, _, err = command(capsys, "search", *TINY, *words, "--trials", "2")
+        assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
+
+
+def test_choosing_by_the_test_set_has_to_be_said_and_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *TINY,
+        "dataset.validation_share=null",
+        "optimizer.lr=1,2",
+        f"paths.results={tmp_path}",
+    ]
+    code, out, _ = command(capsys, "search", *words, "--trials", "1", "--choose-by-test")
+    assert (code, "too good to be true" in " ".join(out.split())) == (0, True)
+
+
+def test_without_optuna_it_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("zdp_bench.extras.search")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("zdp_bench.extras.search", raising=False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    code, _, err = command(capsys, "search", *TINY, "optimizer.lr=1,2", "--trials", "1")
+    assert (code, "needs Optuna: `pip install 'zdp-bench[search]'`" in err) == (2, True)

@@ -1,0 +1,116 @@
+"""Hydra's sweep grammar becomes a search space; what all trials share is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from zdp_bench.errors import UserError
+from zdp_bench.extras.search.plan import SEEDS, make_search
+from zdp_bench.extras.search.space import read_space
+
+KEY = "optimizer.lr"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("interval(0.01,1)", FloatDistribution(0.01, 1.0)),
+        ("tag(log,interval(0.01,1))", FloatDistribution(0.01, 1.0, log=True)),
+        ("int(interval(1,5))", IntDistribution(1, 5)),
+        ("0.1,1e-3", CategoricalDistribution(["0.1", "0.001"])),
+        ("choice(a,b)", CategoricalDistribution(["a", "b"])),
+        ("range(1,7,2)", CategoricalDistribution(["1", "3", "5"])),
+        ("[8],[8,4]", CategoricalDistribution(["[8]", "[8,4]"])),
+        ("null,1", CategoricalDistribution(["null", "1"])),
+    ],
+)
+def test_hydras_grammar_becomes_a_distribution(values: str, expected: BaseDistribution) -> None:
+    space = read_space(["recipe=quickstart", f"{KEY}={values}"])
+    assert space.searched == {KEY: expected}
+    assert space.fixed == ("recipe=quickstart",)
+
+
+def test_a_trials_words_are_what_a_run_takes() -> None:
+    space = read_space(["recipe=quickstart", "+optimizer.momentum=0.5,0.9", f"{KEY}=interval(0,1)"])
+    words = space.words({"+optimizer.momentum": "0.9", KEY: 1e-05})
+    assert words == ["recipe=quickstart", "+optimizer.momentum=0.9", "optimizer.lr=1e-05"]
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("recipe=a,b", "a search is of one recipe"),
+        ("dataset=mnist,phasemnist", "all trials train on one data set"),
+        ("dataset.augment=true,false", "all trials train on one data set"),
+        ("seed=1,2", "the best of several seeds is luck"),
+        ("privacy.delta=1e-5,1e-6", "at one δ"),
+        ("privacy.unit=record,patient", "protect one unit"),
+        ("paths.results=a,b", "it changes no result"),
+        ("execution.kernels=auto,off", "it changes no result"),
+        ("trainer.micro_batch=1,2", "it changes no result"),
+        ("optimizer.lr=interval(1,1)", "goes from a number to a larger one"),
+        ("optimizer.lr=tag(log,interval(0,1))", "needs numbers above 0"),
+        ("optimizer.lr=tag(cubic,interval(0,1))", "the tag 'cubic' means nothing here"),
+        ("optimizer.lr=tag(log,choice(1,2))", "is of intervals"),
+        ("optimizer.lr=range(2,2)", "is an empty range"),
+        ("optimizer.lr=glob(a*)", "list the values"),
+        ("optimizer.lr=1", "no key has several values"),
+        ("optimizer.lr=choice(1", "its value cannot be read"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_sentence(word: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        read_space([word])
+
+
+def test_a_grid_has_every_combination() -> None:
+    space = read_space(["a.b=1,2", "c.d=x,y,z"])
+    assert len(space.grid()) == 6
+    assert space.grid()[1] == {"a.b": "1", "c.d": "y"}
+    assert make_search(space, "grid", None).trials == 6
+    assert make_search(space, "grid", 99).trials == 6
+
+
+def test_of_a_random_number_each_trial_has_a_seed_of_its_own() -> None:
+    space = read_space(["recipe=quickstart", "optimizer.lr=1,2"])
+    assert make_search(space, "random", 5, "poisson").space.searched["seed"] == SEEDS
+    assert "seed" not in make_search(space, "random", 5).space.searched
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "sentence"),
+    [
+        ([], {"trials": 0}, r"--trials=0: must be 1 or more"),
+        ([], {"trials": None}, r"--trials N is missing"),
+        ([], {"epsilon": -1.0}, r"--epsilon=-1.0: must be positive"),
+        ([], {"number": "poisson"}, "trial depends on another; add --sampler random"),
+        (["seed=3"], {"number": "poisson", "sampler": "random"}, "draws a seed of its own"),
+        (["privacy.target_epsilon=2"], {"epsilon": 1.0}, "privacy.target_epsilon with --epsilon"),
+        (["x.y=interval(0,1)"], {"sampler": "grid"}, "which has no end of values"),
+    ],
+)
+def test_options_that_contradict_are_one_sentence(
+    words: list[str], options: dict[str, object], sentence: str
+) -> None:
+    space = read_space(["optimizer.lr=1,2", *words])
+    asked = {"sampler": "tpe", "trials": 3} | options
+    with pytest.raises(UserError, match=sentence):
+        make_search(space, **asked)  # type: ignore[arg-type]
+
+
+def test_more_trials_go_on_with_the_same_search_but_not_with_what_was_promised() -> None:
+    space = read_space(["optimizer.lr=1,2"])
+    assert make_search(space, "tpe", 3).name == make_search(space, "tpe", 9).name
+    assert make_search(space, "tpe", 3).name != make_search(space, "random", 3).name
+    for promised in ({"epsilon": 1.0}, {"number": "poisson"}):
+        few, many = (make_search(space, "random", n, **promised) for n in (3, 9))  # type: ignore[arg-type]
+        assert few.name != many.name

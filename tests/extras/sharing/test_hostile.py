@@ -1,0 +1,238 @@
+"""Folders that a stranger made: `verify`, `load` and `predict` answer each, or refuse it.
+
+A few whenever the tests are run; with `--slow`, as many as `--damaged` says, drawn from `--seed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zdp_bench
+from tests.library.conftest import Make
+from tests.library.small import network, train
+from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.folder import write_sums
+from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.verification import verify
+
+SECONDS = 20  # for one folder; on a busy machine a sound one takes two
+MOST_BYTES = 1 << 30
+VALUES: list[Any] = [
+    *(
+        None,
+        True,
+        0,
+        -1,
+        1,
+        3,
+        2**31,
+        10**9,
+        10**12,
+        2**63,
+        10**30,
+        10**400,
+        0.5,
+        -0.0,
+        1e-300,
+        1e308,
+    ),
+    *("", "inf", "-inf", "nan", "x", "ε" * 3000, "\ud800", "\x1b]0;a\x07", "${oc.env:HOME}", "???"),
+    *([], {}, [1], [[]], [None], [10**7, 10**7], [10**10], {"": 1}, {"name": []}, [3] * 2000),
+    *("float32", "bool", "nn", "complex128", "none", "/dev/zero", "../../x"),
+]
+GROWING = "a0: &a0 [1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
+
+def places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, key) of every value within."""
+    for key in list(node) if isinstance(node, dict) else range(len(node)):
+        yield node, key
+        if isinstance(node[key], dict | list):
+            yield from places(node[key])
+
+
+def edit_json(folder: Path, draw: random.Random) -> None:
+    """Change, drop or add some values of the record, or report."""
+    path = next(path for name in ("record", "report") if (path := folder / f"{name}.json").exists())
+    body = json.loads(path.read_text())
+    for _ in range(draw.choice([1, 1, 1, 3])):
+        known = [(node, key) for node, key in places(body) if not isinstance(node, list) or node]
+        node, key = draw.choice(known)
+        how = draw.randrange(8)
+        if how == 0:
+            del node[key]
+        elif how == 1 and isinstance(node, dict):
+            node[draw.choice(["x", "nodes", "start", "weights", "hydra"])] = draw.choice(VALUES)
+        elif how == 2 and isinstance(node[key], int | float):
+            node[key] *= draw.choice([-1, 0, 1000, 10**9])
+        else:
+            node[key] = draw.choice(VALUES)
+    text = json.dumps(body, indent=1)
+    path.write_text(text.replace("NaN", '"nan"') if draw.random() < 0.5 else text)
+
+
+def replace_file(folder: Path, draw: random.Random) -> None:
+    """Put something else in the place of a file."""
+    path = draw.choice(sorted(folder.iterdir()))
+    path.unlink()
+    how = draw.randrange(6)
+    if how == 0:
+        os.mkfifo(path)
+    elif how == 1:
+        path.symlink_to(draw.choice(["/dev/zero", "/dev/random", "/dev/tty", path.name, "/none"]))
+    elif how == 2:
+        path.mkdir()
+    elif how == 3:
+        path.write_bytes(draw.randbytes(draw.choice([0, 1, 100])))
+    elif how == 4:
+        path.write_text(draw.choice(["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "null", "[]"]))
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 36)
+
+
+def spoil_bytes(folder: Path, draw: random.Random) -> None:
+    """Flip, cut or double bytes of a file."""
+    path = draw.choice(sorted(folder.iterdir()))
+    body = bytearray(path.read_bytes())
+    for _ in range(draw.choice([1, 1, 4])):
+        place, how = draw.randrange(len(body)), draw.randrange(3)
+        if how == 0:
+            body[place] ^= 1 << draw.randrange(8)
+        elif how == 1:
+            del body[place : place + draw.choice([1, 100, 10**6])]
+            body = body or bytearray(b"\xff")
+        else:
+            body[place:place] = draw.choice([b"\xff\xfe", b"\n", b"\x00", b"[" * 5000])
+    path.write_bytes(body)
+
+
+def edit_head(folder: Path, draw: random.Random) -> None:
+    """Write another head of the weights, with other shapes, types and lengths."""
+    path = folder / "model.safetensors"
+    body = path.read_bytes()
+    (length,) = struct.unpack("<Q", body[:8])
+    head = json.loads(body[8 : 8 + length])
+    name = draw.choice(sorted(head))
+    if draw.random() < 0.3:
+        head["x"] = head.pop(name)
+    elif "shape" in head[name]:
+        shape = [2**40, 2**40, 0] if draw.random() < 0.3 else [1, *head[name]["shape"]]
+        head[name] |= draw.choice(
+            [{"shape": shape}, {"dtype": "F64"}, {"data_offsets": [0, 2**50]}]
+        )
+    head["__metadata__"] = {"complex128_as_pairs": draw.choice(["", name, "none"])}
+    text = json.dumps(head).encode()
+    length = draw.choice([len(text), len(text), 2**40, 0])
+    path.write_bytes(struct.pack("<Q", length) + text + body[8 + len(text) :])
+
+
+def edit_text(folder: Path, draw: random.Random) -> None:
+    """Write another card, list of digests, or recipe."""
+    path = folder / draw.choice(["README.md", "SHA256SUMS", "ledger.jsonl"])
+    heads = [
+        GROWING,
+        "a: &a [*a]\n",
+        "[" * 3000,
+        "a: 2024-01-01\n",
+        "a: " + "9" * 5000,
+        "- 1\n",
+        "",
+    ]
+    texts = [f"---\n{head}---\n\n" for head in heads]
+    texts += ["0" * 64 + "  ../../x\n", "x" * 10**7, '{"sha256": []}\n', "[]\n", "1\n" * 1000]
+    texts += ["".join(f"{0:064}  {'./' * n}model.safetensors\n" for n in range(300))]
+    path.write_text(draw.choice(texts))
+
+
+DAMAGES: list[Callable[[Path, random.Random], None]] = [
+    *[edit_json] * 5,
+    replace_file,
+    spoil_bytes,
+    edit_head,
+    edit_text,
+]
+
+
+def answer(folder: Path, spoilt: Path) -> None:
+    """Ask a folder all that can be asked of one; only `UserError` may come."""
+    np.save(spoilt / "in.npy", np.zeros((2, 8, 8), np.complex64))
+    asked: list[Callable[[], object]] = [
+        lambda: [f"{check.what}: {check.found}" for check in verify(folder)],
+        lambda: zdp_bench.load(folder),
+        lambda: zdp_bench.load(folder, model=network()),
+        lambda: predict_file(folder, spoilt / "in.npy", spoilt / "out.npy"),
+        lambda: predict_file(folder, spoilt / "in.png", spoilt / "out.npy"),
+    ]
+    for ask in asked:
+        with suppress(UserError):
+            ask()
+
+
+def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
+    """Return what a folder of each seed did that it must not."""
+    failed: list[str] = []
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"longer than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    for seed in seeds:
+        draw = random.Random(seed)
+        folder = Path(shutil.copytree(draw.choice(sound), place / f"{seed}" / "model"))
+        damage = draw.choice(DAMAGES)
+        damage(folder, draw)
+        if draw.random() < 0.7 and damage is not replace_file:
+            write_sums(folder)
+        signal.alarm(SECONDS)
+        try:
+            answer(folder, folder.parent)
+        except BaseException as error:
+            signal.alarm(0)
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            failed += [f"{seed} {damage.__name__}: {error!r:.200} {last.filename}:{last.lineno}"]
+        signal.alarm(0)
+        shutil.rmtree(folder.parent)
+    signal.signal(signal.SIGALRM, before)
+    return failed
+
+
+@pytest.fixture
+def sound(exported: Path, make: Make, tmp_path: Path) -> list[Path]:
+    """A run's export, and that of a loop of one's own."""
+    private = make(network())
+    train(private)
+    private.export(tmp_path / "own")
+    return [exported, exported, tmp_path / "own"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
+    assert attack(sound, tmp_path, range(40)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore")
+def test_many_hostile_folders_take_little_memory(
+    sound: list[Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed, count = request.config.getoption("seed"), request.config.getoption("damaged")
+    assert attack(sound, tmp_path, range(seed, seed + count)) == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MOST_BYTES

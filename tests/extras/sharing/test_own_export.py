@@ -1,0 +1,215 @@
+"""The model of a loop of one's own is handed on as a run's is: card, weights, every ε again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import zdp_bench
+from tests.extras.sharing.test_verification import edit, wrong
+from tests.library.conftest import Make
+from tests.library.small import network, train
+from tests.test_cli import run as command
+from tests.test_package import ROOT
+from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.privacy.accounting import pld
+
+
+@pytest.fixture
+def exported(make: Make, tmp_path: Path) -> tuple[Path, nn.Module]:
+    model = network()
+    private = make(model)
+    train(private)
+    private.export(tmp_path / "model", data="points", metrics={"accuracy": torch.tensor(0.75)})
+    return tmp_path / "model", model
+
+
+def head_of(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+
+
+def edit_report(folder: Path, change: Callable[[dict], object]) -> None:
+    report = json.loads((folder / "report.json").read_text())
+    change(report)
+    edit(folder / "report.json", lambda _: json.dumps(report))
+
+
+def test_the_export_verifies_and_says_what_was_not_checked(
+    exported: tuple[Path, nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = command(capsys, "verify", str(exported[0]), "--format", "json")
+    checks = json.loads(out)
+    right = {check["what"] for check in checks if check["state"] == "right"}
+    assert code == 0, out
+    assert {"privacy.epsilon_tight", "privacy.z", "privacy.steps", "privacy.ledger"} <= right
+    assert "weights are those of the report" in right
+    assert any("fixed_state" in c["what"] for c in checks if c["state"] == "not checked")
+
+
+def test_the_card_states_the_epsilon_of_the_ledger_and_where_the_noise_is_from(
+    exported: tuple[Path, nn.Module],
+) -> None:
+    folder, _ = exported
+    head, text = head_of(folder), (folder / "README.md").read_text()
+    stated = head["differential_privacy"]
+    assert stated["epsilon_tight"] == pytest.approx(pld(1.2, 0.2, 10, 1e-3))
+    assert (stated["epsilon_of"], stated["steps"], stated["z"]) == ("record", 10, 1.2)
+    assert head["datasets"] == ["points"]
+    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.75
+    assert head["run"]["versions"]["zdp-bench"] == zdp_bench.__version__
+    assert "a key that the operating system drew" in text
+    assert "It takes `float32 [n, 4]`" in text
+    assert "a private number of examples to train" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "leaves_out"),
+    [
+        ({"seed": 3}, "**Not for release to an adversary.**", "cryptographic randomness"),
+        ({"secure": True}, "cryptographic randomness", "Not for release to an adversary"),
+        ({"noise_multiplier": 0.0}, "**Not private.**", "cryptographic randomness"),
+        (
+            {"unit": lambda index: index // 2, "max_records": 2},
+            "ε of one owner with 2 examples or fewer in a step, tight",
+            "a person who owns several examples",
+        ),
+    ],
+    ids=["seed", "secure", "no noise", "owners"],
+)
+def test_trainings_of_every_kind_verify_and_say_what_they_are(
+    make: Make,
+    tmp_path: Path,
+    given: dict[str, Any],
+    says: str,
+    leaves_out: str,
+) -> None:
+    private = make(**given)
+    train(private, most=2)
+    private.export(tmp_path / "model")
+    text = (tmp_path / "model/README.md").read_text()
+    assert says in text
+    assert leaves_out not in text
+    assert wrong(tmp_path / "model") == {}
+    assert "model-index" not in head_of(tmp_path / "model")  # a hub refuses one without numbers
+
+
+def test_an_export_can_be_repeated_and_another_takes_no_place_of_it(
+    make: Make, tmp_path: Path
+) -> None:
+    private, folder = make(), tmp_path / "model"
+    train(private, most=2)
+    private.export(folder, metrics={"accuracy": 0.5})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    private.export(folder, metrics={"accuracy": 0.5})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(UserError, match="is there and not empty"):
+        private.export(folder, metrics={"accuracy": 0.6})
+    (folder / "SHA256SUMS").unlink()  # as a kill may leave it
+    with pytest.raises(UserError, match="is there and not empty"):
+        private.export(folder, metrics={"accuracy": 0.5})
+    train(private, most=1)
+    private.export(tmp_path / "later")
+    train(private, most=1)
+    with pytest.raises(UserError, match="is there and not empty"):
+        private.export(tmp_path / "later")
+
+
+def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
+    make: Make,
+    tmp_path: Path,
+) -> None:
+    train(make(), most=4)
+    private = make(count_earlier=True)
+    train(private)
+    private.export(tmp_path / "model")
+    assert head_of(tmp_path / "model")["differential_privacy"]["steps"] == 14
+    text = (tmp_path / "model/README.md").read_text()
+    assert "| steps that made these weights | 10; ε counts all steps above |" in text
+    assert wrong(tmp_path / "model") == {}
+
+
+def test_edited_numbers_weights_and_ledgers_are_found(exported: tuple[Path, nn.Module]) -> None:
+    folder, _ = exported
+    edit_report(folder, lambda report: report["privacy"].update(epsilon_tight=0.1))
+    found = wrong(folder)
+    assert "privacy.epsilon_tight says 0.1, computed" in found["privacy.epsilon_tight"]
+    assert "head of README.md says what the report says" in found
+    edit_report(folder, lambda report: report["privacy"]["mechanism"]["blocks"][0].update(std=9.0))
+    assert "another mechanism" in wrong(folder)["ledger.jsonl"]
+    edit_report(folder, lambda report: report["privacy"]["mechanism"].pop("joint"))
+    assert "describes no mechanism" in wrong(folder)["ledger.jsonl"]
+
+
+def test_steps_left_out_of_the_ledger_lower_no_epsilon(exported: tuple[Path, nn.Module]) -> None:
+    folder, _ = exported
+    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    edit(folder / "ledger.jsonl", lambda _: "".join(lines[:-3]))
+    assert {"privacy.ledger", "privacy.steps", "privacy.epsilon_tight"} <= set(wrong(folder))
+
+
+def test_an_owner_s_epsilon_is_not_sold_for_an_example_s_ledger(
+    exported: tuple[Path, nn.Module],
+) -> None:
+    folder, _ = exported
+    edit_report(folder, lambda report: report["privacy"].update(epsilon_of="owner"))
+    assert "privacy.epsilon_of" in wrong(folder)
+    edit_report(folder, lambda report: report["privacy"].update(records_per_owner=1))
+    edit_report(folder, lambda report: report.update(owners="0" * 64))
+    assert "another mechanism" in wrong(folder)["ledger.jsonl"]
+
+
+def test_the_weights_come_back_into_the_module_in_another_process(
+    exported: tuple[Path, nn.Module], tmp_path: Path
+) -> None:
+    folder, model = exported
+    code = (
+        "import sys, torch, zdp_bench\nfrom tests.library.small import network\n"
+        "model = zdp_bench.load(sys.argv[1], model=network())\n"
+        "assert not model.training\n"
+        "torch.save(model(torch.ones(2, 4)).detach(), sys.argv[2])\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder), str(tmp_path / "out.pt")],
+        check=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    expected = model.eval()(torch.ones(2, 4)).detach()
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt", weights_only=True), expected)
+
+
+def test_what_is_missing_or_does_not_fit_is_said_in_one_sentence(
+    exported: tuple[Path, nn.Module], make: Make, tmp_path: Path
+) -> None:
+    folder, _ = exported
+    with pytest.raises(UserError, match=r"of 'Sequential', a network of .* own code.*model=\.\.\."):
+        zdp_bench.load(folder)
+    with pytest.raises(UserError, match=r"does not fit the model that was given: .*size mismatch"):
+        zdp_bench.load(folder, model=nn.Sequential(nn.Linear(4, 9)))
+    with pytest.raises(UserError, match=r"model='network': give the network itself"):
+        zdp_bench.load(folder, model="network")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"modle: there is no such folder\."):
+        zdp_bench.load(tmp_path / "modle")
+    with pytest.raises(UserError, match=r"which no command can build.*zdp_bench\.load"):
+        predict_file(folder, tmp_path / "in.npy", tmp_path / "out.npy")
+    private = make(ledger=tmp_path / "other.jsonl")
+    with pytest.raises(UserError, match="not empty; name a new folder"):
+        private.export(folder)
+    with pytest.raises(UserError, match="'accuracy' is 'high'; give one number"):
+        private.export(tmp_path / "b", metrics={"accuracy": "high"})
+    with pytest.raises(UserError, match="give a dictionary of numbers by name"):
+        private.export(tmp_path / "b", metrics=[0.5])  # type: ignore[arg-type]
+    assert not (tmp_path / "b").exists()
+    (folder / "report.json").write_text('{"privacy": {}}')
+    with pytest.raises(UserError, match=r"report\.json: is damaged, or of an older version"):
+        zdp_bench.load(folder)

@@ -1,1 +1,0 @@
-"""Data sets that are generated, for tests, demonstrations and runs without the real files."""

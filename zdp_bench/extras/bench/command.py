@@ -1,0 +1,68 @@
+"""Measure, as ratios in one run."""
+
+from __future__ import annotations
+
+import argparse
+
+from zdp_bench.cli.arguments import add_results, whole
+from zdp_bench.errors import unknown
+
+GROUP = "understand"
+HELP = "measure what private and complex training cost"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "tables",
+        nargs="*",
+        metavar="TABLE",
+        help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3, algorithms, kernels, "
+        "library (default: all)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller, in under two minutes on two cores"
+    )
+    parser.add_argument(
+        "--case",
+        default="",
+        metavar="TEXT",
+        help="only the cases whose name contains TEXT; the others stay",
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole(1),
+        default=2,
+        metavar="N",
+        help="CPU threads of every side (default 2)",
+    )
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from zdp_bench.config.ranges import require_threads
+    from zdp_bench.extras.bench import pages, tables
+    from zdp_bench.training.interrupts import require_writable
+    from zdp_bench.training.progress import console
+
+    require_writable(options.results)
+    require_threads("--threads", options.threads)
+    for name in options.tables:
+        if name not in tables.available():
+            raise unknown("table", name, tables.available())
+    wanted = options.tables or tables.available()
+    tables.require_case(wanted, options.quick, options.threads, options.case)
+    for name in wanted:
+        rows, paths = tables.run(
+            name, options.quick, options.threads, options.results, options.case
+        )
+        for case in dict.fromkeys(row.case for row in rows):
+            shown = Table(*pages.COLUMNS, title=case, title_justify="left")
+            for row in rows:
+                if row.case == case:
+                    shown.add_row(*pages.cells(row).values())
+            console().print(shown)
+        for path in paths:
+            print(f"written: {path}")
+    return 0

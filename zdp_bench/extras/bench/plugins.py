@@ -1,0 +1,6 @@
+"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+
+ADDS = {
+    "command": {"bench": "zdp_bench.extras.bench.command"},
+    "function": {"measure": "zdp_bench.extras.bench.tables:measure_missing"},
+}

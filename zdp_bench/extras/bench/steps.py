@@ -1,0 +1,321 @@
+"""The sides of a comparison: one training step of one model, taken in different ways.
+
+Every side builds its own model from the same seed and takes a whole step: forward, backward,
+clipping, noise, update. Our private sides run `training.step.private_step` itself, without the
+ledger, which other frameworks do not keep. The sides of whole loops (`loops.py`) have everything.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench import kernels
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
+from zdp_bench.extras.bench import loops
+from zdp_bench.extras.bench.measure import Step
+from zdp_bench.extras.bench.workload import BOUND, Criterion, Workload, device, flat
+from zdp_bench.gradients import Batch, Engine
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.registry import lookup
+from zdp_bench.training.step import Total, Training, private_step
+
+T = TypeVar("T")
+
+
+# -------------------------------------------------------------------------------------- non-private
+
+
+def non_private(
+    workload: Workload,
+    last: bool = True,
+    micro_batch: int | None = None,
+    native: bool = False,
+    compiled: bool = False,
+) -> Step:
+    """Forward, backward, update.
+
+    Args:
+        native: with torch's own complex convolutions.
+        compiled: by `torch.compile`.
+    """
+    model = workload.build()
+    if native:
+        as_native(model)
+    inputs, targets = workload.examples(last)
+    size = micro_batch or workload.batch
+    optimizer = workload.optimizer_of(model.parameters())
+    forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
+
+    def backward() -> None:
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+            (workload.loss_of(forward(x), y).sum() / workload.batch).backward()
+
+    def run() -> None:
+        backward()
+        optimizer.step()
+        # a side that waits for its turn holds its weights only
+        optimizer.zero_grad(set_to_none=True)
+
+    def answer() -> Tensor:
+        backward()
+        found = flat(
+            {
+                name: p.grad * workload.batch
+                for name, p in model.named_parameters()
+                if p.grad is not None
+            }
+        )
+        optimizer.zero_grad(set_to_none=True)
+        return found
+
+    return Step(run, answer)
+
+
+def as_native(module: nn.Module) -> None:
+    """Replace our complex convolutions by torch's own, with the same weights."""
+    twins: dict[type[nn.Module], type[nn.Module]] = {
+        ComplexConv2d: nn.Conv2d,
+        ComplexConvTranspose2d: nn.ConvTranspose2d,
+    }
+    for name, child in module.named_children():
+        if type(child) in twins:
+            bias = child.bias is not None
+            made = (child.in_channels, child.out_channels, child.kernel_size, child.stride)
+            twin = twins[type(child)](
+                *made, padding=child.padding, groups=child.groups, bias=bias, dtype=torch.complex64
+            )
+            twin.to(device()).load_state_dict(child.state_dict())
+            setattr(module, name, twin)
+        as_native(child)
+
+
+# ------------------------------------------------------------------------------------------ private
+
+
+class _NoLedger(Ledger):
+    """Counts nothing: the other frameworks keep no ledger either."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def releases(self) -> int:
+        return 0
+
+    def append(self, step: int, of: str = "") -> None:
+        pass
+
+
+def private(
+    workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None
+) -> Step:
+    """Our private step with DP-SGD, noise included."""
+    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
+    return _engine_step(workload, lambda problem: ZetaDPSGD(problem, **options), last, micro_batch)
+
+
+def of_algorithm(name: str, workload: Workload) -> Step:
+    """Our private step with another algorithm at its defaults."""
+    options = {"noise_multiplier": 1.0, "max_grad_norm": BOUND}
+    return _engine_step(workload, lambda problem: lookup("algorithm", name)(problem, **options))
+
+
+def _engine_step(
+    workload: Workload,
+    build: Callable[[Problem], Algorithm],
+    last: bool = True,
+    micro_batch: int | None = None,
+) -> Step:
+    model = workload.build()
+    inputs, targets = workload.examples(last)
+    size = micro_batch or workload.batch
+    sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
+    algorithm = build(Problem(model, workload.loss_of, sampling, like=inputs[:0]))
+    optimizer = workload.optimizer_of(trainable(model).values())
+    training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
+
+    def batches() -> Iterator[Batch]:
+        return zip(inputs.split(size), targets.split(size), strict=True)
+
+    steps = count()
+
+    def run() -> None:
+        # A new number, so fresh noise: the same again would march the weights off.
+        private_step(training, next(steps), batches(), workload.batch)
+
+    def answer() -> Tensor:
+        total = Total(algorithm.mechanism(), inputs.device)
+        for batch in batches():  # in the same pieces as `run`
+            algorithm.accumulate(total, batch)
+        return flat(total)
+
+    return Step(run, answer)
+
+
+def loop(workload: Workload) -> Step:
+    """Forward, backward and clipping, one example after the other: what needs no per-sample
+    machinery.
+    """
+    model = workload.build()
+    inputs, targets = workload.examples(last=False)
+    parameters = dict(model.named_parameters())
+    optimizer = workload.optimizer_of(model.parameters())
+
+    def summed() -> dict[str, Tensor]:
+        total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+        for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+            gradients = torch.autograd.grad(
+                workload.loss_of(model(x), y).sum(), list(parameters.values())
+            )
+            norm = flat(dict(zip(parameters, gradients, strict=True))).norm()
+            for value, gradient in zip(total.values(), gradients, strict=True):
+                value += gradient * (BOUND / norm).clamp(max=1)
+        return total
+
+    def run() -> None:
+        for name, value in summed().items():
+            noise = torch.view_as_real(value) if value.is_complex() else value
+            noise += BOUND * torch.randn_like(noise)
+            parameters[name].grad = value / workload.batch
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Step(run, lambda: flat(summed()))
+
+
+def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> Step:
+    """Opacus's own step.
+
+    Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too
+    small).
+    """
+    # from Opacus's own hooks on a first layer
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model = workload.build()
+    inputs, targets = workload.examples(last=False)
+    plain = workload.optimizer_of(model.parameters())
+    common: dict[str, Any] = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": BOUND,
+        "expected_batch_size": workload.batch,
+    }
+    if mode != "ghost":
+        module: Any = GradSampleModule(
+            model, loss_reduction="sum", force_functorch=mode == "functorch"
+        )
+        optimizer: Any = DPOptimizer(plain, **common, loss_reduction="sum")
+
+        def backward() -> None:
+            workload.loss_of(module(inputs), targets).sum().backward()
+    else:
+        module = GradSampleModuleFastGradientClipping(
+            model, loss_reduction="sum", max_grad_norm=BOUND
+        )
+        optimizer = DPOptimizerFastGradientClipping(plain, **common, loss_reduction="sum")
+        criterion = DPLossFastGradientClipping(
+            module, optimizer, Criterion(workload), loss_reduction="sum"
+        )
+
+        def backward() -> None:
+            criterion(module(inputs), targets).backward()
+
+    def run() -> None:
+        backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # VGG-11's per-sample gradients are gigabytes
+
+    def answer() -> Tensor:
+        backward()
+        if mode != "ghost":
+            optimizer.clip_and_accumulate()
+            found = flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
+        else:
+            found = flat(
+                {str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None}
+            )
+        optimizer.zero_grad(set_to_none=True)
+        return found
+
+    return Step(run, answer)
+
+
+def _warm(workload: Workload) -> Step:
+    """Run every kernel once on a tiny batch, so that a library's own memory does not count as the
+    step's.
+    """
+    tiny = Workload(
+        "complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]}
+    )
+    step = private(tiny, "fast")
+    step.run()
+    return step
+
+
+# name of a side in the tables -> how to build it; the first word says what it computes
+def _without_kernels(step: Step) -> Step:
+    """The step on the kernels' twins of torch and numpy."""
+
+    def off(call: Callable[[], T]) -> T:
+        with kernels.disabled():
+            return call()
+
+    return Step(partial(off, step.run), partial(off, step.answer))
+
+
+SIDES: dict[str, Callable[[Workload], Step]] = {
+    "warm": _warm,
+    "non-private": non_private,
+    "non-private, channels first": lambda w: non_private(w, last=False),
+    "non-private, one record at a time": lambda w: non_private(w, micro_batch=1),
+    "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
+    "non-private, compiled": lambda w: non_private(w, last=False, compiled=True),
+    "private, fast": lambda w: private(w, "fast"),
+    "non-private, kernels off": lambda w: _without_kernels(non_private(w)),
+    "private, fast, kernels off": lambda w: _without_kernels(private(w, "fast")),
+    "private, fast, channels first": lambda w: private(w, "fast", last=False),
+    "private, fast, one record at a time": lambda w: private(w, "fast", micro_batch=1),
+    "private, vmap": lambda w: private(w, "reference", last=False),
+    "private, loop over records": loop,
+    "private, Opacus hooks": lambda w: opacus(w, "hooks"),
+    "private, Opacus functorch": lambda w: opacus(w, "functorch"),
+    "private, Opacus ghost": lambda w: opacus(w, "ghost"),
+    "non-private, whole loop": loops.non_private,
+    "private, zdp-bench's whole loop": loops.library,
+    "private, Opacus's whole loop, hooks": lambda w: loops.opacus(w, "hooks"),
+    "private, Opacus's whole loop, ghost": lambda w: loops.opacus(w, "ghost"),
+}
+# The other algorithms compute different things, so none has to agree with another.
+ALGORITHMS = {"DP-DFA": "dp_dfa", "Spectral-DP": "spectral_dp", "GReDP": "gredp"}
+SIDES |= {side: partial(of_algorithm, name) for side, name in ALGORITHMS.items()}
+
+
+def computes(side: str) -> str:
+    """Name what a side computes: 'gradient', 'clipped sum' or its algorithm.
+
+    Sides of one name must agree.
+    """
+    if side in ALGORITHMS:
+        return side
+    kind = "gradient" if side.startswith("non-private") else "clipped sum"
+    return f"{kind}, by name" if "whole loop" in side else kind
+
+
+def may_be_baseline(side: str) -> bool:
+    """True for our own non-private step, in any layout and micro-batch; never torch's slow one."""
+    return side.startswith("non-private") and "torch's" not in side

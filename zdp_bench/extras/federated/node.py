@@ -1,0 +1,237 @@
+"""One node of a federation: its patients, its noise, its ledger, the steps of a central run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zdp_bench import records
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Part, Source, Splits
+from zdp_bench.errors import UserError
+from zdp_bench.extras.federated.messages import digest
+from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.ledger import Ledger, Position
+from zdp_bench.privacy.noise import run_key
+from zdp_bench.training.devices import pick_device
+from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.model_checks.state import Guard
+from zdp_bench.training.plan import steps_of
+from zdp_bench.training.run_folder import open_ledger
+from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
+from zdp_bench.training.step import Training, private_step
+
+
+class AccumulatingSGD(torch.optim.SGD):
+    """SGD between a node's steps of one round; keeps the sum of released gradients to send.
+
+    That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], lr: float) -> None:
+        super().__init__(parameters.values(), lr=lr)
+        self._named = parameters
+        self.sums: dict[str, Tensor] = {}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for name, parameter in self._named.items():
+            assert parameter.grad is not None
+            self.sums[name] = (
+                self.sums[name] + parameter.grad if name in self.sums else parameter.grad
+            )
+        super().step(closure)
+
+
+class Site:
+    """What a process needs to be one or more nodes: data and model, each made when first used."""
+
+    def __init__(
+        self, config: Run, data: Splits | None = None, device: torch.device | None = None
+    ) -> None:
+        self.config = config
+        self.device = device or pick_device(config.device)
+        self.nodes: dict[int, Node] = {}
+        self._data = data
+        self._checked = False
+        self.guard: Guard | None = None
+
+    @cached_property
+    def data(self) -> Splits:
+        return self._data or load_data(self.config)
+
+    @cached_property
+    def setup(self) -> ModelSetup:
+        """The one model of all nodes here: each round sets its weights anew."""
+        return ModelSetup.of(self.config, self.data, self.device)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.setup.model
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        assert self.config.federated.nodes is not None
+        return split_by_patient(self.data, self.config.federated.nodes, self.config.seed)
+
+    def check(self, setup: Setup) -> None:
+        """Call `Setup.check_model` for the first node only.
+
+        The nodes here have one model, batches of about one size, and algorithms that differ in
+        their noise alone.
+
+        Raises:
+            UserError: the model must not be trained privately as it is.
+        """
+        if not self._checked:
+            setup.check_model()
+            self.guard = setup.guard()
+            self._checked = True
+
+    def node(self, number: int) -> Node:
+        """The node of that number, always the same."""
+        if number not in self.nodes:
+            self.nodes[number] = Node(self, number)
+        return self.nodes[number]
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            if node.ledger:
+                node.ledger.close()
+
+
+class Node:
+    """One node. It is asked to `join`, then to `prepare`, then for a `release` a round.
+
+    Formal guarantees:
+        - what a release is computed from, and its noise, is a function of (run, node, its data,
+          step, weights): on the same weights it is the same release, bit for bit, and on others it
+          has another sample and other noise;
+        - its steps stand in this node's own ledger before they exist, so a release that never
+          arrives is counted as well.
+    """
+
+    def __init__(self, site: Site, number: int) -> None:
+        self.site, self.number = site, number
+        split = site.config.federated.patients == "split"
+        self.records: Source = site.parts[number] if split else site.data.train
+        self.config = site.config
+        self.ledger: Ledger | None = None
+
+    @cached_property
+    def units(self) -> int:
+        """How many records, or patients if they are the unit, a step of this node draws from."""
+        return count_units(self.config, replace(self.site.data, train=self.records))
+
+    def join(self) -> dict[str, Any]:
+        """What the server must know to plan the rounds; nothing else of the data leaves the node.
+
+        A digest of a site's own data would tell a server that knows all of it but one record what
+        that one is. Where one data set is split over the nodes, the server has it anyway, and must
+        see that all have the same.
+        """
+        told = {
+            "node": self.number,
+            "experiment": experiment_digest(self.site.config),
+            "seed": self.site.config.seed,
+            "records": self.units,
+            "records_per_patient": self.site.data.examples_per_patient,
+        }
+        return told | (
+            {"data": self.site.data.digest} if self.config.federated.patients == "split" else {}
+        )
+
+    def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
+        """Make the mechanism and open the ledger.
+
+        Args:
+            run: the digest that names the run's folder.
+            at_least: how far this node's ledger had come when the server last saw it.
+
+        Raises:
+            UserError: no noise multiplier reaches the ε, the model must not be trained privately,
+                or the ledger is not to be trusted.
+        """
+        site = self.site
+        own = replace(site.setup, data=replace(site.data, train=self.records))
+        self.setup = own.with_plan(steps_of(site.config, self.units, rounds))
+        site.check(self.setup)
+        self.mechanism = self.setup.mechanism
+        self.size = self.setup.micro_batch_size()
+        name = f"{self.number:02d}" + (
+            f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else ""
+        )
+        # The data's digest is used only here: it leaves no node.
+        code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
+        self._key = run_key(run, self.mechanism, code)
+        self._path = (
+            records.folder(site.config.results, site.config.recipe, run)
+            / "nodes"
+            / name
+            / "ledger.jsonl"
+        )
+        self._open(at_least)
+        return self.standing() | {"mechanism": self.mechanism.digest()}
+
+    def _open(self, at_least: Position | None = None) -> None:
+        if self.ledger:
+            self.ledger.close()
+        config, plan = self.setup.config, self.setup.plan
+        repeatable = not config.privacy.secure
+        made = execution_digest(
+            config.plugins, self.site.device, self.size.examples, 1, config.execution.deterministic
+        )
+        start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
+        self.ledger = open_ledger(
+            self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}"
+        )
+        most = self.ledger.releases + plan.steps  # that can have been released at the end
+        self.limit = self.setup.affordable(most)
+        self._size = self._path.stat().st_size
+
+    def standing(self) -> dict[str, Any]:
+        """How far the ledger has come."""
+        assert self.ledger is not None
+        return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
+
+    def release(
+        self, round_: int, weights: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Take a round of private steps from these weights; return the sum of released gradients.
+
+        Raises:
+            BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
+            UserError: the model has changed beside its weights, or this process was not asked to
+                `prepare`; the server asks it to join again.
+        """
+        if not hasattr(self, "setup"):
+            raise UserError("it was started anew, and joins again")
+        setup, config, count = self.setup, self.setup.config, self.config.federated.local_steps
+        if (
+            self.ledger is None or self._path.stat().st_size != self._size
+        ):  # another process was this node in between (Ray)
+            self._open()
+        assert self.ledger is not None
+        parameters, of = trainable(setup.model), digest(weights)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(weights[name])
+        key = f"{self._key}:{self.ledger.generation}:{of}"
+        optimizer = AccumulatingSGD(parameters, config.federated.local_lr)
+        training = Training(
+            setup.algorithm, setup.model, optimizer, setup.noise(key), self.ledger, self.limit
+        )
+        with setup.arithmetic():
+            for step in range(round_ * count, (round_ + 1) * count):
+                batches, divisor = setup.draw(key, step, self.size)
+                private_step(training, step, batches, divisor, of)
+        if self.site.guard:
+            self.site.guard.require_unchanged()
+        self._size = self._path.stat().st_size
+        return self.standing() | {"round": round_}, optimizer.sums

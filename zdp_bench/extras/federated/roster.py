@@ -1,0 +1,339 @@
+"""Keep what the server knows of the nodes: addresses, what was asked, what was spent at most.
+
+A node is not trusted. Its messages are checked before use and only ever raise the count of what it
+has spent. A malformed message is dropped with one line in the log; nothing a node sends ends a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from zdp_bench.config.schema import Run
+from zdp_bench.extras.federated.flower import Grid, Message, RecordDict
+from zdp_bench.extras.federated.messages import Malformed, checked_values, content, values_of
+
+PAUSE = 0.1  # seconds between two looks for nodes
+AGAIN = 30.0  # seconds until a refused node is asked again: it may have been started anew
+MOST_RUNS = 100  # a node that claims to have spent this many times the run's steps is not believed
+
+JOINED = {"node": int, "records": int, "records_per_patient": int}
+SPENT = {"entries": int, "digest": str}  # what a node says of its ledger
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the server knows of one node.
+
+    Attributes:
+        records: how many a step draws from, as it said when it first joined: records, or patients
+            with `privacy.unit=patient`.
+        records_per_patient: the most that one patient has, likewise.
+        entries, digest: how far its ledger had come, as it said last.
+        excess: the most steps it ever claimed beyond those asked for by then.
+        answers: rounds in which its release was used.
+    """
+
+    records: int
+    records_per_patient: int
+    entries: int = 0
+    digest: str = ""
+    excess: int = 0
+    answers: int = 0
+
+    def heard(self, entries: int, digest: str, asked: int) -> Standing:
+        """Return it updated: the node says its ledger holds `entries`, after `asked` steps."""
+        excess = max(self.excess, entries - asked)
+        if entries < self.entries:
+            return replace(self, excess=excess)
+        return replace(self, entries=entries, digest=digest, excess=excess)
+
+    def spent(self, asked: int) -> int:
+        """Return the most steps there can be once `asked` were asked for.
+
+        Formal guarantees: at least `asked`; what the node says only raises it; it never falls.
+        """
+        return asked + self.excess
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one of Flower's nodes is refused, its number if known, and until when."""
+
+    why: str
+    number: int | None
+    until: float
+    second: bool
+
+
+class Roster:
+    """The nodes of a run, by number.
+
+    A node is asked to join as soon as Flower lists it, then to prepare, and is present once it has
+    answered both well. It is asked again after a round it did not answer, and some time after it
+    was refused. A node has one live client: while the first is on Flower's list, a second is
+    refused.
+
+    Attributes:
+        asked: rounds asked for so far, over all attempts; the server keeps them in its own ledger.
+        present: number -> Flower's id.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: Run,
+        expected: Mapping[str, Any],
+        sizes: Sequence[int] | None,
+        owners: Mapping[int, int],
+        known: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Start with the nodes known from a checkpoint.
+
+        Args:
+            expected: what every node must say when it joins, such as its experiment's digest.
+            sizes: how many records each node must have; None: as many as it says.
+            owners: Flower's id -> number of the node with that key; empty where there are no keys.
+            known: from a checkpoint, what `saved` gave.
+        """
+        self.grid, self.nodes = grid, config.federated.nodes or 1
+        self.steps_a_round = config.federated.local_steps
+        self.standings = {number: Standing(**values) for number, values in known.items()}
+        self.asked = 0
+        self.present: dict[int, int] = {}
+        self._expected, self._sizes, self._owners = expected, sizes, owners
+        # Flower's id -> number, of every node that has joined and is still connected
+        self._met: dict[int, int] = {}
+        self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
+        self._refused: dict[int, Refusal] = {}  # by Flower's id
+        self._told: dict[str, Any] | None = None
+        self._mechanisms: Mapping[int, str] = {}
+        self._most = 0
+
+    def meet(self) -> None:
+        """Let new nodes join, and drop those that have left."""
+        there, now = set(self.grid.get_node_ids()), time.monotonic()
+        self.present = {
+            number: address for number, address in self.present.items() if address in there
+        }
+        self._met = {address: number for address, number in self._met.items() if address in there}
+        self._refused = {
+            address: one
+            for address, one in self._refused.items()
+            if address in there and now < one.until
+        }
+        self._pending = {
+            name: (kind, address)
+            for name, (kind, address) in self._pending.items()
+            if address in there
+        }
+        busy = {
+            *self.present.values(),
+            *self._refused,
+            *(address for _, address in self._pending.values()),
+        }
+        for address in sorted(there - busy):
+            self._ask("join", address, {})
+        while self._pending and (answers := list(self.grid.pull_messages(list(self._pending)))):
+            for answer in answers:
+                kind, address = self._pending.pop(answer.metadata.reply_to_message_id)
+                self._admit(kind, address, answer)
+
+    def wait_for(self, count: int, patience: float, asked_to_stop: Callable[[], int]) -> bool:
+        """Wait until `count` nodes are present.
+
+        Returns False after `patience` seconds, or once all other nodes are refused.
+        """
+        until = time.monotonic() + patience
+        while True:
+            self.meet()
+            if len(self.present) >= count or asked_to_stop():
+                return True
+            settled = len(self.present) + sum(not one.second for one in self._refused.values())
+            if (not self._pending and settled >= self.nodes) or time.monotonic() > until:
+                return False
+            time.sleep(PAUSE)
+
+    def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
+        """Ask every node, also later ones, to make its mechanism and open its ledger.
+
+        No node is present until it has answered.
+
+        Args:
+            mechanisms: the digest of the mechanism that each node must come to.
+        """
+        self._told, self._mechanisms = {"run": run, "rounds": rounds}, mechanisms
+        self._most = MOST_RUNS * rounds * self.steps_a_round
+        for number, address in self.present.items():
+            self._ask_to_prepare(number, address)
+        self.present = {}
+
+    def heard(self, number: int, values: Mapping[str, Any]) -> None:
+        """Note what a node said of its ledger.
+
+        Raises:
+            Malformed: nobody can have spent as much.
+        """
+        if values["entries"] > self._most:
+            raise Malformed(
+                f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one"
+            )
+        asked = self.asked * self.steps_a_round
+        self.standings[number] = self.standings[number].heard(
+            values["entries"], values["digest"], asked
+        )
+
+    def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
+        """Ask every present node for a round; return the first timely answer of each, by number."""
+        asked = {address: number for number, address in self.present.items()}
+        messages = [Message(contents, address, "train", group_id=str(round_)) for address in asked]
+        answers: dict[int, Message] = {}
+        for reply in self.grid.send_and_receive(messages, timeout=patience):
+            number = asked.get(reply.metadata.src_node_id)
+            if number is not None:
+                answers.setdefault(number, reply)
+        # A node that failed or is silent joins again: it may have been started anew.
+        self.present = {
+            n: address
+            for n, address in self.present.items()
+            if n in answers and not answers[n].has_error()
+        }
+        return answers
+
+    def dropped(self, number: int, why: str) -> None:
+        """Log that a node's message is not used."""
+        log.warning("node %d: %s; it is dropped", number, why)
+
+    def used(self, number: int) -> None:
+        """Note that a node's release went into the model."""
+        self.standings[number] = replace(
+            self.standings[number], answers=self.standings[number].answers + 1
+        )
+
+    def spent(self, number: int, rounds: int | None = None) -> int:
+        """Return the most releases this node can have made after `rounds` (None: asked) rounds."""
+        return self.standings[number].spent(
+            (self.asked if rounds is None else rounds) * self.steps_a_round
+        )
+
+    def report(self, patience: float) -> None:
+        """Ask every node for its ledger a last time."""
+        messages = [Message(content({}), address, "query.report") for address in self._met]
+        for answer in self.grid.send_and_receive(messages, timeout=patience) if messages else []:
+            number = self._met.get(answer.metadata.src_node_id)
+            if number is None or answer.has_error():
+                continue
+            try:
+                self.heard(number, checked_values(answer, SPENT))
+            except Malformed as error:
+                self.dropped(number, f"its report {error}")
+
+    def dismiss(self) -> None:
+        """Tell every node that the run is over."""
+        there = set(self.grid.get_node_ids())
+        self.grid.push_messages(
+            [
+                Message(content({}), address, "query.dismiss")
+                for address in self._met
+                if address in there
+            ]
+        )
+
+    def saved(self) -> dict[int, dict[str, Any]]:
+        """Return the nodes as plain values, for a checkpoint."""
+        return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
+
+    def refusals(self) -> dict[int, str]:
+        """Return why nodes are refused, by number."""
+        return {
+            one.number: one.why
+            for one in self._refused.values()
+            if one.number is not None and not one.second
+        }
+
+    def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:
+        for name in self.grid.push_messages([Message(content(values), address, f"query.{kind}")]):
+            self._pending[name] = kind, address
+
+    def _ask_to_prepare(self, number: int, address: int) -> None:
+        assert self._told is not None
+        known = self.standings[number]
+        self._ask(
+            "prepare", address, self._told | {"entries": known.entries, "digest": known.digest}
+        )
+
+    def _admit(self, kind: str, address: int, answer: Message) -> None:
+        """Advance a node by its answer: from joining to preparing, then to being present."""
+        number = self._owners.get(address, self._met.get(address))
+        second = False
+        try:
+            if answer.has_error():
+                raise Malformed(reason_of(answer))
+            if kind == "join":
+                values = checked_values(answer, JOINED)
+                if number is not None and values["node"] != number:
+                    raise Malformed(f"says that it is node {values['node']}")
+                number = values["node"]
+                second = any(
+                    there == number and other != address for other, there in self._met.items()
+                )
+                self._join(number, address, values_of(answer), second)
+                if self._told:
+                    self._ask_to_prepare(number, address)
+                    return
+            assert number is not None
+            if kind == "prepare":
+                values = checked_values(answer, SPENT | {"mechanism": str})
+                if values["mechanism"] != self._mechanisms[number]:
+                    raise Malformed(
+                        "comes to another mechanism than the server: "
+                        "both need the same version of zdp-bench"
+                    )
+                self.heard(number, values)
+            self.present[number] = address
+        except Malformed as error:
+            self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN, second)
+            log.warning(
+                "%s: %s; it is refused",
+                "a node that joins" if number is None else f"node {number}",
+                error,
+            )
+
+    def _join(self, number: int, address: int, values: Mapping[str, Any], second: bool) -> None:
+        """Note which node this is, and what it has.
+
+        Raises:
+            Malformed: it does not belong to this run, or another client is that node.
+        """
+        if number >= self.nodes:
+            raise Malformed(f"federated.nodes={self.nodes} has no such node")
+        if second:
+            raise Malformed("a second client says that it is this node, whose first is there")
+        for key, value in self._expected.items():
+            if values.get(key) != value:
+                hint = ", and the same data set, or federated.patients=own" if key == "data" else ""
+                raise Malformed(
+                    f"has another {key} than the server: "
+                    f"start both with the same recipe, seed and keys{hint}"
+                )
+        if self._sizes and values["records"] != self._sizes[number]:
+            raise Malformed(
+                "has other patients than the server dealt out to it: all need the same data set"
+            )
+        if not values["records"] or not values["records_per_patient"]:
+            raise Malformed("has no records")
+        self.standings.setdefault(
+            number, Standing(values["records"], values["records_per_patient"])
+        )
+        self._met[address] = number
+
+
+def reason_of(answer: Message) -> str:
+    """Return the reason of an Error in one short line."""
+    lines = (answer.error.reason or "").strip().splitlines() or ["it failed"]
+    return "".join(letter for letter in lines[-1] if letter.isprintable())[:300]

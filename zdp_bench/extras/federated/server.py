@@ -1,0 +1,358 @@
+"""Run the ServerApp: rounds of asking nodes for releases, averaging, one optimiser step.
+
+The rule for a round. Every node that is present is asked, and given `federated.patience` seconds.
+An answer counts if it is to this round, holds the model's tensors and nothing but finite numbers;
+any other is dropped with one line in the log. With at least `federated.min_nodes` of them (all,
+where nothing is said) the round is their weighed mean, whoever is missing; with fewer the run ends
+in one sentence, saved, and the same command goes on from that round.
+
+The server trusts no count but its own. It writes a round into a ledger before it asks for it, and
+every node is held to have taken the steps of every round in there, whether it was asked, or
+answered, or was never heard of again. A node's own word raises that number where its ledger holds
+more, and never lowers it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Splits
+from zdp_bench.errors import UserError
+from zdp_bench.extras.federated.flower import Context, Grid, Message, ServerApp
+from zdp_bench.extras.federated.messages import (
+    Malformed,
+    checked_values,
+    content,
+    digest,
+    tensors_of,
+)
+from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
+from zdp_bench.records import Record
+from zdp_bench.training import checkpoint
+from zdp_bench.training.build import build_scheduler, scale_rate
+from zdp_bench.training.evaluation import evaluate_trained
+from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.loop import Loop, Watcher
+from zdp_bench.training.plan import rounds_of, steps_of
+from zdp_bench.training.record import Stopwatch, privacy_report, run_record
+from zdp_bench.training.run_folder import open_ledger
+from zdp_bench.training.setup import ModelSetup, Setup, count_units
+from zdp_bench.training.step import descend
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What a server works on.
+
+    Attributes:
+        data: the test set; with `patients=split` also the training set that is split.
+        owners: Flower's id -> number of the node with that key.
+    """
+
+    config: Run
+    data: Splits
+    run: str
+    home: Path
+    device: torch.device
+    watcher: Watcher
+    asked_to_stop: Callable[[], int]
+    owners: Mapping[int, int] = field(default_factory=dict)
+
+
+class Result:
+    """The result of a ServerApp, which cannot return one: Flower may call it in a thread."""
+
+    record: Record | None = None
+    error: BaseException | None = None
+
+    def get(self) -> Record:
+        """The record.
+
+        Raises:
+            UserError, Stopped: what ended the run.
+        """
+        if self.error:
+            raise self.error
+        if self.record is None:
+            raise UserError("Flower ended the run before its end; its own messages are above.")
+        return self.record
+
+
+def server_app(conducting: ServerContext, result: Result) -> ServerApp:
+    """The app that conducts a run, over whatever grid Flower gives it."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            result.record = conduct(grid, conducting)
+        except BaseException as error:
+            result.error = error
+
+    return app
+
+
+def conduct(grid: Grid, given: ServerContext) -> Record:
+    """Conduct a federated run and return its record; the module gives the rule of a round.
+
+    Formal guarantees:
+        - the weights change only through what nodes released under their own mechanisms, each in
+          its node's ledger;
+        - the record's ε of a node composes every release it can have made, as the server counts
+          them, whatever the node says; the run's ε is the worst node's, for each patient is at one
+          node only.
+
+    Raises:
+        UserError: too few nodes take part or answer, or the data, ledger or checkpoint is not
+            usable.
+        Stopped: a signal asked for it; the run is saved.
+    """
+    watch = Stopwatch()
+    config, data, home, device = given.config, given.data, given.home, given.device
+    federated = config.federated
+    nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
+    least = federated.min_nodes or nodes
+
+    setup = ModelSetup.of(config, data, device)
+    saved = checkpoint.load(home / "checkpoint.pt", given.run)
+
+    split = federated.patients == "split"
+    expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
+        {"data": data.digest} if split else {}
+    )
+    parts = split_by_patient(data, nodes, config.seed) if split else []
+    shares_of = [count_units(config, replace(data, train=part)) for part in parts] or None
+    roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
+    come = roster.wait_for(nodes, patience, given.asked_to_stop)
+    if signal := given.asked_to_stop():
+        raise Stopped(signal)
+    if not come and (len(roster.present) < least or len(roster.standings) < nodes):
+        why = "; ".join(
+            f"node {number}: {reason}" for number, reason in sorted(roster.refusals().items())
+        )
+        within = f"federated.patience={patience:g} seconds"
+        raise UserError(
+            f"only {len(roster.present)} of {nodes} nodes joined within {within}"
+            + (f" ({why})." if why else ".")
+        )
+    sizes = {n: roster.standings[n].records for n in range(nodes)}
+    plan = rounds_of(config, [*sizes.values()])
+    scale_rate(config, setup.optimizer, plan)
+    scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
+
+    @cache
+    def of_size(records: int) -> Setup:
+        """Return what a node with so many records trains with, to check and to account."""
+        return setup.with_plan(steps_of(config, records, plan.steps))
+
+    made = {n: of_size(size) for n, size in sizes.items()}
+    mechanisms = {n: own.mechanism for n, own in made.items()}
+    fixed = made[0].check_model()
+    repeatable = not config.privacy.secure
+    at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
+    asked = open_ledger(
+        home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server"
+    )
+    size, parameters = made[0].micro_batch_size(), trainable(setup.model)
+    # After every round: one that is made again may be another release.
+    save_every = config.execution.checkpoint_steps or 1
+    loop = Loop(
+        setup,
+        plan,
+        scheduler,
+        given.run,
+        home,
+        given.watcher,
+        size,
+        save_every,
+        round_steps=a_round,
+    )
+    loop.restore(saved)
+
+    def save() -> None:
+        loop.save(asked.position, roster.saved())
+
+    @cache
+    def epsilon_of(records: int, steps: int) -> float:
+        return of_size(records).epsilon(steps)
+
+    def epsilon(rounds: int) -> float:
+        """Return the worst node's tight ε, without rounds that a killed run asked for ahead."""
+        known = asked.releases_before(rounds)
+        return max(epsilon_of(sizes[n], roster.spent(n, known)) for n in roster.standings)
+
+    @cache
+    def limit(records: int, most: int) -> int | None:
+        """Return how many of at most `most` steps of a node of that size the budget allows."""
+        return of_size(records).affordable(most)
+
+    def affordable(rounds: int) -> bool:
+        """True if every node can have taken the steps of so many rounds within the budget."""
+        for number in roster.standings:
+            allowed = limit(sizes[number], roster.spent(number, first + plan.steps))
+            if allowed is not None and roster.spent(number, rounds) > allowed:
+                return False
+        return True
+
+    def take_round(round_: int) -> bool:
+        """Ask the nodes for a round and take its step; return False if a signal came instead."""
+        weights = {name: parameter.detach() for name, parameter in parameters.items()}
+        of = digest(weights)
+        if not affordable(asked.releases + (not asked.holds(round_, of))):
+            raise BudgetExceeded  # no node has to spend on a round that would not count
+        if not roster.wait_for(least, patience, given.asked_to_stop):
+            save()
+            raise UserError(missing_message(roster, nodes, least, {}))
+        if given.asked_to_stop():
+            return False
+        asked.append(round_, of)  # before any node is asked
+        roster.asked = asked.releases
+        answers = roster.round(content({"round": round_}, weights), round_, patience)
+        releases, reasons = valid_releases(roster, answers, round_, weights)
+        if len(releases) < least:
+            save()
+            raise UserError(missing_message(roster, nodes, least, reasons))
+        for number in releases:
+            roster.used(number)
+        shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
+        mean = weighed_mean(releases, shares)
+        descend(dict(setup.model.named_parameters()), setup.optimizer, mean)
+        return True
+
+    with closing(asked), made[0].arithmetic():
+        roster.asked = first = asked.releases
+        come_again = len(roster.present)
+        roster.prepare(
+            given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()}
+        )
+        roster.wait_for(come_again, patience, given.asked_to_stop)
+        stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
+        final = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
+        roster.report(patience)
+    roster.dismiss()
+
+    privacy = accounted(roster, made, repeatable, data.unit)
+    record = run_record(loop, watch, fixed, privacy, stopped_by, final)
+    record["federation"] = {"rounds": loop.step, "asked": roster.asked}
+    record["environment"]["backend"] = federated.backend
+    return record
+
+
+def valid_releases(
+    roster: Roster, answers: Mapping[int, Message], round_: int, like: Mapping[str, Tensor]
+) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
+    """The releases that count, by node, and why the others do not."""
+    releases, reasons = {}, {}
+    for number, answer in sorted(answers.items()):
+        try:
+            if answer.has_error():
+                raise Malformed(reason_of(answer))
+            values = checked_values(answer, SPENT | {"round": int})
+            if values["round"] != round_:
+                raise Malformed(f"is to round {values['round']}, not to {round_}")
+            release = tensors_of(answer, like)
+            if not all(
+                bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all())
+                for g in release.values()
+            ):
+                raise Malformed("is not finite")
+            roster.heard(number, values)
+            releases[number] = release
+        except Malformed as error:
+            reasons[number] = f"its answer {error}" if not answer.has_error() else str(error)
+            roster.dropped(number, reasons[number])
+    return releases, reasons
+
+
+def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
+    """Why a round did not come about, in one sentence."""
+    reasons = {
+        number: why for number, why in roster.refusals().items() if number not in roster.present
+    } | dict(reasons)
+    absent = [n for n in range(nodes) if n not in roster.present and n not in reasons]
+    told = [f"node {number}: {reason}" for number, reason in reasons.items()]
+    told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
+    return (
+        f"too few nodes answered ({'; '.join(told)}), and "
+        f"federated.min_nodes asks for {least} of {nodes}. All is saved, and "
+        "every step that was taken is counted: the same command goes on."
+    )
+
+
+def weighed_mean(
+    releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]
+) -> dict[str, Tensor]:
+    """Return Σ mᵢ gᵢ / Σ mᵢ over nodes in order of number; mᵢ is a node's expected batch."""
+    whole, mean = sum(shares.values()), dict[str, Tensor]()
+    for number in sorted(releases):
+        for name, gradient in releases[number].items():
+            weighed = gradient * (shares[number] / whole)
+            mean[name] = mean[name] + weighed if name in mean else weighed
+    return mean
+
+
+def accounted(
+    roster: Roster, made: Mapping[int, Setup], repeatable: bool, unit: str
+) -> dict[str, Any]:
+    """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
+
+    Patients are at one node each, so a patient's data moves that node's releases alone (parallel
+    composition).
+    """
+
+    @cache
+    def of(like: int, releases: int, patient: int) -> dict[str, Any]:
+        own = made[like]
+        ledger = Copy((), Position(releases, ""), repeatable)
+        return privacy_report(own, ledger, patient, unit)
+
+    first = {
+        made[number].mechanism: number for number in sorted(made, reverse=True)
+    }  # nodes with one mechanism have one ε
+    found = {}
+    for number, standing in sorted(roster.standings.items()):
+        patient = standing.records_per_patient
+        if not made[number].config.privacy.by_patient:  # else `records` counts patients
+            patient = min(patient, standing.records)
+        own = of(first[made[number].mechanism], roster.spent(number), patient)
+        ledger = {"entries": standing.entries, "digest": standing.digest}
+        found[number] = own | {
+            "ledger": ledger,
+            "unconfirmed": roster.spent(number) - standing.entries,
+        }
+    worst = max(found.values(), key=lambda own: own["epsilon_tight"])
+    bounds = {
+        k: max(own[k] for own in found.values())
+        for k in worst
+        if k.startswith("epsilon_") or k == "steps"
+    }
+    chain = hashlib.sha256(
+        "".join(own["ledger"]["digest"] for own in found.values()).encode()
+    ).hexdigest()
+    kept = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
+    listed = [
+        {"node": number, "answers": roster.standings[number].answers}
+        | {key: value for key, value in own.items() if key in kept or key.startswith("epsilon_")}
+        for number, own in found.items()
+    ]
+    entries = sum(own["ledger"]["entries"] for own in found.values())
+    whole = {
+        "ledger": {"entries": entries, "digest": chain},
+        "composition": "parallel: the worst node's",
+        "nodes": listed,
+    }
+    return {key: value for key, value in worst.items() if key != "unconfirmed"} | bounds | whole

@@ -1,0 +1,1 @@
+"""Experiment trackers that a run may tell its numbers: TensorBoard, MLflow, Weights & Biases."""

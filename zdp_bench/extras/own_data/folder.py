@@ -1,0 +1,356 @@
+"""A person's own files, in folders or by a CSV, split by patient: pictures, scans, recordings.
+
+Nothing is computed from the training set to prepare it: numbers are scaled by constants of the
+recipe, or by what is in the one plane alone. The record's notes name the classes and no count of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Splits
+from zdp_bench.data.augmentation import augmentation
+from zdp_bench.data.bad_records import BadRecords, keep_readable, note_skipped, refuse_damage
+from zdp_bench.data.cache import load_or_make
+from zdp_bench.data.files import digest, sha256
+from zdp_bench.data.formats.kspace import SSIM_WINDOW
+from zdp_bench.errors import UserError, require
+from zdp_bench.extras.own_data.form import Fit, Form
+from zdp_bench.extras.own_data.kinds import SUFFIXES, Kind, common_kind, kind_of, suffix_of
+from zdp_bench.extras.own_data.own_files import Item, find_items
+from zdp_bench.extras.own_data.own_listing import (
+    Listing,
+    choose_examples,
+    list_examples,
+    split_items,
+)
+from zdp_bench.registry import register
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images with their references, bytes until they are drawn, as `task=reconstruction` has them.
+
+    Targets [B, ..., 2, size, size] are the reference and the image itself, in [0, 1].
+    """
+
+    images: Examples  # whose targets are the references
+    is_stochastic = False
+
+    @property
+    def groups(self) -> Tensor | None:
+        return self.images.groups
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        inputs, references = self.images.batch(indices)
+        return inputs, torch.cat([references, self.images.inputs[indices]], dim=-3) / 255
+
+
+OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
+
+
+@register("dataset", "folder")
+@dataclass(frozen=True, kw_only=True)
+class Folder(Dataset):
+    """Examples as `Kind.shape` says, and their class, their mask of 0 and 1, or their reference.
+
+    Pixels stay bytes on the disk until they are drawn (`cache.py`).
+
+    mean, deviation: of a pixel in [0, 1]; the model gets (pixel − mean) / deviation.
+    scale: a recording's samples are multiplied by it.
+    """
+
+    path: str | None = None
+    patient: str | None = None
+    size: int = 64
+    fit: Fit = "resize"
+    channels: int = 1
+    mean: float | str = 0.5
+    deviation: float | str = 0.25
+    augment: str | None = None
+    test_share: float = 0.2
+    split_seed: int = 0
+    max_per_patient: int | None = None
+    bad_records: BadRecords = "refuse"
+    window: list[float] | None = None
+    depth: int | None = None
+    length: int | None = None
+    rate: int | None = None
+    leads: list[str] | None = None
+    scale: float | None = None
+    spectrum: int | None = None
+
+    def __post_init__(self) -> None:
+        size, share, window = self.size, self.test_share, self.window
+        require(1 <= size <= 4096, "dataset.size", size, "must lie between 1 and 4096 pixels")
+        require(0 < share < 1, "dataset.test_share", share, "must lie between 0 and 1")
+        counts = {"channels": 256, "depth": 4096, "length": 2**26, "rate": 2**26, "spectrum": 2**16}
+        for key, most in (*counts.items(), ("max_per_patient", 2**31)):
+            value, rule = getattr(self, key), f"must lie between 1 and {most:,}"
+            require(value is None or 1 <= value <= most, f"dataset.{key}", value, rule)
+        for key in ("mean", "deviation"):
+            value = getattr(self, key)
+            rule = "must be a number that is public: computed from the training set, it would "
+            rule += "need an ε of its own"
+            require(not isinstance(value, str), f"dataset.{key}", value, rule)
+        for key in ("deviation", "scale"):
+            value = getattr(self, key)
+            positive = value is None or isinstance(value, str) or value > 0
+            require(positive, f"dataset.{key}", value, "must be positive")
+        rising = window is None or (len(window) == 2 and window[0] < window[1])
+        require(rising, "dataset.window", window, "must be [low, high] with low < high")
+        fits = self.spectrum is None or 2 <= self.spectrum <= (self.length or 0)
+        rule = "must lie between 2 and dataset.length samples"
+        require(fits, "dataset.spectrum", self.spectrum, rule)
+        named = self.leads is None or len({*self.leads}) == len(self.leads) == self.channels
+        rule = f"must name as many leads as dataset.channels={self.channels}, each once"
+        require(named, "dataset.leads", self.leads, rule)
+        augmentation(self.augment, 0.0)
+
+    @property
+    def pixels(self) -> tuple[float, float]:
+        """Mean and deviation, as `Examples` takes them."""
+        return float(self.mean), float(self.deviation)
+
+    @property
+    def _targets(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of one example's target, by what the files have."""
+        *planes, height, width = self.form.mask
+        return {
+            "label": ((), torch.int64),
+            "mask": (self.form.mask, torch.uint8),
+            "reference": ((*planes, 2, height, width), torch.float32),
+        }
+
+    @property
+    def form(self) -> Form:
+        """What a file becomes."""
+        return Form(
+            size=self.size,
+            fit=self.fit,
+            channels=self.channels,
+            window=(self.window[0], self.window[1]) if self.window else None,
+            depth=self.depth,
+            length=self.length or 0,
+            rate=self.rate or 0,
+            leads=tuple(self.leads) if self.leads else None,
+            spectrum=self.spectrum,
+        )
+
+    def load(self, root: Path) -> Splits:
+        found = self.find()
+        files = self._digest(found)
+        paths = [item.path for item in found.items]
+        whole = self._load_inputs("folder", found, paths, files)
+        targets = self._load_targets(found, files)
+        people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
+        groups = found.spread([people[item.patient] for item in found.items])
+        pixels = self.pixels if found.kind.is_image else None
+        everything = Examples(whole, targets, groups, pixels)
+        source = Pairs(everything) if found.target == "reference" else everything
+
+        def take(part: str) -> Part:
+            return Part(source, found.rows(part))
+
+        mean, deviation = self.pixels
+        owners = "".join(
+            f"{item.name}:{item.label}:{item.patient}:{part};"
+            for item, part in zip(found.items, found.parts, strict=True)
+        )
+        pairs = ":reference" if found.target == "reference" else ""
+        classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
+        what = {
+            "label": f"classes {classes}",
+            "mask": "one mask: whatever is above 0",
+            "reference": "a reference for each image",
+        }[found.target]
+        return Splits(
+            take("train"),
+            take("test"),
+            input_shape=found.kind.shape(self.form),
+            outputs=len(found.classes) or 1,
+            provenance="own",
+            digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}{pairs}"),
+            notes="; ".join(filter(None, [what, note_skipped(found.skipped, 0)])),
+            augment=augmentation(self.augment, (0 - mean) / deviation),
+            augment_targets=None if found.classes else augmentation(self.augment, 0),
+            validation=take("validation") if found.count("validation") else None,
+            unit=found.unit,
+        )
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by names and headers; files are read only where damaged ones are skipped."""
+        found = self.find()
+        owners, labels = found.training("patient"), found.training("label")
+        recorded = found.kind.is_image or self.spectrum is None
+        return DatasetInfo(
+            train=found.count("train"),
+            test=found.count("test"),
+            validation=found.count("validation"),
+            input_shape=found.kind.shape(self.form),
+            outputs=len(found.classes) or 1,
+            dtype=torch.float32 if recorded else torch.complex64,
+            target_shape=self._targets[found.target][0],
+            target_dtype=self._targets[found.target][1],
+            examples_per_patient=max(owners.values()),
+            unit=found.unit,
+            owners=len(owners),
+            classes={name: labels[name] for name in found.classes},
+        )
+
+    def find(self) -> Listing:
+        """List the files, without the damaged ones if they are skipped, and split them.
+
+        Raises:
+            UserError: no folder is named, or the files cannot be split.
+        """
+        if self.path is None:
+            raise UserError("dataset.path=null: name your data, such as dataset.path=./scans.")
+        path = Path(self.path).expanduser()
+        items = find_items(path, SUFFIXES, self.patient)
+        kind = common_kind(item.path for item in items)
+        self._require_options(kind, items[0].path)
+        if items[0].mask and kind.mask is None:
+            raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
+        if items[0].reference:
+            self._require_images(kind, items[0].reference)
+        listed = len(items)
+        items = keep_readable(self.bad_records, items, partial(self._check, kind))
+        if not items:
+            raise UserError(f"dataset.path={path}: holds no file that can be read.")
+        parts = split_items(items, self.test_share, self.split_seed)
+        counts = [kind.count(item.path, self.form) for item in items]
+        used = choose_examples(items, parts, counts, self.max_per_patient)
+        listing = list_examples(path, kind, items, parts, used)
+        return replace(listing, skipped=listed - len(items))
+
+    def prepare(self, path: Path) -> Tensor:
+        """Return a file as the model gets it [n, *shape], for predictions.
+
+        Raises:
+            UserError: it is of no known kind, or damaged.
+        """
+        kind = kind_of(path)
+        self._require_options(kind, path)
+        inputs = torch.tensor(kind.read(path, self.form))  # a copy: some arrays are read-only
+        if not kind.is_image:
+            return inputs * (self.scale or 1)
+        return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
+
+    def _require_options(self, kind: Kind, first: Path) -> None:
+        """Refuse options that mean nothing for these files, and missing ones."""
+        what = f"{first.name} is a {kind.name}"
+        for key in OPTIONAL:
+            value = getattr(self, key)
+            takes = value is None or key in kind.keys
+            require(takes, f"dataset.{key}", value, f"changes nothing here: {what}")
+            needed = value is not None or key not in kind.keys or key not in ("length", "rate")
+            unit = "samples of an example" if key == "length" else "Hz of every file"
+            require(needed, f"dataset.{key}", value, f"give the {unit}: {what}")
+        allowed = kind.channels is None or self.channels in kind.channels
+        rule = "must be 1 (grey)" + (" or 3 (colour)" if kind.channels == (1, 3) else f": {what}")
+        require(allowed, "dataset.channels", self.channels, rule)
+        plain = kind.is_image or self.pixels == (Folder.mean, Folder.deviation)
+        require(plain, "dataset.mean", self.mean, f"is for images, as dataset.deviation is: {what}")
+        plain = kind.is_image or self.augment is None
+        require(plain, "dataset.augment", self.augment, f"is for images: {what}")
+
+    def _require_images(self, kind: Kind, first: Path) -> None:
+        """Refuse references of what is no grey image, or is too small for SSIM."""
+        if not kind.is_image:
+            raise UserError(f"{first}: is a reference, and a {kind.name} can have none.")
+        rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window, for references"
+        require(self.size >= SSIM_WINDOW, "dataset.size", self.size, rule)
+        require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
+
+    def _check(self, kind: Kind, item: Item) -> None:
+        """Hold a file's header to its partner's; where damaged files are skipped, read both.
+
+        Raises:
+            UserError: they do not fit, or are damaged.
+        """
+        kind.count(item.path, self.form)
+        if item.mask and kind.mask and suffix_of(item.mask) not in kind.mask.suffixes:
+            known = " or ".join(kind.mask.suffixes)
+            raise UserError(f"{item.mask}: a mask of a {kind.name} is a {known} file.")
+        if item.reference and kind_of(item.reference) is not kind:
+            raise UserError(f"{item.reference}: is no {kind.name}, as its image is.")
+        partner, reader = item.partner, kind.mask if item.mask else kind
+        if partner and reader:
+            image = kind.extent(item.path, self.form)
+            if (other := reader.extent(partner, self.form)) != image:
+                raise UserError(
+                    f"{partner}: has {'×'.join(map(str, other))} pixels, and its image "
+                    f"{'×'.join(map(str, image))}."
+                )
+        if self.bad_records == "skip":
+            kind.read(item.path, self.form)
+            if partner and reader:
+                reader.read(partner, self.form)
+
+    def _digest(self, found: Listing) -> str:
+        """Return the SHA-256 of the files, and of how they become numbers."""
+        kind, sums = found.kind, []
+        for item in found.items:
+            with refuse_damage(item.path):
+                paths = kind.files(item.path, self.form)
+                paths += [item.partner] if item.partner else []
+                each = [sha256(path) for path in paths]
+            sums.append(f"{item.name}:{each[0] if len(each) == 1 else digest(''.join(each))};")
+        text = f"{kind.shape(self.form)}:{self.fit}:{''.join(sums)}"
+        if kind.keys:  # what plain pictures do not have is left out, so that theirs stays
+            options = [getattr(self, key) for key in kind.keys]
+            text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
+        return digest(text)
+
+    def _load_targets(self, found: Listing, files: str) -> Tensor:
+        """Return classes [n], masks, or references as bytes of images."""
+        if found.target == "mask":
+            return self._load_masks(found, files)
+        if found.target == "reference":
+            paths = [item.reference for item in found.items if item.reference]
+            return self._load_inputs("folder-references", found, paths, files)
+        return found.spread([found.classes.index(item.label) for item in found.items])
+
+    def _load_inputs(self, name: str, found: Listing, paths: list[Path], files: str) -> Tensor:
+        """Return the examples of `paths`, one a file, in one array [n, *shape].
+
+        Args:
+            name: of the cache, in which `files`, their digest, is the key.
+        """
+        kind, sampled = found.kind, np.float32 if self.spectrum is None else np.complex64
+        dtype: type = np.uint8 if kind.is_image else sampled
+        shape = (sum(map(len, found.used)), *kind.shape(self.form))
+
+        def blocks() -> Iterator[np.ndarray]:
+            for path, use in zip(paths, found.used, strict=True):
+                with refuse_damage(path):
+                    block = kind.read(path, self.form)[use]
+                yield block if kind.is_image else block * np.float32(self.scale or 1)
+
+        return torch.from_numpy(load_or_make(name, files, shape, dtype, blocks()))
+
+    def _load_masks(self, found: Listing, files: str) -> Tensor:
+        """Return the masks of all files in one array [n, *Form.mask], cached likewise."""
+        shape = (sum(map(len, found.used)), *self.form.mask)
+
+        def blocks() -> Iterator[np.ndarray]:
+            for item, use in zip(found.items, found.used, strict=True):
+                assert found.kind.mask
+                assert item.mask
+                with refuse_damage(item.mask):
+                    block = found.kind.mask.read(item.mask, self.form)[use]
+                yield block
+
+        return torch.from_numpy(load_or_make("folder-masks", files, shape, np.uint8, blocks()))

@@ -1,0 +1,43 @@
+"""Every run, table, ε and figure on one HTML page that needs no network. Open, mail or print it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zdp_bench.cli.arguments import add_results, require_records
+
+GROUP = "share"
+HELP = "everything on one HTML page"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where (default: report.html in the results folder)",
+    )
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.experiments.claims import fillings
+    from zdp_bench.extras.page import page
+    from zdp_bench.records import require_regular, rest_collector
+    from zdp_bench.registry import find
+    from zdp_bench.report import papers, tables
+    from zdp_bench.training.interrupts import require_writable
+
+    require_records(options.results)
+    output = options.output or options.results / "report.html"
+    require_writable(output.parent)
+    require_regular(output)
+    # The page shows a figure's table as `zdp-bench table` wrote it.
+    names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
+    with rest_collector():
+        made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
+        card = find("function", "model_card") or (lambda run: "")
+        written = page.write(made, options.results, output, card)
+    print(f"written: {written}")
+    return 0

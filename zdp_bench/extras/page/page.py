@@ -1,0 +1,200 @@
+"""`zdp-bench report`: everything on one HTML page that needs no network and no file beside it.
+
+First the runs, from the records; then the papers' tables, which the records fill. What other
+commands have written to `results/tables` and `results/figures` is shown as it is there.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from zdp_bench import __version__, records
+from zdp_bench.errors import UserError
+from zdp_bench.extras.page import run_data, scripts
+from zdp_bench.records import Record
+from zdp_bench.report import figures, lines, names, papers
+from zdp_bench.report.coverage import EMPTY, Count, total
+from zdp_bench.report.lines import Line
+from zdp_bench.report.tables import Table
+
+# What other commands write, by how the file's name begins: (anchor, heading, what it shows).
+PARTS = {
+    "epsilon": (
+        "epsilon",
+        "Every printed ε",
+        "Each ε that five papers print, what reproduces it, and the tight ε of its mechanism.",
+    ),
+    "faceoff": (
+        "faceoff",
+        "Face-off",
+        "All algorithms on one network and data set at equal tight ε.",
+    ),
+    "": (
+        "measured",
+        "Measurements and curves",
+        "Time and memory, audits, and the numbers behind the figures, as last measured.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One paper's table as the page shows it.
+
+    Attributes:
+        empty: the lines that nothing fills.
+        charts: for each headline metric, (its axis, the places of the runs that have it).
+        runs: the table of its runs, if `zdp-bench table` has written it.
+    """
+
+    table: Table
+    lines: list[dict[str, Any]]
+    empty: list[Line]
+    charts: list[tuple[str, str]]
+    runs: Markup | None
+
+    @property
+    def count(self) -> Count:
+        return self.table.count
+
+
+def write(
+    tables: Sequence[Table],
+    results: Path,
+    path: Path,
+    card: Callable[[Record], str] = lambda record: "",
+) -> Path:
+    """Write the page to `path`, whole or not at all; links to records are relative to it.
+
+    Args:
+        card: gives a record's model card in Markdown; empty where the record lacks what one states.
+
+    Raises:
+        UserError: a file among the tables or figures is none.
+    """
+    every = records.read_all(results)
+    environment = Environment(
+        loader=PackageLoader("zdp_bench.extras.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html").render(
+        data=scripts.data(run_data.build(every, results, path, card)),
+        scripts=scripts.scripts(),
+        styles=scripts.styles(),
+        licences=scripts.licences(),
+        policy=scripts.policy(),
+        sections=[_section(table, every, results) for table in tables],
+        parts=_parts({table.stem for table in tables}, results),
+        figures=_figures(results),
+        total=total(table.count for table in tables),
+        columns=lines.COLUMNS,
+        rule=lines.RULE,
+        records=len(every),
+        own=sum(not (run.get("claims") or {}).get("table") for run in every),
+        provenances=Counter(run["data"]["provenance"] for run in every),
+        version=__version__,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    records.write_text(path, page)
+    return path
+
+
+def _section(table: Table, every: list[Record], results: Path) -> Section:
+    shown = {run["run"] for row in table.rows for run in row.runs}
+    by_metric: dict[str, list[int]] = {}
+    for place, run in enumerate(every):
+        if run["run"] in shown:
+            by_metric.setdefault(run["headline"]["name"], []).append(place)
+    charts = [(names.axis(name), " ".join(map(str, places))) for name, places in by_metric.items()]
+    filled = [_line(line) for line in table.lines if line.status not in EMPTY]
+    empty = [line for line in table.lines if line.status in EMPTY]
+    runs = results / "tables" / f"{table.stem}_runs.md"
+    shown_runs = _markdown(_text(runs).partition("\n")[2]) if runs.is_file() else None
+    return Section(table, filled, empty, charts, shown_runs)
+
+
+def _line(line: Line) -> dict[str, Any]:
+    """Return a line's cells, its status, and the runs behind it."""
+    named = {"as published": line.own, "best": line.best}
+    pools = [pool for pool in named.values() if pool]
+    spent = [(pool.tight, pool.rows[0].privacy["epsilon_claimed"]) for pool in pools]
+    return {
+        "cells": list(line.cells.items()),
+        "kind": line.status.replace(" ", "-"),
+        "links": [
+            (name, [(run["seed"], run["run"][:16]) for row in pool.rows for run in row.runs])
+            for name, pool in named.items()
+            if pool
+        ],
+        "over": any(tight > 1.01 * claimed for tight, claimed in spent),
+        "provenances": dict.fromkeys(row.provenance for pool in pools for row in pool.rows),
+    }
+
+
+def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tuple[str, Markup]]]]:
+    """Return (anchor, heading, what it shows, [(name, table)]) of each part that has a file."""
+    left_out = {*shown, *(f"{stem}_runs" for stem in shown)}
+    files = [f for f in sorted((results / "tables").glob("*.md")) if f.stem not in left_out]
+    found: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
+    for file in files:
+        start = next(start for start in PARTS if file.stem.startswith(start))
+        heading, _, body = _text(file).lstrip().removeprefix("# ").partition("\n")
+        found[start].append((heading, _markdown(body)))
+    return [(*PARTS[start], tables) for start, tables in found.items() if tables]
+
+
+def _figures(results: Path) -> list[tuple[str, str, str]]:
+    """Return (file's name, caption, address of the picture) of each drawing."""
+    files = sorted((results / "figures").glob("*.svg"))
+    captions = figures.captions() if files else {}
+    return [
+        (file.stem, captions.get(file.stem, file.stem.replace("_", " ")), _image(file))
+        for file in files
+    ]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{file}: is not UTF-8 text, so it is no table of zdp-bench. Save it as UTF-8, or move "
+            "it away."
+        ) from None
+
+
+def _markdown(text: str) -> Markup:
+    """Return a generated table as HTML, its papers by name; raw HTML in it stays text."""
+    made = run_data.markdown_parser().render(text)
+    for ours, pages in (("h2>", "h5>"), ("h1>", "h4>")):
+        made = made.replace(ours, pages)
+    for paper, title in papers.titles().items():
+        made = made.replace(f"<td>{paper}</td>", f"<td>{escape(title)}</td>")
+    wide = made.replace("<table>", '<div class="wide"><table>')
+    return Markup(wide.replace("</table>", "</table></div>"))
+
+
+def _image(file: Path) -> str:
+    """Return a drawing as the address of an image. Scripts and links in an image do nothing.
+
+    Raises:
+        UserError: it is no SVG.
+    """
+    body = file.read_bytes()
+    if b"<svg" not in body:
+        raise UserError(
+            f"{file}: is no SVG drawing. Let `zdp-bench figure` draw it again, or move it away."
+        )
+    return f"data:image/svg+xml;base64,{b64encode(body).decode()}"

@@ -1,0 +1,6 @@
+"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+
+ADDS = {
+    "command": {"report": "zdp_bench.extras.page.command"},
+    "function": {"write_page": "zdp_bench.extras.page.page:write"},
+}

@@ -1,0 +1,35 @@
+"""Write the trained model of a finished run as a folder that can be handed on: weights
+(safetensors), model card, record, recipe and ledger. `zdp_bench.load(FOLDER)` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zdp_bench.cli.arguments import add_results
+from zdp_bench.errors import printable
+
+GROUP = "share"
+HELP = "a run's trained model as a folder to hand on, with its model card"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_of", metavar="RUN", help="RECIPE, RECIPE/RUN, or the path of a run's folder"
+    )
+    parser.add_argument(
+        "--to", type=Path, required=True, metavar="FOLDER", help="a new or empty folder"
+    )
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.extras.sharing.export import export
+
+    record = export(options.results, options.model_of, options.to)
+    run = f"recipe {record['recipe']}, run {record['run'][:16]}"
+    print(printable(f"written: {options.to}, {run}"))
+    if record["privacy"]["randomness"] == "seeded":
+        print("Its noise follows from the seed: not for release to an adversary (privacy.secure).")
+    return 0

@@ -1,0 +1,28 @@
+"""Run an exported model on inputs from a file, prepared as its training data was. Files are .npy,
+.npz (one array, or one called 'inputs') or .pt (a tensor, or a dictionary with 'inputs'). A model
+that was trained with dataset=folder also takes a file as it was trained on, and prepares it itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+GROUP = "share"
+HELP = "an exported model's outputs for the inputs of a file"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="an exported model")
+    parser.add_argument("inputs", type=Path, metavar="INPUTS", help="inputs [n, ...]")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="where the outputs [n, ...] go"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.extras.sharing.prediction import predict_file
+
+    shape = predict_file(options.folder, options.inputs, options.out)
+    print(f"written: {options.out}, outputs {list(shape)}")
+    return 0

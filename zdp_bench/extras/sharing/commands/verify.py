@@ -1,0 +1,36 @@
+"""Check an exported model: digests, weights, ledger, recipe and card, and every ε computed again
+from mechanism and ledger. Says what it could not check. Exits with 1 when something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zdp_bench.cli.arguments import add_format
+from zdp_bench.cli.streams import print_sheet
+
+GROUP = "share"
+HELP = "check an exported model: every ε again, digests, ledger, card"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="an exported model")
+    add_format(parser, "md", "csv", "json")
+
+
+def run(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from zdp_bench.extras.sharing.verification import verify
+    from zdp_bench.report.sheet import Sheet
+
+    checks = verify(options.folder)
+    wrong = sum(check.state == "wrong" for check in checks)
+    right = sum(check.state == "right" for check in checks)
+    rows = [[check.what, check.state, check.found] for check in checks]
+    title = f"{options.folder}: {right} checks passed, {wrong} failed"
+    numbers = [dataclasses.asdict(check) for check in checks]
+    sheet = Sheet(title, ("check", "state", "why"), rows, numbers=numbers)
+    print_sheet(sheet, options.format)
+    return int(wrong > 0)

@@ -1,0 +1,280 @@
+"""The files of an exported folder: their names, digests, weights and record."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from zdp_bench import records
+from zdp_bench.data.files import sha256
+from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.foreign_files import Shape, misfits, read_json, read_text
+from zdp_bench.privacy.mechanism import MOST
+from zdp_bench.records import NUMBER, Record
+
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+RECORD = "record.json"
+REPORT = "report.json"
+RECIPE = "recipe.yaml"
+LEDGER = "ledger.jsonl"
+SUMS = "SHA256SUMS"
+MOST_LEDGER = 1 << 28  # bytes: two million steps
+MOST_CONFIG = 20_000  # characters
+MOST_NUMBERS = 1 << 28  # in one example
+_SAMPLING: dict[str, Shape] = {
+    "scheme": str,
+    "records": int,
+    **dict.fromkeys(("sample_rate", "expected_batch_size"), NUMBER),
+}
+# What a model card states of a record's section on privacy, in its order.
+PRIVACY: dict[str, Shape] = {
+    **dict.fromkeys(("unit", "epsilon_of"), str),
+    "records_per_patient": int,
+    "adjacency": str,
+    **dict.fromkeys(("delta", "epsilon_claimed"), NUMBER),
+    "claimed_by": str,
+    **dict.fromkeys(("epsilon_tight", "epsilon_tight_at_least"), NUMBER),
+    **dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER),
+    **dict.fromkeys(("noise_multiplier", "z"), NUMBER),
+    "steps": int,
+    "sampling": _SAMPLING,
+    "randomness": str,
+    "ledger": {"entries": int, "digest": str},
+}
+# What it states of the report of a loop of one's own.
+PRIVACY_OF_OWN: dict[str, Shape] = {
+    **{key: PRIVACY[key] for key in ("epsilon_of", "adjacency", "delta", "epsilon_tight")},
+    **dict.fromkeys(("epsilon_tight_at_least", "epsilon_rdp"), NUMBER),
+    **{key: PRIVACY[key] for key in ("noise_multiplier", "z", "steps", "sampling", "randomness")},
+    "randomness_from": str,
+    "ledger": PRIVACY["ledger"],
+}
+_MADE: dict[str, Shape] = {
+    "environment": {"commit": (str | None), "versions": {"zdp-bench": str}},
+    "measured": {"weights": {"digest": str}},
+}
+NODE: dict[str, Shape] = {
+    **{
+        key: shape
+        for key, shape in PRIVACY.items()
+        if shape == NUMBER and key.startswith("epsilon_")
+    },
+    **{key: PRIVACY[key] for key in ("steps", "sampling")},
+    "node": int,
+}  # of a federation
+_RECORD: Shape = {
+    **_MADE,
+    "config": {key: {"name": str} for key in ("task", "model", "algorithm")},
+    "data": {
+        **dict.fromkeys(("train", "validation", "test"), int),
+        "example": {
+            **{key: [int] for key in ("input_shape", "target_shape")},
+            **dict.fromkeys(("input_dtype", "target_dtype"), str),
+            "outputs": int,
+        },
+    },
+    "model": {"parameters_real": int},
+    "privacy": PRIVACY | {"nodes": (NoneType, [NODE])},
+    "start": (NoneType, {"recipe": str, "weights": str, "data": {"name": str}}),
+}
+_REPORT: Shape = {
+    **_MADE,
+    **dict.fromkeys(("name", "algorithm", "inputs", "owners"), str),
+    "data": {"name": str, "train": int | None},
+    "metrics": {str: NUMBER},
+    "parameters_real": int,
+    "privacy": PRIVACY_OF_OWN
+    | {
+        "steps_taken": int,
+        "mechanism": dict,
+        "fixed_state": [str],
+        "records_per_owner": int | None,
+    },
+}
+Report = dict[str, Any]  # `private.report()`, and what the model is
+_AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)
+
+
+def read_record(folder: Path) -> Record:
+    """Return the record of an exported model.
+
+    Raises:
+        UserError: the folder is no exported model, or its record has something else in a place.
+    """
+    record = records.read(folder / RECORD)
+    if record is None or not (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder}: is no exported model, for it lacks {RECORD} or {WEIGHTS}. "
+            f"`zdp-bench export RUN --to {folder}` writes one, and so does `private.export`."
+        )
+    if lacking := missing_keys(record):
+        raise UserError(
+            f"{folder / RECORD}: lacks {', '.join(lacking[:5])}, or has something else there; it "
+            "was edited, or is of an older version. Export the run again."
+        )
+    return record
+
+
+def is_own(folder: Path) -> bool:
+    """True if the folder holds the model of a loop of one's own, and not that of a run.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder.")
+    return (folder / REPORT).is_file()
+
+
+def read_report(folder: Path) -> Report:
+    """Return the report of an exported model that `is_own`.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = folder / REPORT
+    found = read_json(path, records.from_json)
+    if wrong := [*misfits(found, _REPORT)]:
+        raise UserError(
+            f"{path}: is damaged, or of an older version (see {wrong[0]}). Export the model again."
+        )
+    return found
+
+
+def require_empty(folder: Path, key: str = "") -> None:
+    """Refuse a folder that holds something, or that is a file.
+
+    What an export left that was killed may be there: its list of digests is empty.
+    """
+    if folder.is_dir() and (is_unfinished(folder) or not any(folder.iterdir())):
+        return
+    if folder.exists():
+        raise UserError(f"{key}{folder}: is there and not empty; name a new folder.")
+
+
+def begin(folder: Path) -> None:
+    """Make a folder for an export, and mark it as unfinished until `write_sums`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():  # empty, or of an export that was killed
+        ours = (WEIGHTS, CARD, RECORD, REPORT, RECIPE, LEDGER, SUMS)
+        if path.name.lstrip(".").startswith(ours) and path.name != SUMS:
+            path.unlink()
+    (folder / SUMS).touch()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """True if an export began to write the folder and was killed."""
+    return (folder / SUMS).is_file() and not (folder / SUMS).stat().st_size
+
+
+def copy_ledger(ledger: Path, to: Path) -> None:
+    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`.
+
+    Raises:
+        UserError: one is larger than `MOST_LEDGER`.
+    """
+    for path in [ledger, *sorted(ledger.parent.glob(f"{ledger.name}.*"))]:
+        if path.is_file():
+            if path.stat().st_size > MOST_LEDGER:
+                raise UserError(f"{path}: is larger than the {MOST_LEDGER:,} bytes of a ledger.")
+            shutil.copyfile(path, to / path.name.replace(ledger.name, LEDGER, 1))
+
+
+def missing_keys(record: Record) -> list[str]:
+    """Return the keys that an exported model needs, and a record lacks or has something else in."""
+    found = [*misfits(record, _RECORD)]
+    if found:
+        return found
+    data, example = record["data"], record["data"]["example"]
+    kinds = [key for key in ("input_dtype", "target_dtype") if dtype_of(example[key]) is None]
+    shapes = [
+        key
+        for key in ("input_shape", "target_shape")
+        if min(example[key], default=1) < 1 or math.prod(example[key]) > MOST_NUMBERS
+    ]
+    counts = [key for key in ("train", "validation", "test") if not 0 <= data[key] <= MOST]
+    long = ["config"] if len(repr(record["config"])) > MOST_CONFIG else []
+    return [
+        *long,
+        *(f"data.example.{key}" for key in kinds + shapes),
+        *(f"data.{key}" for key in counts),
+    ]
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """Return torch's type of numbers of a name such as 'float32'; None for other words."""
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def write_weights(path: Path, weights: dict[str, Any]) -> None:
+    """Write a model's state; safetensors has no complex128, so that is written as pairs."""
+    tensors = {name: t.detach().cpu() for name, t in weights.items() if isinstance(t, Tensor)}
+    pairs = [name for name, t in tensors.items() if t.dtype == torch.complex128]
+    plain = {
+        # Cloned: safetensors refuses tensors that share memory.
+        name: (torch.view_as_real(t.resolve_conj()) if name in pairs else t.resolve_conj())
+        .contiguous()
+        .clone()
+        for name, t in tensors.items()
+    }
+    noted = {_AS_PAIRS: " ".join(pairs)} if pairs else {}
+    save_file(plain, path, {"format": "pt", **noted})
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return what `write_weights` wrote, bit for bit.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    with _open_weights(path) as (file, pairs):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return {n: torch.view_as_complex(t) if n in pairs else t for n, t in tensors.items()}
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the shapes of the weights in a file, of which only the head is read.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    with _open_weights(path) as (file, pairs):
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return {name: shape[:-1] if name in pairs else shape for name, shape in shapes.items()}
+
+
+@contextmanager
+def _open_weights(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """Open a file of weights; yields it and the names of tensors that are written as pairs."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file, (file.metadata() or {}).get(_AS_PAIRS, "").split()
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path}: is damaged ({in_one_line(error)}); copy it again.") from None
+
+
+def write_sums(folder: Path) -> None:
+    """Write the digests of all files of the folder."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS)
+    lines = [f"{sha256(path)}  {path.name}\n" for path in files]
+    records.write_text(folder / SUMS, "".join(lines))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return digest by file name; empty without a file of them."""
+    path = folder / SUMS
+    lines = read_text(path).splitlines() if path.exists() else []
+    pairs = [line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2]
+    return {Path(name.strip()).name: digest for digest, name in pairs}

@@ -1,0 +1,139 @@
+"""Build the model of an exported folder, in a process that has neither its data nor its run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from zdp_bench.config import check, compose, to_plain
+from zdp_bench.config.adopted import check_values
+from zdp_bench.config.schema import SECTIONS, Plugin, Run
+from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.extras.sharing import folder as files
+from zdp_bench.records import Record, is_of_unit
+from zdp_bench.registry import lookup
+from zdp_bench.tasks import Task
+from zdp_bench.training.build import build_model
+from zdp_bench.training.setup import ModelSetup
+
+
+def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """Return an exported model with its weights, in eval mode.
+
+    Args:
+        model: your own network, which the weights go into, on its device. None for a run's: it is
+            built from the record, on the CPU.
+
+    Raises:
+        UserError: the folder is no exported model, its weights do not fit the model, or it is of a
+            loop of your own and `model` is missing.
+    """
+    folder = Path(folder)
+    is_own, named = files.is_own(folder), "the model that was given"
+    if model is None and is_own:
+        name = files.read_report(folder)["name"]
+        raise UserError(
+            f"{folder}: holds the weights of '{name}', a network of somebody's own code. Build "
+            f"it as for its training, and give it: zdp_bench.load({str(folder)!r}, model=...)."
+        )
+    if not is_own:
+        record = files.read_record(folder)
+    if model is None:
+        sketch = sketch_of(folder, record)
+        model = build_model(sketch.config, info_of(record))
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model={model!r}: give the network itself, a torch module.")
+    try:
+        model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
+    except RuntimeError as error:
+        raise UserError(
+            f"{folder / files.WEIGHTS}: does not fit {named}: {in_one_line(error)}."
+        ) from None
+    return model.eval()
+
+
+def sketch_of(folder: Path, record: Record) -> ModelSetup:
+    """Return what a record's run trained with, on torch's meta device: its model has no numbers.
+
+    So nothing is made that is larger than the weights in the folder, whatever the record says.
+
+    Raises:
+        UserError: the configuration is not known here, or its model has other weights.
+    """
+    # Neither other weights nor a start from white noise: it has its own.
+    config, info = replace(config_of(record), start=None), info_of(record)
+    if "weights" in config.model.options:
+        options = config.model.options | {"weights": "untrained"}
+        config = replace(config, model=Plugin(config.model.name, options))
+    path, cpu = folder / files.WEIGHTS, torch.device("cpu")
+    shapes = files.read_shapes(path)
+    unfit = UserError(f"{path}: does not fit the model of {files.RECORD}; copy the folder again.")
+    with torch.device("meta"), _limit_parameters(4 * len(shapes) + 64, unfit):
+        task: Task = lookup("task", config.task.name)(**config.task.options)
+        model = build_model(config, info)
+        optimizer = torch.optim.SGD(model.parameters())
+    if {name: list(t.shape) for name, t in model.state_dict().items()} != shapes:
+        raise unfit
+    return ModelSetup(config, cast(Splits, info), cpu, task, model, optimizer, None)
+
+
+@contextmanager
+def _limit_parameters(most: int, beyond: UserError) -> Iterator[None]:
+    """Raise `beyond` within, as soon as modules have been given more parameters than that."""
+    count = itertools.count(1)
+
+    def watch(*_: object) -> None:
+        if next(count) > most:
+            raise beyond
+
+    watching = register_module_parameter_registration_hook(watch)
+    try:
+        yield
+    finally:
+        watching.remove()
+
+
+def config_of(record: Record) -> Run:
+    """Return the configuration of a record, checked; keys that it lacks have their defaults.
+
+    Raises:
+        UserError: this version of zdp-bench does not know one of its keys or plug-ins.
+    """
+    try:
+        check_values(record["config"], most=0)
+    except UserError as error:
+        raise UserError(f"{files.RECORD}: config: {error}") from None
+    default = to_plain(compose(["recipe=quickstart"]))
+    own = {
+        key: {**default[key], **value} if key in SECTIONS and isinstance(value, dict) else value
+        for key, value in record["config"].items()
+    }
+    return check({**default, **own})
+
+
+def info_of(record: Record) -> DatasetInfo:
+    """Return counts and shapes of a record's data; none of it is read."""
+    data, privacy = record["data"], record["privacy"]
+    example = data["example"]
+    return DatasetInfo(
+        train=data["train"],
+        test=data["test"],
+        validation=data["validation"],
+        input_shape=tuple(example["input_shape"]),
+        outputs=example["outputs"],
+        dtype=files.dtype_of(example["input_dtype"]) or torch.float32,
+        target_shape=tuple(example["target_shape"]),
+        target_dtype=files.dtype_of(example["target_dtype"]) or torch.int64,
+        examples_per_patient=privacy["records_per_patient"],
+        unit=privacy["unit"],
+        owners=privacy["sampling"]["records"] if is_of_unit(privacy) else None,
+    )

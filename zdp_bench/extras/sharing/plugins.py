@@ -1,0 +1,14 @@
+"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+
+ADDS = {
+    "command": {
+        "export": "zdp_bench.extras.sharing.commands.export",
+        "predict": "zdp_bench.extras.sharing.commands.predict",
+        "verify": "zdp_bench.extras.sharing.commands.verify",
+    },
+    "function": {
+        "load": "zdp_bench.extras.sharing.loading:load",
+        "model_card": "zdp_bench.extras.sharing.card:card_or_nothing",
+        "write_own": "zdp_bench.extras.sharing.own_export:write_own",
+    },
+}

@@ -1,0 +1,97 @@
+"""A stand-in for SpeechCommands: word-like chirps as wav files in its layout.
+
+They need no download, and are read as SpeechCommands is. A word is two gliding formants with a
+contour of its own; a speaker shifts pitch and tempo, a clip adds noise and an onset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.signal import chirp
+
+from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.data.files import digest, write_whole
+from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
+from zdp_bench.errors import require
+from zdp_bench.extras.standins.sizes import require_modest
+from zdp_bench.registry import register
+
+
+def synthesise(
+    word: int, words: int, speaker: np.random.Generator, clip: np.random.Generator
+) -> np.ndarray:
+    """Synthesise one clip: float [16000].
+
+    Args:
+        speaker, clip: draw what varies between people, and between a person's clips.
+    """
+    pitch, tempo = speaker.uniform(0.85, 1.2), speaker.uniform(0.85, 1.15)
+    length = int(RATE * 0.45 * tempo)
+    t = np.arange(length) / RATE
+    low = 350 + 900 * word / words  # Hz: where each formant begins
+    high = 900 + 2200 * ((word * 3) % words) / words
+    voiced = chirp(t, low * pitch, t[-1], (1600 - low) * pitch)
+    voiced = voiced + 0.6 * chirp(t, high * pitch, t[-1], (3600 - high) * pitch)
+    start = clip.integers(0, CLIP - length)
+    sound = clip.normal(0, 0.02, CLIP)
+    sound[start : start + length] += 0.3 * clip.uniform(0.6, 1.2) * np.hanning(length) * voiced
+    return sound.clip(-1, 1 - 2**-15)
+
+
+def _assign(number: int, clips_per_word: int) -> tuple[int, int]:
+    """Return the speaker of a word's clip, and its number among this speaker's clips of it."""
+    people = max(2, clips_per_word // 5)
+    return number % people, number // people
+
+
+def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) -> None:
+    """Write wav files of each word, by a fifth as many speakers, all or none."""
+    import soundfile
+
+    with write_whole(folder) as partial:
+        for label, word in enumerate(words):
+            (partial / word).mkdir()
+            for number in range(clips_per_word):
+                person, take = _assign(number, clips_per_word)
+                voice = np.random.default_rng([seed, person])
+                clip = np.random.default_rng([seed, label, number, 1])
+                sound = synthesise(label, len(words), voice, clip).astype(np.float32)
+                path = partial / word / f"{person:08x}_nohash_{take}.wav"
+                soundfile.write(str(path), sound, RATE, subtype="PCM_16")
+
+
+@register("dataset", "speech_commands_synthetic")
+@dataclass(frozen=True, kw_only=True)
+class SpeechCommandsSynthetic(Spectrograms):
+    """Synthetic words, written once under `synthetic/` and read as SpeechCommands is."""
+
+    clips_per_word: int = 60
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        words, count = self.words, self.clips_per_word
+        require(count > 0, "dataset.clips_per_word", count, "must be at least 1")
+        require_modest("dataset.clips_per_word", 2 * CLIP * count * len(words))
+        rule = "needs at least two different words"
+        require(len(set(words)) == len(words) > 1, "dataset.words", words, rule)
+
+    def load(self, root: Path) -> Splits:
+        listed = digest(repr(list(self.words)))[:16]  # two lists of one length are two sets
+        folder = root / "synthetic" / f"speech-{listed}-{self.clips_per_word}-{self.seed}"
+        if not folder.is_dir():
+            write_set(folder, self.words, self.clips_per_word, self.seed)
+        chosen = [
+            (path, label)
+            for label, word in enumerate(self.words)
+            for path in find_clips(folder, word)
+        ]
+        return self.load_clips(chosen, "synthetic", None, "speaker", self.seed)
+
+    def info(self, root: Path) -> DatasetInfo:
+        people = [_assign(number, self.clips_per_word)[0] for number in range(self.clips_per_word)]
+        speakers = [f"{person:08x}" for person in people] * len(self.words)
+        return self.describe(speakers, self.hold_out(speakers, "speaker", self.seed))
