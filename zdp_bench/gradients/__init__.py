@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Literal
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from torch import Tensor, nn
 
@@ -58,8 +59,8 @@ __all__ = [
     "trust",
 ]
 
-# For a model, and a loss (None: whatever loss), whether the fast engine serves the two.
-_served: WeakKeyDictionary[nn.Module, WeakKeyDictionary[Any, dict[Any, bool]]] = WeakKeyDictionary()
+# For a model and a loss, whether the fast engine serves the two.
+_served: WeakKeyDictionary[nn.Module, dict[Any, tuple[ref[Any], bool]]] = WeakKeyDictionary()
 # Models that are not to be checked, and those whose layers without a rule are named in the log.
 _trusted: WeakSet[nn.Module] = WeakSet()
 _named: WeakSet[nn.Module] = WeakSet()
@@ -137,17 +138,17 @@ def clipped_sum(
         )
 
     loss = per_example(loss)
-    known = _known(model, loss)
+    known = _is_served(model, loss)
     if rules:
         engine = "auto" if engine == "reference" else engine
-    elif engine == "reference" or (engine == "auto" and known.get(_part(loss)) is False):
+    elif engine == "reference" or (engine == "auto" and known is False):
         return from_reference()
     try:
         if len(batch[0]) > 1 and model not in _trusted:
             _name_layers(model)
-            if engine == "auto" and _part(loss) not in known:
+            if engine == "auto" and known is None:
                 _check(model, loss, batch)
-                known[_part(loss)] = True  # not before: one that memory cut short is made again
+                _remember(model, loss, True)  # not before: one that memory cut short is made again
         return fast.clipped_sum(
             model,
             loss,
@@ -171,21 +172,26 @@ def clipped_sum(
                 f"this algorithm's shares are made by book-keeping, which cannot serve {error}."
             ) from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
-        known[_part(loss)] = False
+        _remember(model, loss, False)
     return from_reference()
 
 
-def _known(model: nn.Module, loss: PerExample) -> dict[Any, bool]:
-    """Return what is known of a model with the losses of one owner: a function, or a method's."""
-    owner = getattr(loss.loss, "__self__", loss.loss)
-    if getattr(type(owner), "__weakrefoffset__", 0) == 0 or type(owner).__hash__ is None:
-        return {}  # cannot be remembered, and is checked each time
-    return _served.setdefault(model, WeakKeyDictionary()).setdefault(owner, {})
+def _place(loss: PerExample) -> tuple[Any, tuple[int, int]]:
+    """Return whose a loss is, a function's or a method's owner, and the key it is found under."""
+    owner, part = getattr(loss.loss, "__self__", loss.loss), getattr(loss.loss, "__func__", None)
+    return owner, (id(owner), id(part))
 
 
-def _part(loss: PerExample) -> Any:
-    """Return the method of its owner that a loss is, or None if it is the owner itself."""
-    return getattr(loss.loss, "__func__", None)
+def _is_served(model: nn.Module, loss: PerExample) -> bool | None:
+    owner, key = _place(loss)
+    held, served = _served.get(model, {}).get(key, (None, None))
+    return served if held is not None and held() is owner else None
+
+
+def _remember(model: nn.Module, loss: PerExample, served: bool) -> None:
+    owner, key = _place(loss)
+    with suppress(TypeError):  # of what cannot be referred to: it is checked each time
+        _served.setdefault(model, {})[key] = ref(owner), served
 
 
 def _name_layers(model: nn.Module) -> None:

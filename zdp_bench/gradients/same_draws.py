@@ -44,7 +44,7 @@ class _SameDraws(TorchDispatchMode):
         kwargs = {key: None if key == "generator" else held for key, held in kwargs.items()}
         torch.manual_seed(SEED)
         kind, tensors = func.overloadpacket.__name__, [a for a in args if isinstance(a, Tensor)]
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if isinstance(first, Tensor) and len(tensors) == 1 and kind.endswith("_"):
             row = first.new_empty(first.shape[-1:])
             return first.copy_(func(row, *args[1:], **kwargs))
@@ -60,7 +60,8 @@ class _SameDraws(TorchDispatchMode):
             drawn = (torch.rand(p.shape[-1:], device=p.device) < p).to(first.dtype)
             return first.copy_(drawn) if kind == "bernoulli_" else drawn
         if kind == "normal" and tensors:
-            mean, std = torch.broadcast_tensors(*(torch.as_tensor(a) for a in args[:2]))
+            both = (torch.as_tensor(a, device=tensors[0].device) for a in (*args, 1.0)[:2])
+            mean, std = torch.broadcast_tensors(*both)
             return mean + std * torch.randn(mean.shape[-1:], device=mean.device, dtype=mean.dtype)
         sizes = [at for at, argument in enumerate(args) if isinstance(argument, list | tuple)]
         if not tensors and sizes:
