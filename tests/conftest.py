@@ -3,18 +3,27 @@ real file format."""
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import os
 import random
+import shutil
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 # Before numpy and torch are loaded: several workers with a thread on every core are twenty times
 # slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# What takes long to compile is kept from session to session.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(user_cache_path("zdp-bench").parent))
+os.environ.setdefault("MPLCONFIGDIR", str(user_cache_path("matplotlib")))
 
 import numpy as np
 import pytest
@@ -26,6 +35,10 @@ from zdp_bench import kernels
 NO_RUNS = {"algorithms", "config", "gradients", "kernels", "models", "nn", "privacy", "tasks"}
 
 torch.set_num_threads(1)
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share it
+    # No σ and no array that an earlier session kept may stand in for today's.
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="zdp-bench-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernels' twins
     kernels.enable(False)
     kernels.enable = lambda on: None  # type: ignore[assignment]

@@ -159,7 +159,6 @@ def test_quick_commands_run_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     FILES_OF.get(page.stem, lambda _: None)(tmp_path)
     for words, code in quick_commands(page):
         assert exit_code_of(*words) == code, words

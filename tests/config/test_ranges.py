@@ -7,7 +7,8 @@ import torch
 
 from zdp_bench.config import configured
 from zdp_bench.config.plugins import OPTIMIZERS, SCHEDULERS, find_builder, own_keys
-from zdp_bench.config.ranges import RANGES, most_threads
+from zdp_bench.config.ranges import RANGES
+from zdp_bench.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -28,5 +29,11 @@ def test_every_key_has_a_range_and_every_default_lies_in_it(kind: str, name: str
             )
 
 
-def test_as_many_threads_as_help_are_allowed() -> None:
-    assert configured(["recipe=quickstart", f"threads={most_threads()}"]).threads == most_threads()
+@pytest.mark.parametrize(("cores", "most"), [(2, 256), (100, 400), (None, 256)])
+def test_as_many_threads_as_help_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, most: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert configured(["recipe=quickstart", f"threads={most}"]).threads == most
+    with pytest.raises(UserError, match=f"threads={most + 1}: must be at most {most} on this"):
+        configured(["recipe=quickstart", f"threads={most + 1}"])

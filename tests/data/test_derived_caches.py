@@ -34,9 +34,8 @@ MADE: dict[str, Callable[[Path], Splits]] = {
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data root with four volumes and their segmentations, and a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def root(tmp_path: Path) -> Path:
+    """A data root with four volumes and their segmentations."""
     for folder in ("imagesTr", "labelsTr"):
         (tmp_path / TASK / folder).mkdir(parents=True)
     for number in range(4):

@@ -156,6 +156,10 @@ def test_natural_examples_lose_next_to_nothing(way: str) -> None:
 
 def test_a_guarded_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
     squares = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    assert float(guarded(0 * one, one, 9, torch.float32).sqrt()) == 1 / 4096
+    long = float(guarded(one, one, 100, torch.float32).sqrt())
+    assert (long - 1) * 2**24 == pytest.approx(16 + 5)
     for mass in (0.0, 1.0, 1e3, 1e30, 1e60):
         for dtype in (torch.float32, torch.float64):
             lengths = guarded(squares, torch.full((3,), mass, dtype=torch.float64), 9, dtype).sqrt()

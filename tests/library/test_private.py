@@ -21,7 +21,10 @@ from tests.library.conftest import Make
 from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
 from zdp_bench import UserError
 from zdp_bench.errors import Busy
+from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import pld
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.privacy.noise import add_noise
 
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -385,3 +388,15 @@ def test_the_names_are_there_and_torch_is_not_imported_for_them() -> None:
     assert typed == {*zdp_bench.__all__} - {"__version__"}
     code = "import sys, zdp_bench; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_with_a_seed_other_sums_have_other_noise_under_the_same_key() -> None:
+    """What makes the sums differ may be nothing that the key covers, such as the loss's file."""
+    block = Block("a", (1000,), "float32", 1.0, 1.0, "real")
+    mechanism = Mechanism((block,), Sampling("poisson", 0.5, 2.0, 4))
+    keys = Keys("first", seed=1, secure=False)
+    one, other = (
+        add_noise({"a": torch.full((1000,), by)}, mechanism, keys.noise("key"), 0)["a"] - by
+        for by in (0.0, 1.0)
+    )
+    assert float((one - other).std()) > 1

@@ -86,8 +86,16 @@ def test_a_patients_examples_compose_as_one_patients(sampling: Sampling) -> None
     halves = [Spent(2.0, sampling, 60, 4), Spent(2.0 * (1 + 1e-12), sampling, 60, 4)]
     whole = patient_epsilon(Mechanism.of_z(2.0, sampling), 4, 120, DELTA)
     assert together(halves, DELTA) == pytest.approx(whole, rel=3e-3)
-    all_drawn = [Spent(9.0, uniform(998), 5, 4), Spent(9.1, uniform(998), 5, 4)]
-    assert together(all_drawn, DELTA) > together(all_drawn[:1], DELTA)
+
+
+@pytest.mark.parametrize(("batch", "count"), [(997, 4), (990, 20), (500, 501)])
+def test_a_second_run_never_costs_less_than_none(batch: int, count: int) -> None:
+    """If every batch holds some of a patient's examples, sampling hides nothing, in any path."""
+    runs = [Spent(z, uniform(batch), 5, count) for z in (9.0, 9.0 * (1 + 1e-9))]
+    alone = [patient_epsilon(Mechanism.of_z(9.0, uniform(batch)), count, n, DELTA) for n in (5, 10)]
+    assert together(runs[:1], DELTA) == pytest.approx(alone[0])
+    assert together(runs, DELTA) == pytest.approx(alone[1], rel=5e-3)
+    assert together(runs, DELTA) > alone[0]
 
 
 def test_a_run_without_noise_or_guarantee_makes_the_whole_infinite() -> None:

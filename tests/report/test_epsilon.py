@@ -18,20 +18,8 @@ from zdp_bench.report.epsilon import Row, same_digits
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-
-
-@pytest.fixture(scope="module")
-def table(cache: Path) -> list[Row]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        return epsilon.rows()
+def table() -> list[Row]:
+    return epsilon.rows()
 
 
 def of(table: list[Row], paper: str, place: str = "") -> list[Row]:

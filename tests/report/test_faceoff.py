@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import re
 import shlex
 import shutil
@@ -38,7 +37,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["run", "-m", "recipe=algorithm_faceoff", *SMALL, f"paths.results={folder}"]
     done = subprocess.run(
         [sys.executable, "-m", "zdp_bench", *words],
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,

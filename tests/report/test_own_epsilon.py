@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,6 @@ from zdp_bench.privacy.accounting import pld, pld_uniform
 Capture = pytest.CaptureFixture[str]
 
 SETTING = "--sample-rate 0.01 --steps 1000 --delta 1e-5"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def answers(capsys: Capture, words: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,11 +123,15 @@ def test_runs_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
 
 
 def test_of_a_federation_each_node_is_bounded(tmp_path: Path) -> None:
-    carry_out(tmp_path, "federated.nodes=2")
+    """A patient is at one node, and not the same in every run: the worst of all stands for each."""
+    record, home, _ = carry_out(tmp_path)
+    own = record["privacy"]
+    wide = own["sampling"] | {"sample_rate": 2 * own["sampling"]["sample_rate"]}
+    changes: list[dict[str, Any]] = [{"z": own["z"] / 2}, {"steps": 99}, {"sampling": wide}]
+    record["privacy"]["nodes"] = [own | {"node": i} | new for i, new in enumerate(changes)]
+    (home / "record.json").write_text(json.dumps(record))
     (found,), unknown = read_spendings(tmp_path)
-    (path,) = tmp_path.glob("runs/*/*/record.json")
-    privacy = json.loads(path.read_text())["privacy"]
-    assert together([found.spent], privacy["delta"]) >= privacy["epsilon_tight"] * (1 - 1e-9)
+    assert found.spent == Spent(own["z"] / 2, Sampling(**wide), 99)
     assert not unknown
     with pytest.raises(UserError, match="it refuses central runs only"):
         parse(compose(["recipe=quickstart", "federated.nodes=2", "privacy.total_budget=1"]))

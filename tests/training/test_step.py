@@ -89,6 +89,20 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
 
 
+def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
+    model, algorithm = problem()
+    for parameter in model.parameters():
+        parameter.detach().zero_()
+    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    private_step(Training(algorithm, model, optimizer, SecureNoise(), ledger), 0, iter([]), 8.0)
+    ledger.close()
+    moved = torch.cat([torch.view_as_real(p.detach()).flatten() for p in model.parameters()])
+    sums = moved * 8 * 2.0**16  # in units of the grid of std 1; both are powers of two
+    assert torch.equal(sums, sums.round())
+    assert not torch.equal(sums / 8, (sums / 8).round())  # as a rounded mean would be
+
+
 def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
     inputs, targets = torch.randn(6, 3, dtype=torch.complex64), torch.zeros(6)
     moved = []

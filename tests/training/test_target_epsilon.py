@@ -17,11 +17,6 @@ from zdp_bench.training.build import build_algorithm
 from zdp_bench.training.plan import Plan
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("noise", ["circular", "per_component"])
 @pytest.mark.parametrize("trainer", ["poisson", "uniform"])
 def test_the_tight_epsilon_of_the_run_is_the_target(

@@ -167,10 +167,11 @@ def test_the_papers_ratios() -> None:
 def test_peak_memory_counts_the_weights() -> None:
     wide = Workload("real_mlp", (1000,), 2, 2, "classes", {"hidden": [10_000]})  # 40 MB of weights
     peak = peak_memory({**vars(wide)}, "private, fast", 1)
-    assert peak is None or 2 * 38 < peak < 400  # weights and sum at least
     again = peak_memory({**vars(wide)}, "private, fast", 1)
-    # what an allocator keeps for later is not in it
-    assert peak is None or abs(again / peak - 1) < 0.05
+    if peak is None or again is None:
+        pytest.skip("this system does not say how much memory a process has")
+    assert 2 * 38 < peak < 400  # weights and sum at least
+    assert abs(again / peak - 1) < 0.05  # what an allocator keeps for later is not in it
 
 
 def test_a_table_is_written_with_what_it_was_measured_on(

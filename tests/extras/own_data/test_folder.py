@@ -26,11 +26,6 @@ from zdp_bench.training.run import run
 CLASSES = ("benign", "malignant")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def write_picture(path: Path, level: int, colour: bool = False) -> Path:
     """A picture of 12 × 10 pixels, all of one grey."""
     path.parent.mkdir(parents=True, exist_ok=True)

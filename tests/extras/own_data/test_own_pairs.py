@@ -24,11 +24,6 @@ from zdp_bench.training.run import run
 SIDE = 8
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def pixels(number: int, noise: int) -> np.ndarray:
     """A square of 8 pixels: a ramp of its own, with noise on it."""
     random = np.random.default_rng([number, noise])

@@ -20,6 +20,9 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.search import study as studies
 from zdp_bench.extras.search.api import Launch, make_search, read_space, search
+from zdp_bench.extras.search.outcome import _of_best
+from zdp_bench.extras.search.plan import Search
+from zdp_bench.privacy.composition import Spent
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.selection import selected_epsilon
 from zdp_bench.records import Record
@@ -132,6 +135,14 @@ def test_a_random_number_of_trials_needs_one_mechanism(
     with pytest.raises(UserError, match="trials differ in noise, sampling or steps"):
         carry_out(tmp_path, words, trials=8, sampler="random", number="poisson", at_once=8)
     assert not records.read_all(tmp_path)
+
+
+def test_the_best_alone_costs_what_the_least_private_trial_would() -> None:
+    sampling = Sampling("poisson", 0.1, 10, 100)
+    spent = [Spent(2.0, sampling, 30), Spent(1.0, sampling, 20)]
+    asked = Search(read_space([*TINY, RATES]), "random", 9, "geometric")
+    expected = selected_epsilon(1.0, sampling, 30, "geometric", 9, 1e-4)
+    assert _of_best(asked, spent, 1e-4) == _of_best(asked, spent[::-1], 1e-4) == expected
 
 
 def test_a_number_of_zero_has_no_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,6 +239,19 @@ def test_an_edited_card_is_found_by_key_and_by_line(folder: Path) -> None:
     assert text.startswith("line ")
 
 
+def test_a_key_more_or_less_and_a_little_less_epsilon_are_found(folder: Path) -> None:
+    card = (folder / "README.md").read_text()
+    stated = float(re.findall(r"epsilon_tight: (\S+)", card)[0])
+    for old, new in (
+        ("differential_privacy:\n", "differential_privacy:\n  approved: true\n"),
+        (f"  epsilon_tight: {stated}\n", ""),
+        (f"epsilon_tight: {stated}", f"epsilon_tight: {stated * 0.9999}"),
+    ):
+        assert old in card
+        edit(folder / "README.md", lambda _, old=old, new=new: card.replace(old, new, 1))  # type: ignore[misc]
+        assert "head of README.md says what the record says" in wrong(folder), new
+
+
 def test_the_command_exits_with_1_and_shows_the_place(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
