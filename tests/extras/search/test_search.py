@@ -6,7 +6,10 @@ import json
 import math
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting
@@ -222,6 +225,41 @@ def test_two_processes_share_one_search(tmp_path: Path) -> None:
     spent = [(record["privacy"]["z"], STEPS) for record in every]
     expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_each_trial_is_at_one_process_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Six at one search, one of which dies at its first trial: another takes it on."""
+    asked = make_search(read_space([*TINY, RATES]), "random", 12)
+    now, done, dead = set[int](), list[int](), list[int]()
+
+    def carry_out(batch: Any, study: studies.Study, by: Launch) -> None:
+        numbers = {trial.number for trial in batch}
+        assert not numbers & now
+        now.update(numbers)
+        time.sleep(0.05)
+        now.difference_update(numbers)
+        if 0 in numbers and not dead:
+            dead.extend(numbers)
+            raise InterruptedError
+        for trial in batch:
+            study.tell(trial, 1.0)
+        done.extend(numbers)
+
+    parts = SimpleNamespace(direction="maximize", part="", metric="")
+    trials = SimpleNamespace(folder=tmp_path, by=parts, config=SimpleNamespace(seed=0))
+    trials.carry_out = carry_out
+    loop = sys.modules[search.__module__]
+    monkeypatch.setattr(loop, "Trials", lambda asked: trials)
+    monkeypatch.setattr(loop, "describe", lambda *_: {})
+    with ThreadPoolExecutor(6) as pool:
+        work = [pool.submit(search, asked, Launch(at_once=at_once), len) for _ in range(6)]
+    assert [type(one.exception()) for one in work].count(InterruptedError) == 1
+    assert [one.exception() for one in work].count(None) == 5
+    assert sorted(done) == [*range(12)]
+    assert dead
 
 
 def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(

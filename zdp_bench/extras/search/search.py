@@ -28,8 +28,11 @@ def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Recor
     trials = Trials(asked)
     study = Study(asked, trials.folder, trials.by.direction, trials.config.seed)
     try:
-        while batch := study.take(by.at_once):
-            trials.carry_out(batch, study, by)
+        while True:
+            with study.take(by.at_once) as batch:
+                if not batch:
+                    break
+                trials.carry_out(batch, study, by)
             for trial in study.trials():
                 if trial.number in [one.number for one in batch]:
                     say(_told(trial, trials.by, study.count))

@@ -1,7 +1,8 @@
 """The trials of a search, in Optuna's study: one SQLite file, which several processes may share.
 
-A trial that a killed process left is open: whoever has no new trial to make carries it out again,
-with the values it has, so that its run goes on from its checkpoint. What Optuna proposes depends on
+One process at a time is at a trial, and holds its lock. A trial that a killed process left is open:
+whoever has no new trial to make carries it out again, with the values it has, so that its run goes
+on from its checkpoint. What Optuna proposes depends on
 the trial's number and those before it, and on nothing that a restart would lose.
 """
 
@@ -11,7 +12,8 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +23,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import URL
 
+from zdp_bench.errors import Busy
 from zdp_bench.extras.search.plan import Search
 from zdp_bench.privacy.selection import draw_number
 from zdp_bench.records import hold_lock
@@ -65,20 +68,44 @@ class Study:
         every = self._study.get_trials(deepcopy=False)
         return [one for one in every if set(one.params) == set(self._search.space.searched)]
 
-    def take(self, most: int) -> list[FrozenTrial]:
-        """Return trials to carry out, at most so many: new ones, or else open ones; [] if none."""
-        with self.alone():
-            known = self.trials()
-            new = range(len(known), min(len(known) + most, self.count))
-            if new:
-                numbers = [self._ask(number) for number in new]
-                return [one for one in self.trials() if one.number in numbers]
-        return [one for one in known if not one.state.is_finished()][:most]
+    @contextmanager
+    def take(self, most: int) -> Iterator[list[FrozenTrial]]:
+        """Hold trials to carry out, at most so many: new ones, or else open ones; [] if none.
+
+        Waits where other processes hold all that are open.
+        """
+        while True:
+            with ExitStack() as held:
+                with self.alone():
+                    known = len(self.trials())
+                    new = [*map(self._ask, range(known, min(known + most, self.count)))]
+                    free = (one for one in new or self._open() if self._hold(one, held))
+                    mine = [*islice(free, most)]
+                    left = self._open()  # read again: another may have told just now
+                taken = [one for one in self.trials() if one.number in {*mine} & {*left}]
+                if taken or not left:
+                    yield taken
+                    return
+            with hold_lock(self._lock(left[0])):  # until another process is done with it
+                pass
+
+    def _open(self) -> list[int]:
+        return [one.number for one in self.trials() if not one.state.is_finished()]
+
+    def _lock(self, trial: int) -> Path:
+        return self._folder / f"trial-{trial}.lock"
+
+    def _hold(self, trial: int, held: ExitStack) -> bool:
+        """Hold a trial's lock; return False if another process does."""
+        with suppress(Busy):
+            held.enter_context(hold_lock(self._lock(trial), wait=False))
+            return True
+        return False
 
     def tell(self, trial: FrozenTrial, value: float | None) -> None:
         """Enter a trial's score; None: it failed."""
         state = TrialState.FAIL if value is None else TrialState.COMPLETE
-        self._study.tell(trial.number, value, state=state, skip_if_finished=True)
+        self._study.tell(trial.number, value, state=state)
 
     def _ask(self, number: int) -> int:
         search = self._search
