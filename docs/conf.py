@@ -14,6 +14,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+smartquotes = False  # it turns --cfg into a dash
 html_theme = "furo"
 html_title = "zdp-bench"
 html_show_copyright = False

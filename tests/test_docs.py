@@ -36,6 +36,13 @@ from zdp_bench.experiments.claims import jobs_of
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU")
+# Commands that take minutes, or runs that are not there: carried out by `pytest --slow` only.
+HEAVY = re.compile(
+    r"^torchrun|^make|^zdp-bench (search|report|figure --runs|compare|reproduce --profile)"
+    r"|^zdp-bench epsilon$"
+    r"|audit recipe=quickstart($| --cases recipe$)|launcher=(joblib|submitit)"
+    r"|recipe=(chest_xray|phasemnist|mri_recon|mri_sequence_fl|mri_sequence_cl_reduced)"
+)
 
 
 def read_commands(page: Path) -> list[tuple[str, str]]:
@@ -51,6 +58,10 @@ def read_commands(page: Path) -> list[tuple[str, str]]:
     ]
 
 
+def is_heavy(page: Path, text: str) -> bool:
+    return page.stem == "faq" or HEAVY.search(text) is not None
+
+
 def quick_commands(page: Path) -> list[tuple[list[str], int]]:
     """The zdp-bench commands of a page that are quick enough to run, as words, with the exit code
     that the page says.
@@ -58,7 +69,7 @@ def quick_commands(page: Path) -> list[tuple[list[str], int]]:
     quick = [
         (shlex.split(text), int(remark.startswith("# flagged")))
         for text, remark in read_commands(page)
-        if not remark.startswith(("# heavy", *ELSEWHERE))
+        if not (is_heavy(page, text) or remark.startswith(ELSEWHERE))
     ]
     return [
         (words[1:], code)
@@ -78,26 +89,22 @@ def write_inputs(folder: Path) -> None:
     np.save(folder / "inputs.npy", np.ones((3, 8, 8), dtype=np.complex64))
 
 
-def write_films(folder: Path) -> None:
-    """What docs/own_data.md speaks of: forty films of twenty patients, and its recipe."""
+def write_own_data(folder: Path) -> None:
+    """What docs/own_data.md speaks of: scans that its script makes, forty films, two recipes."""
     from PIL import Image
 
+    page = (DOCS / "own_data.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.M | re.S)
+    (script,) = [text for kind, text in blocks if kind == "python"]
+    (folder / "make_scans.py").write_text(script)
+    subprocess.run([sys.executable, "make_scans.py"], cwd=folder, check=True)
+    recipes = [text for kind, text in blocks if kind == "yaml"]
+    for name, recipe in zip(("ball", "films_private"), recipes, strict=True):
+        (folder / f"{name}.yaml").write_text(recipe)
     for number in range(40):
         path = folder / "films" / ("NORMAL", "PNEUMONIA")[number % 2] / f"p{number // 2}"
         path.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((40, 40), 6 * number, np.uint8)).save(path / "film.png")
-    page = (DOCS / "own_data.md").read_text(encoding="utf-8")
-    (recipe,) = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    (folder / "films_private.yaml").write_text(recipe)
-
-
-def write_scans(folder: Path) -> None:
-    """What docs/own_scans.md has its reader save: a script, which is run, and a recipe."""
-    page = (DOCS / "own_scans.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", page, re.M | re.S))
-    (folder / "make_scans.py").write_text(blocks["python"])
-    subprocess.run([sys.executable, "make_scans.py"], cwd=folder, check=True)
-    (folder / "ball.yaml").write_text(blocks["yaml"])
 
 
 def write_script(folder: Path) -> None:
@@ -110,8 +117,7 @@ def write_script(folder: Path) -> None:
 FILES_OF = {
     "audit_own": write_script,
     "sharing": write_inputs,
-    "own_data": write_films,
-    "own_scans": write_scans,
+    "own_data": write_own_data,
 }  # page -> what makes the files that it speaks of
 
 
@@ -173,9 +179,11 @@ def test_heavy_commands_run_where_there_is_data(
     for text, remark in read_commands(page):
         program, *words = shlex.split(text)
         if (
-            remark.startswith("# heavy")
+            is_heavy(page, text)
+            and not remark.startswith(ELSEWHERE)
             and program in ("zdp-bench", "torchrun")
             and "here" not in words
+            and words[0] not in ("compare", "figure")  # of runs that are not there
         ):
             runner = (
                 [sys.executable, "-m", "zdp_bench"]

@@ -1,4 +1,4 @@
-"""docs/own_scans.md from an empty folder: private at the patient's ε of 8, and it learns."""
+"""docs/own_data.md from an empty folder: private at the patient's ε of 8, and it learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.test_docs import write_scans
+from tests.test_docs import write_own_data
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.data.formats import nifti
@@ -24,7 +24,7 @@ def test_a_folder_of_scans_trains_at_a_patient_s_epsilon_of_8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_scans(tmp_path)
+    write_own_data(tmp_path)
     record = run(parse(compose(["recipe=./ball.yaml"])), Silent()).record
     privacy = record["privacy"]
     assert record["data"]["provenance"] == "own"

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md: `python -m tests.extras.page.screenshots`.
+"""Makes the pictures of docs/results.md: `python -m tests.extras.page.screenshots`.
 
 With them it writes what the page consists of. A test fails when the page consists of something
 else, so that nobody forgets to make the pictures anew.
