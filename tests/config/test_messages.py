@@ -63,7 +63,7 @@ MISTAKES = [
     ),
     (
         "model=lenet5 model.hidden=[3]",
-        "key 'model.hidden' is not known.... model=lenet5 has activation, init_from, linear",
+        "key 'model.hidden' is not known.... model=lenet5 has activation, complex_as",
     ),
     ("optimizer=adam optimizer.amsgrad=true", "write +optimizer.amsgrad=... to add"),
     ("trainer.epochs=None", "trainer.epochs=None: must be a whole number"),
