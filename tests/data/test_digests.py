@@ -22,6 +22,7 @@ from tests.data.helpers import copy_folder, dataset
 from tests.data.own_data import KINDS, write_classes, write_masks, write_png
 from tests.data.test_cpsc2018 import LABELS, matlab
 from zdp_bench.data import N_UNIFORMS, Source, Splits, cifar10
+from zdp_bench.data.files import collect_sources
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
 
@@ -194,8 +195,9 @@ def test_a_changed_file_is_another_digest_or_the_same_examples(
         except UserError:
             return None
 
-    with watch_files() as opened:
+    with watch_files() as opened, collect_sources() as sources:
         dataset(case.split()[0], **options).load(root)
+    assert sources  # by which a run's spending is found
     whole = load()
     assert whole is not None
     elsewhere = [path for path in opened if path.startswith(str(tmp_path))]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import write_mini_mnist
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
@@ -47,6 +48,7 @@ def told(outcome: Outcome, **data: str) -> None:
     record = json.loads(outcome.path.read_text())
     record["data"] |= data
     outcome.path.write_text(json.dumps(record))
+    (outcome.path.parent / "spending.json").unlink(missing_ok=True)  # names the generated data
 
 
 def setup_of(results: Path, *overrides: str) -> ModelSetup:
@@ -119,12 +121,29 @@ def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_p
             ]
         )
     )
-    with pytest.raises(UserError, match="which this run is to keep private"):
+    with pytest.raises(UserError, match="whose files this run is to keep private"):
         digest_of(config, "data")
-    told(start, provenance="derived", name="public_kspace")
-    cifar = replace(config, dataset=replace(config.dataset, name="cifar10"))
-    with pytest.raises(UserError, match="which this run is to keep private"):
-        digest_of(cifar, "data")
+    for one, other in (("public_kspace", "cifar10"), ("cifar10", "public_kspace")):
+        told(start, provenance="derived", name=one)
+        with pytest.raises(UserError, match="whose files this run is to keep private"):
+            digest_of(replace(config, dataset=replace(config.dataset, name=other)), "data")
+
+
+def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
+    write_mini_mnist(tmp_path)
+    for name in ("FashionMNIST", "Other"):
+        shutil.copytree(tmp_path / "MNIST", tmp_path / name)
+    shutil.rmtree(tmp_path / "MNIST")
+    words = ["recipe=quickstart", "algorithm=dp_sgd", "model=real_mlp", "model.hidden=[4]"]
+    words += ["dataset.check=false", "trainer.epochs=1", "trainer.sample_rate=0.5"]
+    words += [f"paths.data={tmp_path}", f"paths.results={tmp_path / 'results'}"]
+    run(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
+    (tmp_path / "Other").rename(tmp_path / "MNIST")
+    config = parse(compose([*words, "dataset=mnist", "model.init_from=quickstart"]))
+    with pytest.raises(UserError, match="whose files this run is to keep private"):
+        run(config, Silent())
+    write_mini_mnist(tmp_path, train=150)
+    run(config, Silent())
 
 
 def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class Splits:
             be PUBLIC, as the test set is: no ε covers them.
         examples_per_patient: the most training examples of any one patient. Where `train` has
             groups it is counted from them, whatever is given.
+        sources: names of the files that were read, by their content (`collect_sources`). They tell
+            who is in the data, so a record does not hold them.
         parts_share_owners: False refuses an owner who is in `train` and in another part.
         unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
     """
@@ -133,6 +135,7 @@ class Splits:
     augment_targets: Augment | None = None
     validation: Source | None = None
     unit: str = "patient"
+    sources: frozenset[str] = frozenset()
     parts_share_owners: bool = False
 
     def __post_init__(self) -> None:

@@ -73,8 +73,8 @@ def load_or_make(
         _fill(mapped, blocks)
         mapped.flush()
         with partial.open("rb+") as file:
-            found = _hash(file)
-            file.write(found)
+            checksum = _hash(file)
+            file.write(checksum)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

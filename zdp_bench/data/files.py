@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,30 @@ def checksum(path: Path, algorithm: str) -> str:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    return checksum(path, "sha256").removeprefix("sha256:")
+    """SHA-256 of a file, in hex, which `collect_sources` hears of."""
+    found = checksum(path, "sha256").removeprefix("sha256:")
+    note_source(found)
+    return found
+
+
+_heard: ContextVar[set[str] | None] = ContextVar("_heard", default=None)
+
+
+def note_source(found: str) -> None:
+    """Tell `collect_sources` of the SHA-256 of what is read; `sha256` does so for a file."""
+    if (heard := _heard.get()) is not None:
+        heard.add(found[:16])
+
+
+@contextmanager
+def collect_sources() -> Iterator[set[str]]:
+    """Yield a set that takes up, while it is open, the first 16 digits of every file's SHA-256."""
+    heard: set[str] = set()
+    before = _heard.set(heard)
+    try:
+        yield heard
+    finally:
+        _heard.reset(before)
 
 
 def digest(text: str) -> str:

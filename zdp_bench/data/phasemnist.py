@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
-from zdp_bench.data.files import card, digest
+from zdp_bench.data.files import card, digest, note_source
 from zdp_bench.data.formats.idx import read_idx
 from zdp_bench.data.mnist import CLASSES, Mnist
 from zdp_bench.errors import UserError, require
@@ -191,6 +191,7 @@ class PhaseDigits(Dataset):
         labels = bunch.target.astype(np.int64)
         train, test, held = ((pixels[part], labels[part]) for part in self.split(labels))
         files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
+        note_source(files)
         files = f"{files}:{self.test_share}"
         if self.validation_share is None:
             return make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)

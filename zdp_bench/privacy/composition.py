@@ -61,6 +61,7 @@ class Spending:
         secure: its noise is cryptographic; else whoever knows seed and data can compute it.
         finished: false for a run that was stopped or is under way; all its steps are counted.
         by_unit: the unit is what its steps draw and clip, so that `spent` is the unit's.
+        sources: the files that its data were made of; None if that is not known.
     """
 
     home: Path
@@ -75,6 +76,18 @@ class Spending:
     secure: bool
     finished: bool
     by_unit: bool = False
+    sources: frozenset[str] | None = None
+
+    def may_share(self, other: Spending) -> bool:
+        """True if some examples may be in both runs' data: they read a common file.
+
+        Where the files of one are not known, all data of a name may be the same, but generated.
+        """
+        if self.data == other.data:
+            return True
+        if self.sources and other.sources:
+            return not self.sources.isdisjoint(other.sources)
+        return self.dataset == other.dataset and self.provenance != "synthetic"
 
     @property
     def is_private(self) -> bool:

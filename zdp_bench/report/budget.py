@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zdp_bench.privacy.composition import Spending, Spent, together
 from zdp_bench.report.number_format import epsilon
@@ -16,10 +16,11 @@ HOW = (
     "ε together: tight, of all runs of the line composed as one; the sum of their ε is larger. "
     "Seeded noise protects from those who cannot compute it, secure noise from everybody."
 )
-APART = (
-    "{name} has {count} digests (other options or other files): where they share examples, "
-    "those have at most the sum of their ε and of their δ."
+TOGETHER = (
+    "{names}: other options, or other data sets of common files, stand in one line. Of a run that "
+    "kept no list of its files, all runs on data of its name do."
 )
+COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not."
 MIXED = (
     "Poisson batches hide whether an example is there, fixed-size batches which one it is: no "
     "tight ε of both together is known."
@@ -27,19 +28,29 @@ MIXED = (
 ALL = "all"
 
 
-def sheet(spendings: Sequence[Spending], delta: float | None, unknown: Sequence[Path]) -> Sheet:
+def sheet(
+    spendings: Sequence[Spending],
+    delta: float | None,
+    unknown: Sequence[Path],
+    results: Path,
+    dataset: str | None = None,
+) -> Sheet:
     """Return the lines of each data set: its runs by their noise, and all together.
 
     Args:
         delta: at which ε is stated; by default the smallest of a data set's runs.
         unknown: ledgers of runs that are in no line.
+        results: the folder of all these runs.
+        dataset: the one data set that is shown, with what shares its files.
     """
-    groups = _by(sorted(spendings, key=lambda one: (one.dataset, one.data)), lambda one: one.data)
+    groups = group_by_data(spendings)
+    if dataset:
+        groups = [group for group in groups if any(one.dataset == dataset for one in group)]
     lines = [line for group in groups for line in _lines(group, delta)]
     cells = [
         [
             f"{line['dataset']}, {line['provenance']}",
-            str(line["data_digest"])[:12],
+            ", ".join(found[:12] for found in str(line["data_digest"]).split(", ")),
             str(line["noise"]),
             str(line["runs"]),
             _shown(line["epsilon"]),
@@ -49,7 +60,22 @@ def sheet(spendings: Sequence[Spending], delta: float | None, unknown: Sequence[
         ]
         for line in lines
     ]
-    return Sheet("Budget", COLUMNS, cells, _notes(spendings, lines, unknown), "", lines)
+    notes = [*_notes(groups, lines, unknown), COUNTED.format(count=len(spendings), results=results)]
+    return Sheet("Budget", COLUMNS, cells, notes, "", lines)
+
+
+def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:
+    """Return the runs in groups: those that may share examples, directly or by way of others."""
+    alike = _by(
+        sorted(spendings, key=lambda one: (one.dataset, one.data)),
+        lambda one: (one.data, one.dataset, one.sources),
+    )
+    groups: list[list[list[Spending]]] = []
+    for some in alike:
+        near = [group for group in groups if any(some[0].may_share(other[0]) for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(other for group in near for other in group), some])
+    return [[one for some in group for one in some] for group in groups]
 
 
 def _shown(value: object) -> str:
@@ -57,13 +83,13 @@ def _shown(value: object) -> str:
 
 
 def _notes(
-    spendings: Sequence[Spending], lines: Sequence[Numbers], unknown: Sequence[Path]
+    groups: Sequence[Sequence[Spending]], lines: Sequence[Numbers], unknown: Sequence[Path]
 ) -> list[str]:
     notes = [HOW] if lines else []
-    digests = Counter(name for name, _ in {(one.dataset, one.data) for one in spendings})
-    notes += [APART.format(name=n, count=c) for n, c in sorted(digests.items()) if c > 1]
+    several = [group for group in groups if len({one.data for one in group}) > 1]
+    notes += [TOGETHER.format(names=_list(one.dataset for one in group)) for group in several]
     notes += [MIXED] if any(line["epsilon"] is None for line in lines) else []
-    if stopped := sum(not one.finished for one in spendings):
+    if stopped := sum(not one.finished for group in groups for one in group):
         notes.append(f"Runs that have not ended: {stopped}; every step they plan is counted.")
     return [*notes, *(f"In no line, for nothing says on which data: {path}." for path in unknown)]
 
@@ -89,9 +115,9 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
     told = owned > 1 or any(run.by_unit for run in runs)
     per_unit = [replace(run.spent, examples=run.examples) for run in runs]
     return {
-        "dataset": one.dataset,
-        "provenance": one.provenance,
-        "data_digest": one.data,
+        "dataset": _list(run.dataset for run in runs),
+        "provenance": _list(run.provenance for run in runs),
+        "data_digest": _list(run.data for run in runs),
         "noise": noise,
         "runs": len(runs),
         "unfinished": sum(not run.finished for run in runs),
@@ -103,6 +129,10 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
     }
 
 
+def _list(words: Iterable[str]) -> str:
+    return ", ".join(sorted(set(words)))
+
+
 def _together(spent: Sequence[Spent], delta: float) -> float | None:
     """Return the ε of all; None where none is known."""
     try:
@@ -111,8 +141,8 @@ def _together(spent: Sequence[Spent], delta: float) -> float | None:
         return None
 
 
-def _by(spendings: Iterable[Spending], key: Callable[[Spending], str]) -> list[list[Spending]]:
-    groups: dict[str, list[Spending]] = {}
+def _by(spendings: Iterable[Spending], key: Callable[[Spending], Any]) -> list[list[Spending]]:
+    groups: dict[Any, list[Spending]] = {}
     for one in spendings:
         groups.setdefault(key(one), []).append(one)
     return list(groups.values())

@@ -14,12 +14,14 @@ from torch import nn
 from zdp_bench import records
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
-from zdp_bench.data.files import card
+from zdp_bench.data import Splits
+from zdp_bench.data.files import Card, card
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.environment import plugin_digests
 from zdp_bench.training.finished_runs import find_weights
+from zdp_bench.training.spending import read_sources
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,24 @@ class PublicStart:
     Attributes:
         asked: the value of `model.init_from`, for messages.
         digest: SHA-256 of the weights.
+        sources: the files that it was trained on (`Splits.sources`); None if they are not known.
     """
 
     asked: str
     record: Record
     weights: dict[str, Any]
     digest: str
+    sources: frozenset[str] | None
+
+    def require_apart(self, data: Splits) -> None:
+        """Refuse data that the weights were trained on, under whatever name.
+
+        Raises:
+            UserError: both read a common file.
+        """
+        generated = self.record["data"]["provenance"] == "synthetic"
+        if self.sources and not generated and self.sources & data.sources:
+            raise _refuse_own(self.asked, self.record["data"]["name"])
 
     def load_into(self, model: nn.Module) -> None:
         """Give the model these weights.
@@ -95,7 +109,8 @@ def find_start(config: Run) -> PublicStart | None:
     _require_public(config, record)
     saved = checkpoint.load(home / "checkpoint.pt", record["run"])
     assert saved is not None
-    return PublicStart(config.init_from, record, saved.model, checkpoint.state_digest(saved.model))
+    digest = checkpoint.state_digest(saved.model)
+    return PublicStart(config.init_from, record, saved.model, digest, read_sources(home))
 
 
 def digest_of(config: Run, data_digest: str) -> str:
@@ -114,18 +129,28 @@ def _require_public(config: Run, record: Record) -> None:
     if data["provenance"] == "synthetic":
         return
     name = data["name"]
-    try:
-        own = card(name)
-    except UserError:  # of another package, without a card
-        own = None
+    own = find_card(name)
     if own is None or not own.public:
         raise UserError(
             f"model.init_from={config.init_from}: it was trained on dataset={name}, which is "
             "neither generated nor public, so its ε would be missing from this run's. Start from "
             "a run on public data."
         )
-    if config.dataset.name in (name, own.uses):
-        raise UserError(
-            f"model.init_from={config.init_from}: it was trained on dataset={name}, which this run "
-            "is to keep private. Start from a run on other data."
-        )
+    mine = find_card(config.dataset.name)
+    if {config.dataset.name, mine.uses if mine else ""} & {name, own.uses or name}:
+        raise _refuse_own(config.init_from, name)
+
+
+def _refuse_own(asked: str | None, name: str) -> UserError:
+    return UserError(
+        f"model.init_from={asked}: it was trained on dataset={name}, whose files this run is to "
+        "keep private. Start from a run on other data."
+    )
+
+
+def find_card(name: str) -> Card | None:
+    """Return the card of a data set; None for one of another package, without a card."""
+    try:
+        return card(name)
+    except UserError:
+        return None

@@ -8,7 +8,7 @@ many steps a node takes is known once all nodes have said how many examples they
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,6 +18,7 @@ from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
+from zdp_bench.data.files import collect_sources
 from zdp_bench.data.owners import count_owners, owners_of
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, PerExample
@@ -55,7 +56,9 @@ def load_data(config: Run) -> Splits:
     Raises:
         UserError: the data is missing or not as published.
     """
-    return build_dataset(config).load(config.data_root)
+    with collect_sources() as sources:
+        data = build_dataset(config).load(config.data_root)
+    return replace(data, sources=frozenset(sources or {data.digest[:16]}))
 
 
 def build_dataset(config: Run) -> Dataset:
@@ -131,7 +134,8 @@ class ModelSetup:
         data = fit_outputs(config, task, data or load_data(config))
         model = build_model(config, data)
         start = find_start(config) if isinstance(data, Splits) else None
-        if start:
+        if start and isinstance(data, Splits):
+            start.require_apart(data)
             start.load_into(model)
         check_fit(config, model, task, data)
         model = model.to(device)

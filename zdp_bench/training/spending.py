@@ -1,12 +1,16 @@
 """What the runs in a results folder have spent on each data set, finished or not.
 
 A finished run's record says it. Before its first step a run writes `spending.json`, with all the
-steps it may take, so that a run that was stopped, or is under way, counts as well.
+steps it may take, so that a run that was stopped, or is under way, counts as well. That file also
+names the files it reads, by their content. A record does not: it is shown to others, and whoever
+has a file could see there that it was trained on.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ from zdp_bench.training.run_folder import only_one_process
 
 FILE = "spending.json"
 
+log = logging.getLogger(__name__)
+
 
 def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
     """Write down what a run is about to spend; `privacy.total_budget` may refuse it.
@@ -32,8 +38,9 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
         steps: all that the run may take, with those it has taken and those of a range test.
         home: the run's folder.
 
-    Formal guarantees: no run with a total budget starts unless the tight ε of all runs on its data
-    set in the results folder, it among them, stays within; `composition.together` is the bound.
+    Formal guarantees: no run with a total budget starts unless the tight ε of all runs in the
+    results folder that may share examples with it (`Spending.may_share`), it among them, stays
+    within; `composition.together` is the bound.
 
     Raises:
         UserError: the run would pass its total budget, or what another run spent is not known.
@@ -51,10 +58,11 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
             "epsilon_of": data.unit if config.privacy.by_patient else "record",
             "randomness": "cryptographic" if config.privacy.secure else "seeded",
         },
+        "sources": " ".join(sorted(data.sources)),
     }
     with only_one_process(config.results / "runs" / ".spending"):
         if config.privacy.total_budget is not None:
-            _require_within(config, _read_spending(plan, home, finished=False))
+            _require_within(config, _read_spending(plan, home, False, data.sources))
         records.write_text(home / FILE, json.dumps(plan, indent=1) + "\n")
 
 
@@ -67,7 +75,14 @@ def _require_within(config: Run, own: Spending) -> None:
             f"privacy.total_budget={budget:g}: {unknown[0]} holds steps of a run that did not end, "
             "and not on which data. Carry that run to its end, or move its folder away."
         )
-    others = [one for one in others if one.data == own.data and one.home != own.home]
+    others = [one for one in others if one.may_share(own) and one.home != own.home]
+    log.warning(
+        "privacy.total_budget=%g: %d earlier runs in %s may share examples with this one; runs in "
+        "other folders are not counted",
+        budget,
+        len(others),
+        config.results,
+    )
     try:
         before = together((one.spent for one in others), delta)
         after = together((one.spent for one in (*others, own)), delta)
@@ -78,10 +93,10 @@ def _require_within(config: Run, own: Spending) -> None:
         ) from None
     if after > budget:
         raise UserError(
-            f"privacy.total_budget={budget:g}: {len(others)} runs on this {config.dataset.name} "
-            f"have spent a tight ε of {write_epsilon(before)}, and with this run it would be "
-            f"{write_epsilon(after)} (δ {delta:g}). Add noise, take fewer steps, or "
-            "stop here; `zdp-bench budget` lists what was spent."
+            f"privacy.total_budget={budget:g}: {len(others)} runs in {config.results} on files of "
+            f"this {config.dataset.name} have spent a tight ε of {write_epsilon(before)}, and with "
+            f"this run it would be {write_epsilon(after)} (δ {delta:g}). Add noise, take fewer "
+            "steps, or stop here; `zdp-bench budget` lists what was spent."
         )
 
 
@@ -111,7 +126,23 @@ def read_spending(home: Path) -> Spending:
         UserError: its record or its plan is damaged.
     """
     record = records.read(home / "record.json")
-    return _read_spending(record or _read_plan(home / FILE), home, bool(record))
+    plan = record or _read_plan(home / FILE)
+    return _read_spending(plan, home, bool(record), read_sources(home))
+
+
+def read_sources(home: Path) -> frozenset[str] | None:
+    """Return the files that a run reads (`Splits.sources`); None if its folder does not say.
+
+    Raises:
+        UserError: its plan is damaged.
+    """
+    plan = _read_plan(home / FILE) if (home / FILE).is_file() else {}
+    return _parse_sources(plan.get("sources") or "")
+
+
+@lru_cache(maxsize=64)  # runs on the same data share one set
+def _parse_sources(text: str) -> frozenset[str] | None:
+    return frozenset(text.split()) or None
 
 
 def _runs(results: Path, name: str) -> list[Path]:
@@ -128,8 +159,8 @@ def _read_plan(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             plan = json.loads(file.read())
-        plan["privacy"]["sampling"], plan["data"]["digest"]
-    except (ValueError, KeyError, TypeError):
+        plan["privacy"]["sampling"], plan["data"]["digest"], plan.get("sources", "").split()
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path}: is damaged, so what its run has spent is not known. The same run writes it "
             "again."
@@ -137,7 +168,9 @@ def _read_plan(path: Path) -> dict[str, Any]:
     return plan
 
 
-def _read_spending(plan: dict[str, Any], home: Path, finished: bool) -> Spending:
+def _read_spending(
+    plan: dict[str, Any], home: Path, finished: bool, sources: frozenset[str] | None
+) -> Spending:
     """Return what a record, or a plan of its form, says of a run's spending."""
     privacy, data = plan["privacy"], plan["data"]
     return Spending(
@@ -153,6 +186,7 @@ def _read_spending(plan: dict[str, Any], home: Path, finished: bool) -> Spending
         secure=privacy.get("randomness") == "cryptographic",
         finished=finished,
         by_unit=records.is_of_unit(privacy),
+        sources=sources,
     )
 
 

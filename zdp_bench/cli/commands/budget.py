@@ -41,6 +41,6 @@ def run(options: argparse.Namespace) -> int:
         names = {one.dataset for one in spendings}
         if options.dataset not in names:
             raise unknown("data set with runs", options.dataset, sorted(names))
-        spendings = [one for one in spendings if one.dataset == options.dataset]
-    print_sheet(budget.sheet(spendings, delta, unexplained), options.format)
+    found = budget.sheet(spendings, delta, unexplained, options.results, options.dataset)
+    print_sheet(found, options.format)
     return 0

@@ -31,7 +31,8 @@ def read_leads(
     """
     import wfdb
 
-    name, first, total = str(path.with_suffix("")), None, np.zeros(len(channels), np.int64)
+    name, total = str(path.with_suffix("")), np.zeros(len(channels), np.int64)
+    first: Any = None
     try:
         step = max(AT_ONCE, end or header.sig_len)
         for start in range(0, header.sig_len, step):
