@@ -44,6 +44,29 @@ def test_without_noise_a_step_is_the_mean_of_clipped_gradients(make: Make) -> No
     assert private.epsilon == float("inf")
 
 
+def by_rarity(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Ten times as much for the rarer class of the batch, and divided by its size."""
+    is_rare = targets == targets.bincount(minlength=CLASSES).argmin()
+    return loss(outputs, targets) * torch.where(is_rare, 10.0, 1.0) * 100 / len(targets)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_an_example_moves_a_step_by_its_bound_at_most_whatever_the_loss(
+    make: Make, tmp_path: Path, engine: str
+) -> None:
+    def summed(examples: int) -> Tensor:
+        model, before = network(), network()
+        given = {"noise_multiplier": 0.0, "epochs": 1, "batch_size": examples, "gradients": engine}
+        whole = [data()[i] for i in range(examples)]
+        path = tmp_path / f"{examples}.jsonl"
+        train(make(model, dataset=whole, loss=by_rarity, ledger=path, **given))
+        pairs = zip(model.parameters(), before.parameters(), strict=True)
+        return torch.cat([(old - new).detach().flatten() for new, old in pairs]) * examples / 0.5
+
+    for n in (19, 20, 21):
+        assert float((summed(n) - summed(n - 1)).norm()) <= 0.8 * (1 + 1e-4)
+
+
 @pytest.mark.parametrize("randomness", [{}, {"seed": 3}, {"secure": True}], ids=str)
 def test_the_noise_has_the_stated_deviation(make: Make, randomness: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(4, 6000), nn.Linear(6000, CLASSES))

@@ -51,14 +51,15 @@ class PerExample:
             return whole
         if not self.loops:
             try:
-                return vmap(self._of_row, randomness="different")(outputs, targets)
+                rows = outputs.unsqueeze(1), targets.unsqueeze(1)  # batches of one
+                return vmap(self.of_one, randomness="different")(*rows).squeeze(1)
             except Exception as error:
                 if isinstance(error, UserError) or "memory" in str(error):
                     raise
                 self.loops = True
-        rows = zip(outputs.split(1), targets.split(1), strict=True)
+        batches = zip(outputs.split(1), targets.split(1), strict=True)
         try:
-            return torch.cat([self.of_one(*row) for row in rows])
+            return torch.cat([self.of_one(*one) for one in batches])
         except Exception as error:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
@@ -68,9 +69,6 @@ class PerExample:
                 f"{first_line(error)} It is computed for each record alone, so that no other "
                 "record can reach it."
             ) from None
-
-    def _of_row(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.of_one(output.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
 
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""

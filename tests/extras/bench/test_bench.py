@@ -22,6 +22,7 @@ from zdp_bench.extras.bench.pages import Row, fit_lines, read_csv
 from zdp_bench.extras.bench.peak_memory import peak_memory
 from zdp_bench.extras.bench.steps import ALGORITHMS, SIDES, computes, may_be_baseline
 from zdp_bench.extras.bench.workload import Workload
+from zdp_bench.gradients import per_example
 
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 COMPLEX = Workload("complex_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
@@ -329,3 +330,12 @@ def test_bad_arguments_end_in_a_sentence(
         main(["bench", *words])
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", ["squares", "classes", "map"])
+def test_a_workloads_loss_keeps_examples_apart_as_a_tasks_does(loss: Any) -> None:
+    workload = Workload("real_mlp", (3,), 4, 6, loss)
+    outputs, targets = torch.randn(6, 4), torch.arange(6) % 4
+    targets = targets if loss == "classes" else torch.randn(6, 4)
+    alone = per_example(workload.loss_of)(outputs, targets)
+    torch.testing.assert_close(workload.loss_of(outputs, targets), alone)

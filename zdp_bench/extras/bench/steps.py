@@ -23,6 +23,10 @@ from zdp_bench.extras.bench import loops
 from zdp_bench.extras.bench.measure import Step
 from zdp_bench.extras.bench.workload import BOUND, Criterion, Workload, device, flat
 from zdp_bench.gradients import Batch, Engine
+from zdp_bench.bench import loops
+from zdp_bench.bench.measure import Step
+from zdp_bench.bench.workload import BOUND, Criterion, Workload, device, flat
+from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.privacy.ledger import Ledger
@@ -142,7 +146,8 @@ def _engine_step(
     inputs, targets = workload.examples(last)
     size = micro_batch or workload.batch
     sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
-    algorithm = build(Problem(model, workload.loss_of, sampling, like=inputs[:0]))
+    loss = PerExample(workload.loss_of, proved=True)  # as a run has its task's
+    algorithm = build(Problem(model, loss, sampling, like=inputs[:0]))
     optimizer = workload.optimizer_of(trainable(model).values())
     training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
 
