@@ -22,10 +22,6 @@ from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.extras.bench import loops
 from zdp_bench.extras.bench.measure import Step
 from zdp_bench.extras.bench.workload import BOUND, Criterion, Workload, device, flat
-from zdp_bench.gradients import Batch, Engine
-from zdp_bench.bench import loops
-from zdp_bench.bench.measure import Step
-from zdp_bench.bench.workload import BOUND, Criterion, Workload, device, flat
 from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
