@@ -197,7 +197,6 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
         + [("shuffle", step) for step in range(300)]
         + [("model",)]
     )
-    keys += [("noise", step, "w", "rank", rank, 2) for step in range(50) for rank in range(2)]
     seeds = (0, 1, 7, 2**32)
     # the 64 bits the GPU's generator takes; even 32 hold for this few
     for bits in (
@@ -423,18 +422,6 @@ def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
     total = zero()
     kept = total["w"]
     assert add_noise(total, MECHANISM, SeededNoise(3), 0)["w"] is kept
-
-
-def test_the_shares_of_all_ranks_add_up_to_one_draw(source: NoiseSource) -> None:
-    """Each of 4 ranks adds std/√4 before the sums are reduced: the sum has the variance of one
-    draw, in every coordinate.
-    """
-    one = block("circular", (SAMPLES, 2))
-    shares = [draw(one, source, 0, CPU, rank, 4) for rank in range(4)]
-    assert_independent([coordinates(share) for share in shares])
-    for share in shares:
-        assert_covariance(coordinates(share), 2.5**2 / 4 * torch.eye(4, dtype=torch.float64))
-    assert_covariance(coordinates(sum(shares)), 2.5**2 * torch.eye(4, dtype=torch.float64))  # type: ignore[arg-type]
 
 
 def test_one_seeded_draw_is_the_same_on_every_rank() -> None:

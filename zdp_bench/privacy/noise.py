@@ -240,17 +240,11 @@ def draw(
     source: NoiseSource,
     step: int,
     device: torch.device,
-    rank: int = 0,
-    ranks: int = 1,
 ) -> Tensor:
-    """Return one step's noise ξ for one block, in the block's shape and dtype, or one rank's share
-    of it.
+    """Return one step's noise ξ for one block, in the block's shape and dtype.
 
-    Formal guarantees:
-        - zero mean, and in every entry the covariance that the block's kind declares (see
-          `Block.noise`);
-        - the shares of all `ranks` are independent and add up to that covariance: each has
-          std/√ranks.
+    Formal guarantees: zero mean, and in every entry the covariance that the block's kind declares
+    (see `Block.noise`).
     """
     dtype: torch.dtype = getattr(torch, block.dtype)
     if block.noise == "none":
@@ -260,9 +254,7 @@ def draw(
 
     def white(parts: int) -> Tensor:
         numbers = torch.zeros(entries * parts, dtype=real_dtype, device=device)
-        source.add_white(
-            White(numbers, block.std / math.sqrt(ranks), _key(block, step, rank, ranks))
-        )
+        source.add_white(White(numbers, block.std, (step, block.name)))
         return numbers
 
     if block.noise == "real":
@@ -280,11 +272,6 @@ def draw(
             [real, block.rho * real + (1 - block.rho**2) ** 0.5 * independent], dim=-1
         )
     return torch.view_as_complex(parts.contiguous())
-
-
-def _key(block: Block, step: int, rank: int, ranks: int) -> tuple[int | str, ...]:
-    """The name of a block's stream."""
-    return (step, block.name) if ranks == 1 else (step, block.name, "rank", rank, ranks)
 
 
 def widen(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
@@ -324,31 +311,24 @@ def add_noise(
     mechanism: Mechanism,
     source: NoiseSource,
     step: int,
-    rank: int = 0,
-    ranks: int = 1,
     times: float = 1.0,
 ) -> dict[str, Tensor]:
     """Return `(total + ξ) · times`, block by block, in the precision of `total`.
 
     `total` is overwritten, and nothing in it is lazily conjugated any more.
 
-    If several ranks hold a part of the sum each, there are two correct ways. After the sums are
-    reduced, every rank adds the same ξ, which a seeded source draws alike on all of them. Or,
-    before they are reduced, each adds its share (`rank` of `ranks`); then no rank ever sends a sum
-    without noise, and a secure source works too. With a secure source call `widen` first, and
-    `round_to_grid` on the result.
+    If several ranks hold a part of the sum each, one of them adds ξ, once. With a secure source
+    call `widen` first, and `round_to_grid` on the result.
     """
-    share = 1 / math.sqrt(ranks)
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
         total[block.name] = sum_ = total[block.name].resolve_conj()
         if block.noise in ("real", "circular") and sum_.is_contiguous():
-            key = _key(block, step, rank, ranks)
-            requests.append(White(sum_, block.std * share, key, times))
+            requests.append(White(sum_, block.std, (step, block.name), times))
             continue
         if block.noise != "none":
             same_dtype = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
-            sum_.add_(draw(same_dtype, source, step, sum_.device, rank, ranks))
+            sum_.add_(draw(same_dtype, source, step, sum_.device))
         if times != 1:
             (torch.view_as_real(sum_) if sum_.is_complex() else sum_).mul_(times)
     source.add_white(*requests)
