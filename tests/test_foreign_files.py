@@ -47,10 +47,10 @@ HOSTILE = {
 def test_a_hostile_yaml_is_refused_at_once(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text, encoding="utf-8")
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(UserError, match=r"a\.yaml: .*\.$"):
         read_yaml(path)
-    assert time.monotonic() - begun < 10
+    assert time.process_time() - begun < 10
 
 
 def test_all_our_yaml_is_read_as_it_was(tmp_path: Path) -> None:

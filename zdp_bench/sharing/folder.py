@@ -91,15 +91,17 @@ _RECORD: Shape = {
 _REPORT: Shape = {
     **_MADE,
     **dict.fromkeys(("name", "algorithm", "inputs", "owners"), str),
-    "data": {"name": str, "train": int},
+    "data": {"name": str, "train": int | None},
     "metrics": {str: NUMBER},
     "parameters_real": int,
     "privacy": PRIVACY_OF_OWN
-    | {"mechanism": dict, "fixed_state": [str], "records_per_owner": int | None},
+    | {"mechanism": dict, "fixed_state": [str]}
+    | dict.fromkeys(("records_per_owner", "steps_taken"), int | None),
 }
 RANDOMNESS = {
     "the operating system, for every number": "cryptographic",
     "the operating system, once": "keyed",
+    "the operating system, at each step": "keyed",
 }  # where it comes from, if no seed -> its kind
 Report = dict[str, Any]  # `private.report()`, and what the model is
 _AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)
@@ -144,7 +146,9 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / REPORT
     found = read_json(path, records.from_json)
-    if wrong := [*misfits(found, _REPORT)]:
+    of_owners = {"privacy": {"records_per_owner": int}}
+    wrong = [*misfits(found, _REPORT)]
+    if wrong or (found["owners"] and (wrong := [*misfits(found, of_owners)])):
         raise UserError(
             f"{path}: is damaged, or of an older version (see {wrong[0]}). Export the model again."
         )
@@ -156,7 +160,7 @@ def require_empty(folder: Path, key: str = "") -> None:
 
     What an export left that was killed may be there: its list of digests is empty.
     """
-    if folder.is_dir() and (_is_unfinished(folder) or not any(folder.iterdir())):
+    if folder.is_dir() and (is_unfinished(folder) or not any(folder.iterdir())):
         return
     if folder.exists():
         raise UserError(f"{key}{folder}: is there and not empty; name a new folder.")
@@ -172,7 +176,8 @@ def begin(folder: Path) -> None:
     (folder / SUMS).touch()
 
 
-def _is_unfinished(folder: Path) -> bool:
+def is_unfinished(folder: Path) -> bool:
+    """True if an export into the folder was killed."""
     return (folder / SUMS).is_file() and not (folder / SUMS).stat().st_size
 
 

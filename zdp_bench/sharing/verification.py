@@ -40,7 +40,10 @@ from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]
 CLOSE = 1e-6  # relative: an ε of another machine differs by rounding
-NOT_IN_EPSILON = ("noise_multiplier", "randomness_from", "fixed_state", "records_per_owner")
+NOT_IN_EPSILON = (
+    *("noise_multiplier", "randomness_from", "fixed_state", "records_per_owner"),
+    "steps_taken",
+)
 GIVEN = ("unit", "records_per_patient")  # a run's; its data alone would show them
 # A federation's node keeps its ledger and its patients to itself.
 OF_NODES = (
