@@ -50,6 +50,7 @@ from zdp_bench.training.plan import Plan
 
 RANDOMNESS = {
     "the operating system, for every number": "cryptographic",
+    "the operating system, once": "keyed",  # as older exports say
     "the operating system, at each step": "keyed",
 }  # where it comes from, if no seed -> its kind
 

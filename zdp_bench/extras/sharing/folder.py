@@ -96,7 +96,7 @@ _REPORT: Shape = {
     "parameters_real": int,
     "privacy": PRIVACY_OF_OWN
     | {
-        "steps_taken": int,
+        "steps_taken": int | None,
         "mechanism": dict,
         "fixed_state": [str],
         "records_per_owner": int | None,
@@ -145,7 +145,9 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / REPORT
     found = read_json(path, records.from_json)
-    if wrong := [*misfits(found, _REPORT)]:
+    of_owners = {"privacy": {"records_per_owner": int}}
+    wrong = [*misfits(found, _REPORT)]
+    if wrong or (found["owners"] and (wrong := [*misfits(found, of_owners)])):
         raise UserError(
             f"{path}: is damaged, or of an older version (see {wrong[0]}). Export the model again."
         )
