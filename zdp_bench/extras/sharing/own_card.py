@@ -107,7 +107,7 @@ def _privacy_rows(report: Report) -> list[tuple[str, str]]:
         (f"ε of {whose}, tight", tight),
         ("ε by Rényi divergences", epsilon(privacy["epsilon_rdp"])),
         *sampling_rows(privacy),
-        ("steps that made these weights", f"{privacy['steps_taken']:,}; ε counts all steps above"),
+        *_steps_rows(privacy.get("steps_taken")),
         ("randomness from", privacy["randomness_from"]),
         *ledger_rows(privacy, report["environment"]),
     ]
@@ -126,3 +126,10 @@ def _not_covered(privacy: dict[str, Any]) -> list[str]:
     if kind_of(privacy["randomness_from"]) == "seeded":
         found.append("an adversary who knows the seed and nearly all of the data")
     return found
+
+
+def _steps_rows(taken: int | None) -> list[tuple[str, str]]:
+    """Return the row on the steps of these weights; none of an export that does not say."""
+    if taken is None:
+        return []
+    return [("steps that made these weights", f"{taken:,}; ε counts all steps above")]
