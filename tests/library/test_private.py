@@ -389,7 +389,7 @@ class Endless(IterableDataset):
         ({"algorithm": "dp_sdg"}, "Did you mean 'dp_sgd'"),
         ({"per_leyer": True}, r"Did you mean 'per_layer'"),
         ({"precision": "tf32"}, "passes its bound"),
-        ({"delta": 1.0}, "between 0 and 1"),
+        ({"delta": 1.0}, "above 0 and below 0.1"),
         ({"seed": 1, "secure": True}, "leave the seed out"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
     ],
