@@ -89,7 +89,9 @@ def test_a_patients_examples_compose_as_one_patients(sampling: Sampling) -> None
 
 
 @pytest.mark.parametrize(("batch", "count"), [(997, 4), (990, 20), (500, 501)])
-def test_batches_that_all_hold_some_of_a_patient_hide_nothing_in_any_path(batch: int, count: int) -> None:
+def test_batches_that_all_hold_some_of_a_patient_hide_nothing_in_any_path(
+    batch: int, count: int
+) -> None:
     runs = [Spent(z, uniform(batch), 5, count) for z in (9.0, 9.1)]
     least, most = (
         patient_epsilon(Mechanism.of_z(z, uniform(batch)), count, 10, DELTA) for z in (9.1, 9.0)
