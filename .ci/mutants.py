@@ -210,9 +210,7 @@ def is_code(text: str) -> bool:
 
 def run_tests(folder: Path, tests: list[str], limit: float) -> str:
     """ "passed", "failed" or "timeout", from a process of its own that has torch at hand."""
-    cache = folder / "cache"
-    shutil.rmtree(cache, ignore_errors=True)  # σ that another mutant has found
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(folder, tests, cache))
+    child = multiprocessing.get_context("fork").Process(target=_test, args=(folder, tests))
     child.start()
     child.join(limit)
     if child.is_alive():
@@ -222,14 +220,10 @@ def run_tests(folder: Path, tests: list[str], limit: float) -> str:
     return "failed" if child.exitcode else "passed"
 
 
-def _test(folder: Path, tests: list[str], cache: Path) -> None:
+def _test(folder: Path, tests: list[str]) -> None:
     os.setsid()
     os.chdir(folder)
-    os.environ |= {
-        "XDG_CACHE_HOME": str(cache),
-        "PYTHONPATH": str(folder),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     sys.path[0] = str(folder)
     with (folder / "output").open("w") as file, redirect_stdout(file), redirect_stderr(file):

@@ -3,7 +3,6 @@ real file format."""
 
 from __future__ import annotations
 
-import atexit
 import gzip
 import os
 import random
@@ -35,10 +34,6 @@ from zdp_bench import kernels
 NO_RUNS = {"algorithms", "config", "gradients", "kernels", "models", "nn", "privacy", "tasks"}
 
 torch.set_num_threads(1)
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share it
-    # No σ and no array that an earlier session kept may stand in for today's.
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="zdp-bench-tests-")
-    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernels' twins
     kernels.enable(False)
     kernels.enable = lambda on: None  # type: ignore[assignment]
@@ -52,6 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addoption(f"--{what}", type=int, default=count, help=f"with --slow: {what}")
     drawn = random.SystemRandom().randrange(2**32)
     parser.addoption("--seed", type=int, default=drawn, help="with --slow: repeats what failed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session a cache: nothing an earlier one kept stands in for today's."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share it
+        folder = tempfile.mkdtemp(prefix="zdp-bench-tests-")
+        os.environ["XDG_CACHE_HOME"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
