@@ -15,12 +15,13 @@ from zdp_bench.federated.flower import (
     FIRST,
     ClientApp,
     Context,
+    FlowerRun,
     Grid,
     Message,
     RecordDict,
     ServerApp,
+    identify,
 )
-from zdp_bench.federated.network.fleet_api import FlowerRun, identify
 from zdp_bench.federated.node import Site
 from zdp_bench.federated.partition import find_patients
 from zdp_bench.federated.server import Result, ServerContext, server_app

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.federated.client import client_app, open_site, reply_to
-from zdp_bench.federated.flower import FIRST, ClientApp, Context, RecordDict
-from zdp_bench.federated.network.endpoint import RUN, endpoint, node_key, pem
+from zdp_bench.federated.flower import FIRST, RUN, ClientApp, Context, RecordDict
+from zdp_bench.federated.network.endpoint import endpoint, node_key, pem
 from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 from zdp_bench.federated.node import Site
 from zdp_bench.training.interrupts import Stopped, stop_signals
