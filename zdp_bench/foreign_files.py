@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path), str(path))
 
 
-def parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str, most: int = MOST_NODES) -> Any:
     """Return what a YAML text holds: mappings, lists, texts, numbers, truth values and nulls.
 
     Raises:
@@ -81,10 +81,10 @@ def parse_yaml(text: str, source: str) -> Any:
             larger than the limits.
     """
     try:
-        _check_events(yaml.parse(text, yaml.SafeLoader), source)
+        _check_events(yaml.parse(text, yaml.SafeLoader), source, most)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()  # aliases are not written out yet
-        _check_nodes(root, source)
+        _check_nodes(root, source, most)
         found = loader.construct_document(root) if root else None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UserError(f"{source}: is no YAML: {first_line(error)}") from None
@@ -112,7 +112,7 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     return found
 
 
-def _check_events(events: Iterable[yaml.Event], source: str) -> None:
+def _check_events(events: Iterable[yaml.Event], source: str, most: int) -> None:
     """Refuse length, nesting, and aliases within what they name, before a parser follows them."""
     open_ones: list[str | None] = []
     for number, event in enumerate(events):
@@ -124,17 +124,17 @@ def _check_events(events: Iterable[yaml.Event], source: str) -> None:
             raise UserError(f"{source}: '{event.anchor}' holds itself.")
         if len(open_ones) > MOST_DEPTH:
             raise _too_deep(source)
-        if number > 2 * MOST_NODES:
-            raise _too_many(source)
+        if number > 2 * most:
+            raise _too_many(source, most)
 
 
-def _check_nodes(root: yaml.Node | None, source: str) -> None:
-    """Refuse a key that stands twice, and more nodes than `MOST_NODES`, aliases written out."""
+def _check_nodes(root: yaml.Node | None, source: str, most: int) -> None:
+    """Refuse a key that stands twice, and more nodes than `most`, aliases written out."""
     pending, count = [root], 0
     while pending:
         node, count = pending.pop(), count + 1
-        if count + len(pending) > MOST_NODES:
-            raise _too_many(source)
+        if count + len(pending) > most:
+            raise _too_many(source, most)
         if isinstance(node, yaml.MappingNode):
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             if twice := [key for key, times in keys.items() if times > 1]:
@@ -168,8 +168,8 @@ def _too_deep(source: str) -> UserError:
     return UserError(f"{source}: is nested deeper than {MOST_DEPTH} levels.")
 
 
-def _too_many(source: str) -> UserError:
-    return UserError(f"{source}: holds more than {MOST_NODES:,} values.")
+def _too_many(source: str, most: int) -> UserError:
+    return UserError(f"{source}: holds more than {most:,} values.")
 
 
 def misfits(value: Any, shape: Shape, where: str = "") -> Iterator[str]:

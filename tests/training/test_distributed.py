@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from tests.algorithms.test_properties import CASES, IDS
 from tests.distributed_driver import STEPS, trained
+from tests.ports import free_port
 from zdp_bench.config import compose, parse
 from zdp_bench.privacy.ledger import Copy, Position, Span
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, rank
@@ -24,18 +24,10 @@ from zdp_bench.training.run import run
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
-
-
-def together(
-    size: int, *words: str, at: Path, first: tuple[str, ...] = ()
-) -> list[subprocess.CompletedProcess[str]]:
-    """Start `size` processes as torchrun would, and wait for them; rank 0 also gets `first`."""
+def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Start `size` processes as torchrun would, and wait for them."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", *words, *(() if r else first)],

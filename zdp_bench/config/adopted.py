@@ -20,6 +20,7 @@ from zdp_bench.errors import UserError, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
 
 MOST_TEXT = 1 << 15
+MOST_VALUES = 1_000
 MOST_REFERENCES = 16  # of one key to another: they can grow as aliases do
 KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"paths"}
 RESOLVERS = "oc.select or choose"
@@ -78,7 +79,7 @@ def _adopt(value: str) -> str:
         raise UserError(f"{said}: a recipe of zdp-bench has this name; rename the file.")
     if not re.fullmatch(r"[A-Za-z]\w*", path.stem):
         raise UserError(f"{said}: a recipe's name has letters, digits and _ only.")
-    body = parse_yaml(read_text(path, MOST_TEXT), said)
+    body = parse_yaml(read_text(path, MOST_TEXT), said, MOST_VALUES)
     try:
         check_recipe(body)
     except UserError as error:

@@ -30,12 +30,17 @@ TINY = [
 Make = Callable[..., Run]
 
 
+def tiny(results: Path, *overrides: str) -> Run:
+    """Return a checked tiny quickstart with these overrides."""
+    return parse(compose([*TINY, f"paths.results={results}", *overrides]))
+
+
 @pytest.fixture
 def configured(tmp_path: Path) -> Make:
-    """Return a checked tiny quickstart with these overrides; results go to the test's folder."""
+    """Return `tiny` whose results go to the test's folder."""
 
     def make(*overrides: str, results: str = "results") -> Run:
-        return parse(compose([*TINY, f"paths.results={tmp_path / results}", *overrides]))
+        return tiny(tmp_path / results, *overrides)
 
     return make
 

@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives import serialization
 
-from zdp_bench.extras.federated.flower import FIRST, Array, ArrayRecord, Message, RecordDict
-from zdp_bench.extras.federated.messages import content, values_of
-from zdp_bench.extras.federated.network.endpoint import public_pem
-from zdp_bench.extras.federated.network.fleet_api import fleet_api, identify
-from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
+from tests.ports import free_port
+from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, Message, RecordDict, identify
+from zdp_bench.federated.messages import content, values_of
+from zdp_bench.federated.network.endpoint import public_pem
+from zdp_bench.federated.network.fleet_api import fleet_api
+from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 
 FLOATS = 2**16  # numbers in a message
 GIGABYTE = 2**30
@@ -187,9 +188,7 @@ def main(folder: Path, seconds: float, honest: int, hostile: int) -> None:
         serialization.load_ssh_private_key((folder / f"node-{n}").read_bytes(), None)
         for n in range(honest + 1)
     ]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     until = time.monotonic() + seconds
     attack = Attack(port, chain)
 

@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from tests.ports import free_port
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated.network.superlink import run_server
@@ -31,12 +31,6 @@ from zdp_bench.extras.federated.network.supernode import run_client
 from zdp_bench.training import setup
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def forked(work: Callable[[], Any], log: Path) -> int:

@@ -20,22 +20,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 
-from tests.extras.federated.conftest import Make, node_keys
-from tests.extras.federated.test_network import certificate
+from tests.federated.conftest import Make, node_keys
+from tests.federated.test_network import certificate
+from tests.ports import free_port
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.flower import (
+from zdp_bench.federated.flower import (
     FIRST,
+    RUN,
     Array,
     ArrayRecord,
     ConfigRecord,
     Message,
     RecordDict,
+    identify,
 )
-from zdp_bench.extras.federated.messages import content, values_of
-from zdp_bench.extras.federated.network import door, endpoint
-from zdp_bench.extras.federated.network import link as node_end
-from zdp_bench.extras.federated.network.fleet_api import LinkGrid, fleet_api, identify
-from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.federated.messages import content, values_of
+from zdp_bench.federated.network import door, endpoint
+from zdp_bench.federated.network import link as node_end
+from zdp_bench.federated.network.fleet_api import LinkGrid, fleet_api
+from zdp_bench.federated.network.link import Link, Lost, Refused, connected
 
 
 @dataclass
@@ -69,9 +72,7 @@ def wire(
         for n in range(2)
     ]
     public = [endpoint.public_pem(one.public_key()) for one in keys]  # type: ignore[arg-type,union-attr]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     with caplog.at_level(logging.WARNING), fleet_api("127.0.0.1", port, chain, key, public) as grid:
         yield Wire(grid, f"127.0.0.1:{port}", chain, keys, file)  # type: ignore[arg-type]
 
@@ -189,7 +190,7 @@ def test_the_name_inside_an_answer_has_no_say(wire: Wire) -> None:
         )
         got = link._client.PushMessages(pushed)
         push = node_end.make_push_object_fn_protobuf(
-            link._client.PushObject, link.node, endpoint.RUN, got.session_id
+            link._client.PushObject, link.node, RUN, got.session_id
         )
         objects = node_end.get_all_nested_objects(answer)
         for number in got.objects_to_push:
@@ -356,7 +357,7 @@ def test_content_that_cannot_be_read_is_an_error_of_that_node(wire: Wire) -> Non
             PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[tree])
         )
         push = node_end.make_push_object_fn_protobuf(
-            link._client.PushObject, link.node, endpoint.RUN, got.session_id
+            link._client.PushObject, link.node, RUN, got.session_id
         )
         contents = {
             number: one.deflate() for number, one in node_end.get_all_nested_objects(array).items()

@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.extras.federated.conftest import TINY, Make, carried_out, node_keys
 from tests.ledgers import steps_in
+from tests.ports import free_port
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.network.fleet_api import fleet_api
@@ -163,9 +164,7 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    return free_port()
 
 
 def never() -> int:

@@ -13,12 +13,10 @@ import torch
 from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.flower import ArrayRecord, Message
-from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
-from zdp_bench.extras.federated.network.fleet_api import identify
-from zdp_bench.extras.federated.node import Site
-from zdp_bench.extras.federated.partition import split_by_patient
-from zdp_bench.training.plan import rounds_of, steps_of
+from zdp_bench.federated.flower import ArrayRecord, Message, identify
+from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
+from zdp_bench.federated.node import Site
+from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -138,7 +136,7 @@ main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_flowers_private_modules_are_imported_in_three_files() -> None:
+def test_flowers_private_modules_are_imported_in_four_files() -> None:
     public = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
     private = set()
     for path in (ROOT / "zdp_bench").rglob("*.py"):
@@ -148,7 +146,7 @@ def test_flowers_private_modules_are_imported_in_three_files() -> None:
             private |= {
                 path.name for name in names if name.split(".")[0] == "flwr" and name not in public
             }
-    assert private == {"door.py", "fleet_api.py", "link.py"}
+    assert private == {"door.py", "fleet_api.py", "flower.py", "link.py"}
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:

@@ -1,6 +1,7 @@
 """Import Flower's public names, with the telemetry of Flower and Ray off.
 
-Flower's private modules are imported by `network.fleet_api` and `network.link` alone.
+Flower's private modules are imported here, for two names that a grid needs, and by
+`network.fleet_api` and `network.link`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
+    from flwr.supercore.run import Run as FlowerRun
+    from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
     raise UserError(
         f"a federation needs Flower ({error}): `pip install 'zdp-bench[federated]'`."
@@ -28,6 +31,8 @@ except ImportError as error:
 logging.getLogger("flwr").setLevel(logging.ERROR)  # it tells of every message
 
 SERVER = 1  # the server's number among Flower's nodes
+RUN = 1  # Flower's number of the one run that a server conducts
+TASK = 1  # Flower's number of the one task of the one run
 FIRST = 2  # node 0's number among them, where it is ours to choose
 
 __all__ = [
@@ -39,8 +44,14 @@ __all__ = [
     "ConfigRecord",
     "Context",
     "Error",
+    "FlowerRun",
     "Grid",
     "Message",
     "RecordDict",
     "ServerApp",
 ]
+
+
+def identify() -> None:
+    """Set the sender that Flower writes into messages: this run, the server."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, TASK

@@ -1,10 +1,10 @@
 """Run the ServerApp: rounds of asking nodes for releases, averaging, one optimiser step.
 
 The rule for a round. Every node that is present is asked, and given `federated.patience` seconds.
-An answer counts if it is to this round, holds the model's tensors and nothing but finite numbers;
-any other is dropped with one line in the log. With at least `federated.min_nodes` of them (all,
-where nothing is said) the round is their weighed mean, whoever is missing; with fewer the run ends
-in one sentence, saved, and the same command goes on from that round.
+An answer counts if it is to this round, holds the model's tensors, and is no larger than bound and
+noise allow; any other is dropped with one line in the log. With at least `federated.min_nodes` of
+them (all, where nothing is said) the round is their weighed mean, whoever is missing; with fewer
+the run ends in one sentence, saved, and the same command goes on from that round.
 
 The server trusts no count but its own. It writes a round into a ledger before it asks for it, and
 every node is held to have taken the steps of every round in there, whether it was asked, or
@@ -15,6 +15,7 @@ more, and never lowers it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from zdp_bench.extras.federated.partition import split_by_patient
 from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import build_scheduler, scale_rate
@@ -52,6 +54,8 @@ from zdp_bench.training.record import Stopwatch, privacy_report, run_record
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units
 from zdp_bench.training.step import descend
+
+SQUARED = 1e18  # a norm whose square is a float32
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
 
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
+    limits = {n: largest_release(mechanism, a_round) for n, mechanism in mechanisms.items()}
     fixed = made[0].check_model()
     repeatable = not config.privacy.secure
     at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
@@ -222,7 +227,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         asked.append(round_, of)  # before any node is asked
         roster.asked = asked.releases
         answers = roster.round(content({"round": round_}, weights), round_, patience)
-        releases, reasons = valid_releases(roster, answers, round_, weights)
+        releases, reasons = valid_releases(roster, answers, round_, weights, limits)
         if len(releases) < least:
             save()
             raise UserError(missing_message(roster, nodes, least, reasons))
@@ -253,9 +258,13 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
 
 
 def valid_releases(
-    roster: Roster, answers: Mapping[int, Message], round_: int, like: Mapping[str, Tensor]
+    roster: Roster,
+    answers: Mapping[int, Message],
+    round_: int,
+    like: Mapping[str, Tensor],
+    limits: Mapping[int, float],
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
-    """The releases that count, by node, and why the others do not."""
+    """The releases that count, by node, and why the others do not; `limits` are of their norms."""
     releases, reasons = {}, {}
     for number, answer in sorted(answers.items()):
         try:
@@ -265,17 +274,36 @@ def valid_releases(
             if values["round"] != round_:
                 raise Malformed(f"is to round {values['round']}, not to {round_}")
             release = tensors_of(answer, like)
-            if not all(
-                bool(torch.isfinite(torch.view_as_real(g) if g.is_complex() else g).all())
-                for g in release.values()
-            ):
+            norm = math.hypot(*map(_norm, release.values()))
+            if not math.isfinite(norm):
                 raise Malformed("is not finite")
+            if norm > limits[number]:
+                most = f"{limits[number]:.3g}"
+                raise Malformed(f"has a norm of {norm:.3g}, and bound and noise allow {most}")
             roster.heard(number, values)
             releases[number] = release
         except Malformed as error:
             reasons[number] = f"its answer {error}" if not answer.has_error() else str(error)
             roster.dropped(number, reasons[number])
     return releases, reasons
+
+
+def _norm(tensor: Tensor) -> float:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return float(torch.linalg.vector_norm(real, dtype=torch.float64))
+
+
+def largest_release(mechanism: Mechanism, steps: int) -> float:
+    """Return a norm that no honest node's sum of so many gradients exceeds.
+
+    All examples are drawn at their bound in one direction, and noise is ten deviations over its
+    usual norm; twice that, for roundings. Without a bound it is what optimisers can square.
+    """
+    bounds = [block.bound for block in mechanism.blocks]
+    shares = mechanism.sampling.records * (bounds[0] if mechanism.joint else math.hypot(*bounds))
+    reals = [(block.std, 2 * math.prod(block.shape)) for block in mechanism.blocks]
+    noise = math.hypot(*(std * (math.sqrt(count) + 10) for std, count in reals))
+    return min(2 * steps * (shares + noise) / mechanism.sampling.expected_batch_size, SQUARED)
 
 
 def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:

@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
 
-RUN = 1  # Flower's number of the one run that a server conducts
 BEAT = 10  # seconds between heartbeats that a node promises; after twice that it counts as gone
 CURVES = ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1  # those that Flower registers
 MAKING = "make it as docs/federated.md shows, with ssh-keygen -t ecdsa"

@@ -9,14 +9,14 @@ authentication; at a site its HTTP client with its signatures. This file checks 
 not: that a node speaks for itself, how much, and that it has one client. `door.py` bounds what
 strangers can take.
 
-These three files hold all imports of Flower's private modules. Flower may move those in any
-release, so pyproject.toml holds to 1.41.
+These three files and `flower.py` hold all imports of Flower's private modules. Flower may move
+those in any release, so pyproject.toml holds to 1.41.
 """
 
 from __future__ import annotations
 
 # Before anything of Flower's: it turns the telemetry off.
-from zdp_bench.extras.federated.flower import FIRST, SERVER, Error, Grid, Message, RecordDict
+from zdp_bench.federated.flower import FIRST, RUN, TASK, Error, FlowerRun, Grid, Message, RecordDict
 
 # isort: split
 import gc
@@ -47,8 +47,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.supercore.run import Run as FlowerRun
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.superlink.routers.fleet.router import router as fleet
@@ -56,24 +54,16 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.client import CRASHED
-from zdp_bench.extras.federated.network.door import Door, Limit, log_once_a_minute
-from zdp_bench.extras.federated.network.endpoint import BEAT, RUN
+from zdp_bench.federated.client import CRASHED
+from zdp_bench.federated.network.door import Door, Limit, log_once_a_minute
+from zdp_bench.federated.network.endpoint import BEAT
 
-__all__ = ["FlowerRun", "LinkGrid", "fleet_api", "identify"]
-
-TASK = 1  # Flower's number of the one task of the one run
 PAUSE = 0.05  # seconds between two looks for messages
 GOODBYE = 10.0  # seconds that the API's thread has to end
 MORE = 2**16  # bytes by which an answer may be longer than its question: ledger state and headers
 PIECES = 4  # objects by which an answer may have more than its question
 WAITING = 128  # connections that the system keeps until they are accepted
 IDLE = 15  # seconds that a node's connection may wait for its next request; longer than a beat
-
-
-def identify(run: int = RUN) -> None:
-    """Set the sender that Flower writes into messages: this run, the server."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SERVER, TASK
 
 
 @contextmanager
