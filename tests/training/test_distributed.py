@@ -24,8 +24,10 @@ from zdp_bench.training.run import run
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def together(size: int, *words: str, at: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Start `size` processes as torchrun would, and wait for them."""
+def together(
+    size: int, *words: str, at: Path, first: tuple[str, ...] = ()
+) -> list[subprocess.CompletedProcess[str]]:
+    """Start `size` processes as torchrun would, and wait for them; rank 0 also gets `first`."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
     started = [

@@ -29,11 +29,18 @@ import numpy as np
 from cryptography.hazmat.primitives import serialization
 
 from tests.ports import free_port
-from zdp_bench.federated.flower import FIRST, Array, ArrayRecord, Message, RecordDict, identify
-from zdp_bench.federated.messages import content, values_of
-from zdp_bench.federated.network.endpoint import public_pem
-from zdp_bench.federated.network.fleet_api import fleet_api
-from zdp_bench.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.flower import (
+    FIRST,
+    Array,
+    ArrayRecord,
+    Message,
+    RecordDict,
+    identify,
+)
+from zdp_bench.extras.federated.messages import content, values_of
+from zdp_bench.extras.federated.network.endpoint import public_pem
+from zdp_bench.extras.federated.network.fleet_api import fleet_api
+from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
 
 FLOATS = 2**16  # numbers in a message
 GIGABYTE = 2**30

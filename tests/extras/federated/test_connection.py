@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree
 
-from tests.federated.conftest import Make, node_keys
-from tests.federated.test_network import certificate
+from tests.extras.federated.conftest import Make, node_keys
+from tests.extras.federated.test_network import certificate
 from tests.ports import free_port
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import (
+from zdp_bench.extras.federated.flower import (
     FIRST,
     RUN,
     Array,
@@ -34,11 +34,11 @@ from zdp_bench.federated.flower import (
     RecordDict,
     identify,
 )
-from zdp_bench.federated.messages import content, values_of
-from zdp_bench.federated.network import door, endpoint
-from zdp_bench.federated.network import link as node_end
-from zdp_bench.federated.network.fleet_api import LinkGrid, fleet_api
-from zdp_bench.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.messages import content, values_of
+from zdp_bench.extras.federated.network import door, endpoint
+from zdp_bench.extras.federated.network import link as node_end
+from zdp_bench.extras.federated.network.fleet_api import LinkGrid, fleet_api
+from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
 
 
 @dataclass

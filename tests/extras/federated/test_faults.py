@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.federated.conftest import Make, carried_out, tiny
+from tests.extras.federated.conftest import Make, carried_out, tiny
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated import server, simulation
-from zdp_bench.federated.client import client_app
-from zdp_bench.federated.flower import Array, Context, Message, RecordDict, identify
-from zdp_bench.federated.messages import ARRAYS, VALUES, content, values_of
-from zdp_bench.federated.roster import Roster, Standing
-from zdp_bench.federated.server import largest_release, valid_releases
+from zdp_bench.extras.federated import server, simulation
+from zdp_bench.extras.federated.client import client_app
+from zdp_bench.extras.federated.flower import Array, Context, Message, RecordDict, identify
+from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of
+from zdp_bench.extras.federated.roster import Roster, Standing
+from zdp_bench.extras.federated.server import largest_release, valid_releases
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on

@@ -13,10 +13,10 @@ import torch
 from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import ArrayRecord, Message, identify
-from zdp_bench.federated.messages import ARRAYS, content, digest, tensors_of, values_of
-from zdp_bench.federated.node import Site
-from zdp_bench.federated.partition import rounds_of, split_by_patient, steps_of
+from zdp_bench.extras.federated.flower import ArrayRecord, Message, identify
+from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
+from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.federated.partition import rounds_of, split_by_patient, steps_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as some
 from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated import simulation
-from zdp_bench.federated.client import client_app
-from zdp_bench.federated.flower import FIRST, Context, Message, RecordDict, identify
-from zdp_bench.federated.messages import VALUES, content
-from zdp_bench.federated.roster import Roster, Standing
+from zdp_bench.extras.federated import simulation
+from zdp_bench.extras.federated.client import client_app
+from zdp_bench.extras.federated.flower import FIRST, Context, Message, RecordDict, identify
+from zdp_bench.extras.federated.messages import VALUES, content
+from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.records import Record
 
 Change = Callable[[Message, Message, int], Message]

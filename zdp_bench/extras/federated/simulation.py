@@ -22,9 +22,9 @@ from zdp_bench.extras.federated.flower import (
     ServerApp,
     identify,
 )
-from zdp_bench.federated.node import Site
-from zdp_bench.federated.partition import find_patients
-from zdp_bench.federated.server import Result, ServerContext, server_app
+from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.federated.partition import find_patients
+from zdp_bench.extras.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE

@@ -16,7 +16,16 @@ those in any release, so pyproject.toml holds to 1.41.
 from __future__ import annotations
 
 # Before anything of Flower's: it turns the telemetry off.
-from zdp_bench.federated.flower import FIRST, RUN, TASK, Error, FlowerRun, Grid, Message, RecordDict
+from zdp_bench.extras.federated.flower import (
+    FIRST,
+    RUN,
+    TASK,
+    Error,
+    FlowerRun,
+    Grid,
+    Message,
+    RecordDict,
+)
 
 # isort: split
 import gc
@@ -54,9 +63,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from zdp_bench.errors import UserError
-from zdp_bench.federated.client import CRASHED
-from zdp_bench.federated.network.door import Door, Limit, log_once_a_minute
-from zdp_bench.federated.network.endpoint import BEAT
+from zdp_bench.extras.federated.client import CRASHED
+from zdp_bench.extras.federated.network.door import Door, Limit, log_once_a_minute
+from zdp_bench.extras.federated.network.endpoint import BEAT
 
 PAUSE = 0.05  # seconds between two looks for messages
 GOODBYE = 10.0  # seconds that the API's thread has to end

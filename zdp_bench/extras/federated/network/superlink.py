@@ -21,10 +21,10 @@ import torch
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated.flower import FIRST, RUN, SERVER, Context, RecordDict, identify
-from zdp_bench.federated.network.endpoint import endpoint, node_keys, pem
-from zdp_bench.federated.network.fleet_api import fleet_api
-from zdp_bench.federated.server import Result, ServerContext, server_app
+from zdp_bench.extras.federated.flower import FIRST, RUN, SERVER, Context, RecordDict, identify
+from zdp_bench.extras.federated.network.endpoint import endpoint, node_keys, pem
+from zdp_bench.extras.federated.network.fleet_api import fleet_api
+from zdp_bench.extras.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.federated.client import client_app, open_site, reply_to
-from zdp_bench.federated.flower import FIRST, RUN, ClientApp, Context, RecordDict
-from zdp_bench.federated.network.endpoint import endpoint, node_key, pem
-from zdp_bench.federated.network.link import Link, Lost, Refused, connected
-from zdp_bench.federated.node import Site
+from zdp_bench.extras.federated.client import client_app, open_site, reply_to
+from zdp_bench.extras.federated.flower import FIRST, RUN, ClientApp, Context, RecordDict
+from zdp_bench.extras.federated.network.endpoint import endpoint, node_key, pem
+from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.node import Site
 from zdp_bench.training.interrupts import Stopped, stop_signals
 from zdp_bench.training.run_folder import only_one_process
 
