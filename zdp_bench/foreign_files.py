@@ -12,8 +12,9 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -31,7 +32,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one chara
 _PLAIN = {dict, list, str, int, float, bool, type(None)}
 
 
-def open_regular(path: Path, flags: int = 0) -> BinaryIO:
+def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     """Open a regular file for reading; `flags` of `os.open` may ask for more.
 
     Raises:
