@@ -11,8 +11,9 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -24,7 +25,7 @@ MOST_DEPTH = 40
 MOST_NODES = 20_000  # of YAML, with every alias written out
 
 
-def open_regular(path: Path, flags: int = 0) -> BinaryIO:
+def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     """Open a regular file for reading; `flags` of `os.open` may ask for more.
 
     Raises:
