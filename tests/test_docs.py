@@ -156,6 +156,7 @@ def test_every_command_is_one_that_exists(
             assert program in (".", "pip", "zdp-bench"), text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if quick_commands(page)], ids=lambda page: page.stem
@@ -220,6 +221,7 @@ print(float(sum(v.flatten(1).square().sum(1) for v in parts.values()).sqrt().max
 """
 
 
+@pytest.mark.slow
 def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path) -> None:
     """Installed by the tutorial's own command, into a folder of its own and without a network."""
     pytest.importorskip("editables")  # the build tools are those of `make install`
@@ -256,6 +258,7 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
     assert 0.49 < float(norm) <= 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_loop_with_opacus_and_ours_train_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +282,7 @@ def test_the_loop_with_opacus_and_ours_train_alike(
     assert again == tight  # no step more
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_the_scripts_of_the_library_page_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -327,6 +331,7 @@ def read_outputs(cells: list[dict]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 def test_the_notebook_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +351,7 @@ def test_the_notebook_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.M
         assert [float(value) for value in number.findall(now)] == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")

@@ -79,6 +79,7 @@ def compare(job: dict[str, Any], seed: int) -> None:
             assert privacy["epsilon_tight"] >= least["epsilon_tight"], end
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_a_few_times_ends_as_the_whole_one(tmp_path: Path) -> None:
     (job,) = carried_out(tmp_path, {"sweep": 2}, seed=0)
     assert job["kills"] == 2

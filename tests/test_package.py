@@ -34,6 +34,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
     inside = unpacked / "zdp_bench" / "_assets"
     for folder, at, suffix in (
@@ -50,11 +51,13 @@ def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_wheel_says_that_it_is_typed(unpacked: Path) -> None:
     assert (unpacked / "zdp_bench" / "py.typed").exists()
     assert "make_private" in (unpacked / "zdp_bench" / "__init__.pyi").read_text()
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     words = [
         "run",
@@ -70,6 +73,7 @@ def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> N
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
 
 
+@pytest.mark.slow
 def test_the_wheel_makes_a_model_of_timm_private(unpacked: Path, tmp_path: Path) -> None:
     """The script of the library's page, copied into an empty folder."""
     pytest.importorskip("timm")

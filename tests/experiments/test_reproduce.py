@@ -90,6 +90,7 @@ def test_one_of_several_equal_runs_is_made(
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
 
 
+@pytest.mark.slow
 def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,9 +66,8 @@ def finished(out: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "jobs", [9, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [9, pytest.param(24, marks=pytest.mark.timeout(3000))])
 def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_they_left(
     tmp_path: Path, jobs: int
 ) -> None:
@@ -177,6 +176,7 @@ def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_slurm_jobs_are_tried_by_submitits_local_executor(tmp_path: Path) -> None:
     ended = start("launcher=submitit", *TINY, "seed=1,-1", at=tmp_path)
     out, err = ended.communicate()

@@ -165,6 +165,7 @@ def test_the_papers_ratios() -> None:
     )
 
 
+@pytest.mark.slow
 def test_peak_memory_counts_the_weights() -> None:
     wide = Workload("real_mlp", (1000,), 2, 2, "classes", {"hidden": [10_000]})  # 40 MB of weights
     peak = peak_memory({**vars(wide)}, "private, fast", 1)

@@ -36,6 +36,7 @@ def attacked(folder: Path, seconds: int, honest: int, hostile: int) -> dict[str,
     return found
 
 
+@pytest.mark.slow
 def test_a_server_that_is_attacked_for_seconds_loses_no_round(tmp_path: Path) -> None:
     found = attacked(tmp_path, 8, honest=4, hostile=5)
     assert found["lost"] == 0

@@ -19,7 +19,10 @@ from tests.extras.page.test_page import EVIL, private, write_page
 from tests.report.test_tables import own
 from tests.test_records import save
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -207,6 +207,7 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
     assert killed["trials"][:2] == whole["trials"][:2]
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_search(tmp_path: Path) -> None:
     """Each trial is made once, counts once, and both processes state the same ε."""
     words = [*TINY, RATES, f"paths.results={tmp_path}", "--trials", "4", "--format", "json"]
