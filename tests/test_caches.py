@@ -64,6 +64,7 @@ WEAK: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own" / "cache"))
     monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
+    monkeypatch.setattr(jit._config, "CACHE_DIR", "")
     caches._warn.cache_clear()
     root = tmp_path / "own" / "cache" / "zdp-bench"
     root.mkdir(parents=True)

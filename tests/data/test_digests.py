@@ -20,8 +20,8 @@ import torch
 
 from tests.conftest import write_mini_mnist
 from tests.data.helpers import copy_folder, dataset
-from tests.data.own_data import KINDS, write_classes, write_masks, write_png
 from tests.data.test_cpsc2018 import LABELS, matlab
+from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
 from zdp_bench.data import N_UNIFORMS, Source, Splits, cifar10
 from zdp_bench.data.files import collect_sources
 from zdp_bench.errors import UserError

@@ -77,10 +77,10 @@ def test_a_training_is_not_sent_to_another_process(make: Make, method: str) -> N
         copy.deepcopy(private)
 
 
-def test_without_a_seed_no_two_keys_follow_from_the_same_memory(make: Make) -> None:
+def test_without_a_seed_no_two_keys_follow_from_the_same_memory(make: Make, tmp_path: Path) -> None:
     """A copy of the whole machine has all that the process knows, and its ledger too."""
-    for randomness in ({}, {"secure": True}):
-        private = make(**randomness)
+    for name, randomness in (("once", {}), ("always", {"secure": True})):
+        private = make(ledger=tmp_path / f"{name}.jsonl", **randomness)
         keys, model = private.setting.keys, private.setting.model
         assert len({keys.of_step(model, private.ledger) for _ in range(3)}) == 3
 

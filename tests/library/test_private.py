@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ def by_rarity(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_an_example_moves_a_step_by_its_bound_at_most_whatever_the_loss(
     make: Make, tmp_path: Path, engine: str
 ) -> None:
+    ledgers = count()
+
     def summed(examples: int) -> Tensor:
         model, before = network(), network()
-        given = {"noise_multiplier": 0.0, "epochs": 1, "batch_size": examples, "gradients": engine}
+        given = {"noise_multiplier": 0.0, "epochs": 1, "gradients": engine}
+        given |= {"sample_rate": 1.0, "expected_batch": examples}
         whole = [data()[i] for i in range(examples)]
-        path = tmp_path / f"{examples}.jsonl"
+        path = tmp_path / f"{next(ledgers)}.jsonl"
         train(make(model, dataset=whole, loss=by_rarity, ledger=path, **given))
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         return torch.cat([(old - new).detach().flatten() for new, old in pairs]) * examples / 0.5

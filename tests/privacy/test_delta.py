@@ -20,9 +20,9 @@ EPSILON = "--sigma 1 --sample-rate 0.1 --steps 10 --records 100"
 
 
 def private(delta: float, ledger: Path) -> None:
-    """Open a private training of 40 examples."""
+    """Open a private training of 100 examples."""
     model = torch.nn.Linear(4, 2)
-    examples = [(torch.randn(4), number % 2) for number in range(40)]
+    examples = [(torch.randn(4), number % 2) for number in range(100)]
     make_private(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -67,7 +67,7 @@ def test_a_delta_above_one_over_n_is_asked_about(
     with caplog.at_level(logging.WARNING):
         private(0.03, tmp_path / "wrong.jsonl")
         Setup.of(configured(["recipe=quickstart", "privacy.delta=0.01"]))
-    assert caplog.messages == [question(0.03, 40), question(0.01, 1426)]
+    assert caplog.messages == [question(0.03, 100), question(0.01, 1426)]
     for delta, asked in ((0.009, ""), (0.02, "above 1/100")):
         with pytest.raises(SystemExit):
             cli.main(["epsilon", *shlex.split(EPSILON), f"--delta={delta}"])

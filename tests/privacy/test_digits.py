@@ -47,7 +47,7 @@ def test_what_is_no_number() -> None:
 def test_the_page_writes_the_same() -> None:
     if (node := shutil.which("node")) is None:
         pytest.skip("no node here")
-    script = (PACKAGE / "report/templates/charts.js").read_text(encoding="utf-8")
+    script = (PACKAGE / "extras/page/templates/charts.js").read_text(encoding="utf-8")
     (function,) = re.findall(r"^function roundUp.*?^}", script, re.M | re.S)
     (written,) = re.findall(r"epsilon: (\(value\) =>.*?),\n  metric", script, re.S)
     values = ", ".join(str(value) for value, _ in WRITTEN)

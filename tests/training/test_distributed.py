@@ -106,7 +106,7 @@ def test_no_rank_waits_for_one_that_does_something_else(
     for one, sentence in zip(done, sentences, strict=True):
         assert one.returncode == 2
         assert sentence in one.stderr
-        assert len(one.stderr.splitlines()) == 1
+        assert len(one.stderr.splitlines()) <= 2  # and how many runs were counted
     assert not [*tmp_path.rglob("record.json")]
 
 

@@ -108,7 +108,7 @@ def test_a_fifo_is_refused(tmp_path: Path, name: str, read: Callable[[Path], Any
     if name == "other.jsonl":
         (home / "spending.json").unlink()
     os.mkfifo(path)
-    with pytest.raises(UserError, match=r"is no regular file\.$"):
+    with pytest.raises(UserError, match=r"is no regular file\."):
         read(tmp_path)
 
 

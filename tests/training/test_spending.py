@@ -74,7 +74,7 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
     _, home, _ = carry_out(tmp_path, "algorithm=sgd")
     if not listed:  # of an older version, or in a clone: its record alone is there
         (home / FILE).unlink()
-    with pytest.raises(UserError, match=r"1 runs in .* have spent a tight ε of inf"):
+    with pytest.raises(UserError, match=r"1 runs in .* have spent a tight ε of ∞"):
         carry_out(tmp_path, f"dataset.{option}", "privacy.total_budget=100")
     carry_out(tmp_path, f"dataset.{option}")
     found, _ = read_spendings(tmp_path)

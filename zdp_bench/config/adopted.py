@@ -58,7 +58,7 @@ def check_word(word: str) -> None:
     """
     key, _, value = word.partition("=")
     group = key.lstrip("+~")
-    if "_target_" in word:
+    if re.search(r"(?<!\w)_target_(?!\w)", word):
         raise UserError(
             f"{word}: a launcher is chosen by name, and no other program is run in its place; "
             "write launcher=NAME."

@@ -136,9 +136,9 @@ def range_test(
             if not math.isfinite(losses[-1]) or losses[-1] > EXPLODED * min(losses):
                 break
         made = ledger.releases
-        if guard:
-            guard.require_unchanged()
         ledger.close()
+    if guard:
+        guard.require_unchanged()
     delta = config.privacy.delta
     to_count = plan.range_test_steps if calibrated else plan.range_test_steps + made
     return RangeTest(

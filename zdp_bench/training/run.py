@@ -98,7 +98,6 @@ def _train(
         checkpoint.load(home / "checkpoint.pt", digest) if ranks.is_first else None
     )
     loop.restore(saved)
-    loop.guard = setup.guard()
 
     def state() -> tuple[str, int, str]:
         """Name what the next step starts from; see `Ledger.begin`."""
@@ -136,6 +135,7 @@ def _train(
             loop.save(ledger.position)
 
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
+        loop.guard = setup.guard()  # here, where the hooks of bf16 are the model's
         if ranks.is_first:
             reserve(config, data, mechanism, plan.range_test_steps + planned, home)
         stopped_by = loop.take_steps(take_step, epsilon, save, signal)

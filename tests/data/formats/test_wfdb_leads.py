@@ -10,7 +10,7 @@ import wfdb
 
 import zdp_bench
 from tests.data.helpers import assert_refused, copy_folder, dataset
-from tests.data.own_data import KINDS, write_classes, write_wfdb
+from tests.extras.own_data.own_data import KINDS, write_classes, write_wfdb
 from zdp_bench.data.formats import wfdb_leads
 
 # data set -> its options, and the signal of one of its recordings

@@ -16,7 +16,8 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.flower import ArrayRecord, Message, identify
 from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.extras.federated.node import Site
-from zdp_bench.extras.federated.partition import rounds_of, split_by_patient, steps_of
+from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.training.plan import rounds_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -179,8 +179,11 @@ def test_an_export_that_was_killed_anywhere_can_be_repeated(
     assert [check for check in verify(tmp_path / "model") if check.state == "wrong"] == []
     assert not [path for path in (tmp_path / "model").iterdir() if "partial" in path.name]
     assert not (tmp_path / "model/ledger.jsonl.7").exists()
-    with pytest.raises(UserError, match="is there and not empty"):
-        write()
+    if own:
+        write()  # the same export changes nothing
+    else:
+        with pytest.raises(UserError, match="is there and not empty"):
+            write()
 
 
 def test_other_weights_than_the_record_s_are_refused(finished: Outcome, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def write_own(
 
 def _holds(folder: Path, report: dict[str, Any]) -> bool:
     """True if the folder is the whole export of the same weights, ledger and metrics."""
-    if files.is_unfinished(folder) or not (folder / files.REPORT).is_file():
+    whole = all((folder / name).is_file() for name in (files.SUMS, files.REPORT))
+    if not whole or files.is_unfinished(folder):
         return False
     there, ours = (records.to_json(one) for one in (files.read_report(folder), report))
     return all(there.get(key) == ours[key] for key in ours if key != "environment")
