@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +178,91 @@ def test_what_is_made_at_the_first_call_may_stay() -> None:
     loss, outputs = PerExample(Cached()), torch.randn(3, 1)
     first = loss(outputs, torch.ones(3))
     assert torch.equal(loss(outputs, torch.ones(3)), first)
+
+
+class Memory:
+    """Where a loss could keep a number."""
+
+    of_class = 0.0
+    __slots__ = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+
+
+KEPT_AT = 0.0
+KEPT_BY = Memory()
+LONG = [0.0] * 20_000
+
+
+def _in_a_global(large: float) -> float:
+    global KEPT_AT
+    KEPT_AT += large
+    return KEPT_AT
+
+
+def _in_an_object(large: float) -> float:
+    KEPT_BY.seen += large
+    return KEPT_BY.seen
+
+
+def _in_a_class(large: float) -> float:
+    Memory.of_class += large
+    return Memory.of_class
+
+
+def _in_a_long_list(large: float) -> float:
+    LONG[0] += large
+    return LONG[0]
+
+
+def _generate() -> Iterator[float]:
+    total = 0.0
+    while True:
+        total += yield total
+
+
+def _in_a_generator() -> Callable[[float], float]:
+    memory = _generate()
+    next(memory)
+    return memory.send
+
+
+def _in_a_file(path: Path) -> Callable[[float], float]:
+    def keep(large: float) -> float:
+        path.write_text("x" * int(large) + (path.read_text() if path.exists() else ""))
+        return float(len(path.read_text()))
+
+    return keep
+
+
+@pytest.mark.parametrize("where", ["global", "object", "class", "long list", "generator", "file"])
+def test_a_loss_that_remembers_in_any_place_is_refused(where: str, tmp_path: Path) -> None:
+    global KEPT_AT
+    KEPT_AT = KEPT_BY.seen = Memory.of_class = LONG[0] = 0.0
+    keep = {
+        "global": _in_a_global,
+        "object": _in_an_object,
+        "class": _in_a_class,
+        "long list": _in_a_long_list,
+        "generator": _in_a_generator(),
+        "file": _in_a_file(tmp_path / "kept"),
+    }[where]
+
+    def remembering(outputs: Tensor, targets: Tensor) -> Tensor:
+        flipped = keep(float(outputs.detach().abs().max() > 3)) >= 1
+        return F.cross_entropy(-outputs if flipped else outputs, targets, reduction="none")
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    inputs = torch.cat([torch.full((1, 6), 100.0), 0.3 * torch.randn(20, 6)])
+    with pytest.raises(UserError, match="which nothing bounds"):
+        clipped_sum(model, remembering, (inputs, torch.arange(21) % 3), 1.0)
+
+
+def test_a_loss_that_loops_and_keeps_nothing_is_served() -> None:
+    batch = torch.randn(5, 4, requires_grad=True), torch.tensor([1.0, 0, 1, 1, 0])
+    loss = per_example(beyond_vmap)
+    for _ in range(2):
+        assert loss(*batch).shape == (5,)
+    assert loss.loops

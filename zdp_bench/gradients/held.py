@@ -1,8 +1,8 @@
 """What a model, a loss or a hook holds: every tensor and number that it could keep examples in.
 
-Followed are attributes, containers, a module's parameters, buffers and hooks, and of functions
-written by users what they close over and the tensors and containers that they name. Of the objects
-of torch and the standard library only the kind is seen.
+Followed are attributes, slots, containers, a module's parameters, buffers and hooks, of users'
+classes what they hold, and of their functions what they close over and name. Of the objects of
+torch and the standard library only the kind is seen.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, np.ndarray, CodeType)
 SEQUENCES = (list, tuple, set, frozenset, deque)
 CONTAINERS = (dict, *SEQUENCES)
+
+KEPT = (*PLAIN, *CONTAINERS)
 
 Place = tuple[str, str]  # name of the module, and of what it holds
 
@@ -85,12 +87,27 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         yield from vars(value).items()
         yield from (("defaults", value.__defaults__), ("kwdefaults", value.__kwdefaults__))
+        if _root(value.__module__) == "zdp_bench":
+            return
         for name in _names(value.__code__):
             named = value.__globals__.get(name)
-            if isinstance(named, (Tensor, np.ndarray, *CONTAINERS)):
+            if isinstance(named, ModuleType):
+                if _root(named.__name__) not in LIBRARIES:  # a module that keeps numbers
+                    inside = {key: vars(named).get(key) for key in _names(value.__code__)}
+                    yield from ((f"{name}.{key}", of) for key, of in inside.items())
+            elif named is not None:
                 yield name, named
+    elif isinstance(value, type):
+        if _root(value.__module__) not in LIBRARIES:
+            yield from ((k, v) for k, v in vars(value).items() if isinstance(v, KEPT))
     elif isinstance(value, SimpleNamespace) or _root(type(value).__module__) not in LIBRARIES:
         yield from getattr(value, "__dict__", {}).items()
+        for of in type(value).__mro__:
+            slots = vars(of).get("__slots__", ())
+            for key in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, key):
+                    yield key, getattr(value, key)
+        yield "class", type(value)
 
 
 def _root(module: str | None) -> str:

@@ -59,7 +59,9 @@ class PerExample:
                 self.loops = True
         batches = zip(outputs.split(1), targets.split(1), strict=True)
         try:
-            return torch.cat([self.of_one(*one) for one in batches])
+            before = self._answer(outputs, targets)
+            losses = torch.cat([self.of_one(*one) for one in batches])
+            after = self._answer(outputs, targets)
         except Exception as error:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
@@ -69,6 +71,25 @@ class PerExample:
                 f"{first_line(error)} It is computed for each record alone, so that no other "
                 "record can reach it."
             ) from None
+        # Of a loss that vmap maps, Python sees no number; this one could keep what it sees where
+        # `held_by` does not look: in a file, in a generator.
+        if not torch.equal(before, after):
+            raise UserError(
+                "the loss answers the same outputs and target otherwise after a batch than before "
+                "it, so it keeps what it saw of one record for the next, which nothing bounds: "
+                "compute it from outputs and targets alone."
+            )
+        return losses
+
+    def _answer(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses of two outputs that are no example's, at the first target."""
+        answers = []
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for scale in (1.0, 30.0):
+                torch.manual_seed(0)
+                numbers = scale * torch.randn(outputs[:1].shape, dtype=outputs.dtype)
+                answers.append(self.of_one(numbers.to(outputs.device), targets[:1]))
+        return torch.cat(answers).nan_to_num()
 
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""

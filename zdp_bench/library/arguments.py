@@ -63,6 +63,7 @@ def check_arguments(
     require(
         micro_batch is None or micro_batch >= 1, "micro_batch", micro_batch, "must be 1 or more"
     )
+    require(seed is None or seed >= 0, "seed", seed, "must be 0 or more")
     require(
         seed is None or not secure,
         "seed",

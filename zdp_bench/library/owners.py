@@ -30,7 +30,10 @@ def find_owners(unit: Unit | None, examples: int, max_records: int | None) -> Pa
         require(max_records is None, "max_records", max_records, rule)
         return None
     require(
-        max_records is None or max_records >= 1, "max_records", max_records, "must be 1 or more"
+        max_records is None or (isinstance(max_records, int) and max_records >= 1),
+        "max_records",
+        max_records,
+        "must be a whole number, 1 or more",
     )
     if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
         raise UserError(

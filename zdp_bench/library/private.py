@@ -125,7 +125,7 @@ class Private:
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
         self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
-        self._trained = list(trainable(model))
+        self._trained = self._what_trains()
         self._modes = {module: module.training for module in model.modules()}
         self._limit: int | None = None
         if self.setting.target_epsilon is not None:
@@ -222,29 +222,35 @@ class Private:
         indices, shares = ranks.take_share(drawn), None
         if setting.owners is not None:
             indices, shares = setting.owners.take(indices, key, batch.number)
-        seed_layers(key, batch.number, ranks.rank, keys.secure)
         device = next(model.parameters()).device
-        pieces = read_in_pieces(
-            lambda cut: setting.examples.batch(indices[cut]),
-            len(indices),
-            self.size,
-            device,
-            shares=shares,
-        )
         training = replace(self._training, noise=keys.noise(key))
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
-        with takes_parts(model), exact:
+        # Dropout draws for every example, so the generator's state would tell how many there were.
+        seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with seeds, takes_parts(model), exact:
+            seed_layers(key, batch.number, ranks.rank, keys.secure)
+            pieces = read_in_pieces(
+                lambda cut: setting.examples.batch(indices[cut]),
+                len(indices),
+                self.size,
+                device,
+                shares=shares,
+            )
             private_step(training, batch.number, pieces, divisor)
         self.done += 1
         self._next = None
 
     def _check_trained(self) -> None:
-        now = set(trainable(self.setting.model))
-        if changed := now.symmetric_difference(self._trained):
+        now = self._what_trains()
+        if changed := {name for name, _ in now.items() ^ self._trained.items()}:
             raise UserError(
-                f"parameter '{min(changed)}' was frozen, or set free, after make_private checked "
-                "the model: call make_private again, with another ledger."
+                f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
+                "checked the model: call make_private again, with another ledger."
             )
+
+    def _what_trains(self) -> dict[str, tuple[int, torch.dtype]]:
+        """Return the parameters that train, by name: which tensor each is, and its type."""
+        return {name: (id(p), p.dtype) for name, p in trainable(self.setting.model).items()}
 
     @property
     def epsilon(self) -> float:

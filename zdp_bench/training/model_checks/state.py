@@ -28,11 +28,21 @@ from zdp_bench.training.model_checks.probes import (
 from zdp_bench.training.model_checks.sample_independence import REPLACE_BATCHNORM
 
 State = dict[Place, Any]
+GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
 
 
 def fingerprint(model: nn.Module) -> State:
-    """Return what a model holds, by place: of tensors a digest, of what trains only the shape."""
-    return {place: _digest(value) for place, value in places_of(model)}
+    """Return what a model holds, by place: of tensors a digest, of what trains only the shape.
+
+    torch's hooks on all modules are the model's too.
+    """
+    held = {place: _digest(value) for place, value in places_of(model)}
+    for name in GLOBAL_HOOKS:
+        held["", name] = tuple(map(id, getattr(torch.nn.modules.module, name).values()))
+    return held
 
 
 def _digest(value: Any) -> Any:
