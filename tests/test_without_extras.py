@@ -25,7 +25,7 @@ for module in pkgutil.walk_packages(zdp_bench.__path__, "zdp_bench."):
 CORE_TESTS = [
     "tests/test_architecture.py",
     "tests/config/test_compose.py",
-    "tests/training/test_run.py",
+    "tests/training/test_step.py",
     "tests/report/test_results.py",
 ]
 COMMANDS = [
