@@ -25,7 +25,7 @@ for module in pkgutil.walk_packages(zdp_bench.__path__, "zdp_bench."):
 CORE_TESTS = [
     "tests/test_architecture.py",
     "tests/config/test_compose.py",
-    "tests/training/test_run.py",
+    "tests/training/test_step.py",
     "tests/report/test_results.py",
 ]
 COMMANDS = [
@@ -51,8 +51,8 @@ def test_the_core_works_without_it(extra: str, tmp_path: Path) -> None:
     for words in COMMANDS:
         done = python(tmp_path, *words)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
-    for verb, point in of_extras("command").items():
-        if f".{extra}." in point.value:
+    for verb, where in of_extras("command").items():
+        if f".{extra}." in where:
             done = python(tmp_path, "-m", "zdp_bench", verb)
             assert done.returncode == 2
             assert f"'{verb}' is of an extra that is not here" in done.stderr

@@ -15,10 +15,12 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zdp_bench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # kind -> the package whose modules are imported to find the plug-ins of that kind
 HOMES = {
@@ -63,17 +65,26 @@ def register(kind: str, name: str) -> Callable[[B], B]:
 @cache
 def installed() -> tuple[EntryPoint, ...]:
     """Return the entry points of other packages, read once: that takes milliseconds."""
+    from importlib.metadata import entry_points  # for --help would wait for it
+
     return tuple(entry_points(group="zdp_bench.plugins"))
 
 
 @cache
-def of_extras(kind: str) -> dict[str, EntryPoint]:
-    """Return what the folders of `zdp_bench/extras` add to a kind; nothing of it is imported."""
-    found: dict[str, EntryPoint] = {}
+def of_extras(kind: str) -> dict[str, str]:
+    """Return what the folders of `zdp_bench/extras` add to a kind: name -> where, for `resolve`."""
+    found: dict[str, str] = {}
     for folder in pkgutil.iter_modules(importlib.import_module(EXTRAS).__path__):
-        adds = importlib.import_module(f"{EXTRAS}.{folder.name}.plugins").ADDS.get(kind, {})
-        found |= {name: EntryPoint(name, where, kind) for name, where in adds.items()}
+        plugins = importlib.import_module(f"{EXTRAS}.{folder.name}.plugins")
+        found |= plugins.ADDS.get(kind, {})
     return found
+
+
+def resolve(where: str) -> Any:
+    """Import 'module' or 'module:name', and return it."""
+    module, _, name = where.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
 
 
 @cache
@@ -83,8 +94,8 @@ def _load(kind: str) -> None:
         package = importlib.import_module(HOMES[kind])
         for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
             importlib.import_module(module.name)
-        for point in of_extras(kind).values():
-            point.load()
+        for where in of_extras(kind).values():
+            resolve(where)
     for point in installed():
         point.load()
 
@@ -111,7 +122,7 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
             f"{kind} '{name}' is of an extra that is not here; a whole zdp-bench has it in "
             "zdp_bench/extras."
         )
-    found: Callable[..., Any] = of_extras(kind)[name].load()  # and no other of its kind
+    found: Callable[..., Any] = resolve(of_extras(kind)[name])  # and no other of its kind
     return found
 
 

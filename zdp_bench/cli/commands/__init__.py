@@ -25,7 +25,7 @@ from zdp_bench.cli.commands import (
     table,
     validate,
 )
-from zdp_bench.registry import of_extras
+from zdp_bench.registry import of_extras, resolve
 
 # The parts of `zdp-bench --help`, in order.
 GROUPS: dict[str, str] = {
@@ -79,5 +79,5 @@ _CORE: dict[str, ModuleType] = {
     "figure": figure,
 }
 
-_FOUND = _CORE | {verb: point.load() for verb, point in of_extras("command").items()}
+_FOUND = _CORE | {verb: resolve(where) for verb, where in of_extras("command").items()}
 COMMANDS = {verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND}
