@@ -104,13 +104,14 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
         ("privacy.epsilon_tight", "x"),
         ("privacy.epsilon_patient", []),
         ("privacy.claimed_by", 1),
+        ("epochs", "x"),
     ],
 )
 def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, value: Any) -> None:
     """Tables and pages would trip over it."""
     damaged = record("a")
     group, _, key = path.partition(".")
-    damaged[group] = damaged[group] | {key: value}
+    damaged[group] = damaged[group] | {key: value} if key else value
     save(tmp_path, damaged, record("b"))
     assert [one["recipe"] for one in records.read_all(tmp_path)] == ["b"]
 

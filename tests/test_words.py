@@ -34,7 +34,15 @@ WORDS: dict[str, tuple[list[str], str]] = {
     ),
     "a program": (
         [*RUN, "-m", "seed=1,2", "hydra.launcher._target_=os.system"],
-        "a launcher is chosen by name",
+        "names a program to run",
+    ),
+    "more jobs than anybody waits for": (
+        [*RUN, "-m", "seed=range(0,1000000000)"],
+        "this sweep has 1,000,000,000 jobs",
+    ),
+    "a deep value": (
+        [*RUN, "-m", "seed=" + "sort(" * 3000 + "1" + ")" * 3000],
+        "nested too deep",
     ),
     "no results folder": ([*RUN, "paths.results="], "paths.results=: must name a folder."),
     "no data root": ([*RUN, "paths.data="], "paths.data=: must name a folder."),

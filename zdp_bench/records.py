@@ -93,7 +93,9 @@ SHAPE: Shape = {
     "data": dict.fromkeys(("name", "provenance", "digest", "notes"), str),
     "config": dict,
     "metrics": {str: NUMBER},
+    "epochs": ([dict], type(None)),
 }
+ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 # ∞ and NaN as `to_json` writes them: whole strings, not keys.
 _NUMBERS = {
@@ -163,8 +165,11 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
 
 
-def read(path: Path) -> Record | None:
+def read(path: Path, advice: str = ADVICE) -> Record | None:
     """Return a record, or None if there is none.
+
+    Args:
+        advice: what to do about a damaged one.
 
     Raises:
         UserError: the file is damaged, or no record.
@@ -179,7 +184,6 @@ def read(path: Path) -> Record | None:
             where = (wrong or ["headline.name"])[0]
             raise UserError(f"{path}: is damaged or no record of zdp-bench (see {where}).")
     except UserError as error:
-        advice = "Delete it: the same run writes it again, from the checkpoint there."
         raise UserError(f"{error} {advice}") from None
     return found
 

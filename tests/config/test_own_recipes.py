@@ -86,6 +86,7 @@ WRONG = [
     ("none.yaml", None, "there is no such file"),
     ("quickstart.yaml", MINE, "a recipe of zdp-bench has this name"),
     ("a-b.yaml", MINE, "letters, digits and _ only"),
+    ("nan.yaml", MINE, "letters, digits and _ only"),
     ("list.yaml", "- 1\n", "holds no keys of a run"),
     ("broken.yaml", "a: [1\n", "is no YAML"),
 ]

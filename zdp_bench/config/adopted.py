@@ -25,6 +25,7 @@ MOST_REFERENCES = 16  # of one key to another: they can grow as aliases do
 KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"paths"}
 RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
+NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
 NAMES = {"recipe", "launcher", *GROUPS}  # of groups, whose values name files to Hydra
 
 
@@ -60,8 +61,8 @@ def check_word(word: str) -> None:
     group = key.lstrip("+~")
     if re.search(r"(?<!\w)_target_(?!\w)", word):
         raise UserError(
-            f"{word}: a launcher is chosen by name, and no other program is run in its place; "
-            "write launcher=NAME."
+            f"{word}: names a program to run; what runs is chosen by name alone, such as "
+            "launcher=NAME."
         )
     if "@" in key:
         raise UserError(f"{word}: a group has its own place; leave the @ and what follows out.")
@@ -77,8 +78,10 @@ def _adopt(value: str) -> str:
         return value
     if path.stem in files("recipe"):
         raise UserError(f"{said}: a recipe of zdp-bench has this name; rename the file.")
-    if not re.fullmatch(r"[A-Za-z]\w*", path.stem):
-        raise UserError(f"{said}: a recipe's name has letters, digits and _ only.")
+    if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem.lower() in NOT_NAMES:
+        raise UserError(
+            f"{said}: a recipe's name has letters, digits and _ only, and is no truth value."
+        )
     body = parse_yaml(read_text(path, MOST_TEXT), said, MOST_VALUES)
     try:
         check_recipe(body)

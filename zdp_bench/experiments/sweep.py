@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, r
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
 
+MOST_JOBS = 100_000  # of a sweep, which Hydra lists before it begins
 Shown = Literal["all", "progress", "nothing"]
 # What joblib and submitit raise when they lose a process; by name, for neither need be installed.
 LOST = (
@@ -85,12 +87,46 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
     Raises:
         UserError: a launcher lost its processes, and so does not know what they did.
     """
+    _require_countable(driver, overrides)
     with _readable_losses():
         batches = driver.multirun(
             config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides
         )
     jobs = [job for batch in batches for job in batch]
     return len(jobs), _failed(driver, jobs)
+
+
+def _require_countable(driver: Any, overrides: list[str]) -> None:
+    """Refuse a sweep of more than `MOST_JOBS` jobs before Hydra writes all of them out.
+
+    Raises:
+        UserError: says how many there would be.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+    from hydra.types import RunMode
+
+    try:
+        config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
+        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+        words = [f"{key}={value}" for key, value in params.items()] + overrides
+        axes = OverridesParser.create().parse_overrides(words)
+    except RecursionError:
+        raise UserError("a value of the sweep is nested too deep; write the values out.") from None
+    jobs = 1.0
+    for axis in axes:
+        value = axis.value() if axis.is_sweep_override() else None
+        if isinstance(value, RangeSweep):
+            start, stop, step = (
+                float(number or 0) for number in (value.start, value.stop, value.step)
+            )
+            jobs *= max(1.0, math.ceil((stop - start) / step)) if step else 1.0
+        elif isinstance(value, ChoiceSweep):
+            jobs *= len(value.list)
+    if jobs > MOST_JOBS:
+        raise UserError(
+            f"this sweep has {jobs:,.0f} jobs, where {MOST_JOBS:,} are allowed; give fewer values."
+        )
 
 
 def launch(

@@ -165,7 +165,7 @@ def _curve(run: Record) -> dict[str, list[float | None]]:
 
     The step after a run's last whole epoch has none, and is left out.
     """
-    epochs = [epoch for epoch in run.get("epochs", []) if epoch.get("epoch") is not None]
+    epochs = [epoch for epoch in run.get("epochs") or [] if epoch.get("epoch") is not None]
     if len(epochs) < 2:
         return {}
     every = -(-len(epochs) // POINTS)

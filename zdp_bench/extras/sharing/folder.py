@@ -112,7 +112,7 @@ def read_record(folder: Path) -> Record:
     Raises:
         UserError: the folder is no exported model, or its record has something else in a place.
     """
-    record = records.read(folder / RECORD)
+    record = records.read(folder / RECORD, "Copy the folder again, or export the run again.")
     if record is None or not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder}: is no exported model, for it lacks {RECORD} or {WEIGHTS}. "
