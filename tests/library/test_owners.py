@@ -148,7 +148,7 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         ({"unit": lambda _: object()}, "cannot be compared"),
         (MANY | {"batch_size": 130}, "has only 120 to draw from"),
         (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
-        ({"unit": OWNERS, "max_records": 0}, "must be 1 or more"),
+        ({"unit": OWNERS, "max_records": 0}, "1 or more"),
         ({"max_records": 2}, "is read with unit= only"),
         ({"unit": OWNERS, "algorithm": "gredp", "max_records": 2}, "clips single records only"),
     ],

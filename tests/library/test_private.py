@@ -277,7 +277,7 @@ def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
     assert torch.equal(model[0].weight, before)  # type: ignore[index]
     assert private.report()["fixed_state"] == ["0.bias", "0.weight"]
     model[0].bias.requires_grad_(True)  # type: ignore[index]
-    with pytest.raises(UserError, match=r"'0\.bias' was frozen, or set free"):
+    with pytest.raises(UserError, match=r"'0\.bias' was frozen, set free, or replaced"):
         train(private)
 
 

@@ -142,7 +142,7 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
     config = parse(compose([*words, "dataset=mnist", "model.init_from=quickstart"]))
     with pytest.raises(UserError, match="whose files this run is to keep private"):
         run(config, Silent())
-    write_mini_mnist(tmp_path, train=150)
+    write_mini_mnist(tmp_path, train=150, test=40)  # no file is as before
     run(config, Silent())
 
 
