@@ -6,7 +6,6 @@ import atexit
 import shutil
 import tempfile
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,12 +16,12 @@ from tests.gradients.harness import Case, Kind
 from zdp_bench.registry import lookup
 
 
-@cache
 def resnet18_weights() -> str:
     """A file of weights, as random as a new network's."""
     torch.manual_seed(0)
     path = Path(tempfile.mkdtemp()) / "resnet18.pth"
-    torch.save(resnet18().state_dict(), path)
+    with torch.device("cpu"):  # whatever device a test builds on
+        torch.save(resnet18().state_dict(), path)
     atexit.register(shutil.rmtree, path.parent)
     return str(path)
 
