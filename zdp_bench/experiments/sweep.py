@@ -110,11 +110,12 @@ def _require_countable(driver: Any, overrides: list[str]) -> None:
         config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
         words = [f"{key}={value}" for key, value in params.items()] + overrides
-        axes = OverridesParser.create().parse_overrides(words)
+        parsed = OverridesParser.create().parse_overrides(words)
     except RecursionError:
         raise UserError("a value of the sweep is nested too deep; write the values out.") from None
     jobs = 1.0
-    for axis in axes:
+    # A word of the command line takes the place of the recipe's axis of that key.
+    for axis in {axis.key_or_group: axis for axis in parsed}.values():
         value = axis.value() if axis.is_sweep_override() else None
         if isinstance(value, RangeSweep):
             start, stop, step = (
