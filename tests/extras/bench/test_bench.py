@@ -6,37 +6,30 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.cli import main
 from zdp_bench.errors import UserError
-from zdp_bench.extras.bench import cases, tables
-from zdp_bench.extras.bench.measure import Step, by_turns, require_agreement
-from zdp_bench.extras.bench.pages import Row, fit_lines, read_csv
-from zdp_bench.extras.bench.peak_memory import peak_memory
-from zdp_bench.extras.bench.steps import ALGORITHMS, SIDES, computes, may_be_baseline
-from zdp_bench.extras.bench.workload import Workload
+from zdp_bench.extras.bench import tables
+from zdp_bench.extras.bench.measure import by_turns, peak_memory, require_agreement
+from zdp_bench.extras.bench.pages import Measurement, read_csv
+from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
+from zdp_bench.extras.bench.workload import Step, Workload
 from zdp_bench.gradients import per_example
 
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 COMPLEX = Workload("complex_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 MAP = Workload("complex_unet", (1, 8, 8), 1, 3, "map", {"width": 2, "depth": 1})
-DENSE = Workload("real_mlp", (4, 4), 3, 5, "classes", {"hidden": [6], "activation": "sigmoid"})
 CLASSES = Workload("vgg11", (3, 32, 32), 2, 3, "classes", {"hidden": 4, "width": 8, "pool": 1})
 
 
 def _sides(workload: Workload) -> list[str]:
-    every = [
-        side
-        for side in SIDES
-        if side not in ("warm", "non-private, compiled") and side not in ALGORITHMS
-    ]
+    every = [side for side in SIDES if side != "warm"]
     if workload.is_complex:
         return [side for side in every if "Opacus" not in side]
     return [side for side in every if "torch's" not in side]
@@ -50,55 +43,6 @@ def test_all_sides_compute_the_same_and_run(workload: Workload) -> None:
     require_agreement(steps, {side: computes(side) for side in steps})
     for step in steps.values():
         step.run()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler
-@pytest.mark.skipif(not cases._compiled(), reason="no C++ compiler")
-def test_a_compiled_side_computes_what_the_others_do() -> None:
-    steps = {side: SIDES[side](DENSE) for side in ("non-private", "non-private, compiled")}
-    require_agreement(steps, {side: computes(side) for side in steps}, tolerance=1e-5)
-    assert all(map(may_be_baseline, steps))
-
-
-def test_a_side_of_one_example_at_a_time_is_held_to_what_it_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes: list[int] = []
-    accumulate = ZetaDPSGD.accumulate
-
-    def counted(self: ZetaDPSGD, total: Any, batch: Any) -> None:
-        sizes.append(len(batch[0]))
-        accumulate(self, total, batch)
-
-    monkeypatch.setattr(ZetaDPSGD, "accumulate", counted)
-    SIDES["private, fast, one record at a time"](COMPLEX).answer()
-    assert sizes == [1] * COMPLEX.batch
-
-
-def test_one_channel_has_no_second_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        cases, "compare", lambda name, workload, sides, *_, **__: (workload.input_shape[0], sides)
-    )
-    for channels, sides in cases.imaging(True, 1):
-        assert any("channels first" in side for side in sides) is (channels > 1)
-
-
-def test_a_workload_names_the_optimizer_of_every_side() -> None:
-    adam = dataclasses.replace(DENSE, optimizer="adam")
-    for workload, kind in ((DENSE, torch.optim.SGD), (adam, torch.optim.Adam)):
-        assert type(workload.optimizer_of(workload.build().parameters())) is kind
-    for side in ("non-private", "private, fast", "private, loop over records", "DP-DFA"):
-        SIDES[side](adam).run()
-
-
-@pytest.mark.parametrize("side", ALGORITHMS)
-def test_every_algorithm_takes_its_own_step(side: str) -> None:
-    step = SIDES[side](DENSE)
-    before = step.answer()
-    step.run()
-    assert computes(side) == side
-    assert not torch.equal(step.answer(), before)
 
 
 def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +99,13 @@ def test_torchs_slow_complex_layers_are_no_baseline() -> None:
 
 
 def test_the_papers_ratios() -> None:
-    assert round(cases._paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real"), 2) == 6.73
+    assert round(tables._paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real"), 2) == 6.73
     assert (
-        round(cases._paper_ratio("zeta_dp_2021/7", "private_complex", "nonprivate_complex"), 1)
+        round(tables._paper_ratio("zeta_dp_2021/7", "private_complex", "nonprivate_complex"), 1)
         == 44.7
     )
     assert (
-        round(cases._paper_ratio("zeta_dp_2021/7", "private_real", "nonprivate_real"), 1) == 176.9
+        round(tables._paper_ratio("zeta_dp_2021/7", "private_real", "nonprivate_real"), 1) == 176.9
     )
 
 
@@ -179,7 +123,7 @@ def test_peak_memory_counts_the_weights() -> None:
 def test_a_table_is_written_with_what_it_was_measured_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = Row(
+    row = Measurement(
         "a case, batch 1",
         "private, fast",
         12.3456,
@@ -192,14 +136,10 @@ def test_a_table_is_written_with_what_it_was_measured_on(
         paper_ratio=44.7,
     )
     rows = [row, dataclasses.replace(row, side="private, vmap", deviation=1e-7)]
-    monkeypatch.setitem(
-        tables.TABLES,
-        "scaling",
-        lambda quick, threads: [tables.Case("a case, batch 1", lambda: iter(rows))],
-    )
+    monkeypatch.setitem(tables.TABLES, "kernels", lambda quick, threads: iter(rows))
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     threads = torch.get_num_threads()
-    _, (markdown, numbers) = tables.run("scaling", False, 2, tmp_path)
+    _, (markdown, numbers) = tables.run("kernels", False, 2, tmp_path)
     torch.set_num_threads(threads)
     assert (
         "| private, fast | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 |  |"
@@ -217,111 +157,52 @@ def test_a_table_is_written_with_what_it_was_measured_on(
     assert float(line["ratio"]) == 1.25
 
 
-def test_a_case_measured_anew_leaves_the_others_as_they_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter([1.0, 2.0, 3.0])
-
-    def case(name: str) -> tables.Case:
-        row = [
-            Row(name, "private, fast", 0.0, 1.0, 1.0, 1.0, 0.0),
-            Row(name, "private, Opacus hooks", *[math.nan] * 5, note="no"),
-        ]
-        return tables.Case(
-            name, lambda: iter([dataclasses.replace(row[0], milliseconds=next(times)), row[1]])
-        )
-
-    monkeypatch.setitem(
-        tables.TABLES,
-        "scaling",
-        lambda quick, threads: [case("MLP, batch 1"), case("CNN, batch 1")],
-    )
-    monkeypatch.setattr(tables, "hold_memory", lambda: False)
-    threads = torch.get_num_threads()
-    tables.run("scaling", False, 1, tmp_path)
-    rows, (markdown, numbers) = tables.run("scaling", False, 1, tmp_path, only="cnn")
-    torch.set_num_threads(threads)
-    assert rows[0].milliseconds == 3.0
-    stood = [row for row, _ in read_csv(numbers)]
-    assert [(row.case, row.milliseconds) for row in stood if not row.note] == [
-        ("MLP, batch 1", 1.0),
-        ("CNN, batch 1", 3.0),
-    ]
-    assert "| private, Opacus hooks | no |" in markdown.read_text()
-    monkeypatch.setitem(
-        tables.TABLES, "algorithms", lambda quick, threads: [case("LeNet-5, batch 1")]
-    )
-    with pytest.raises(
-        UserError,
-        match=r"--case 'cnn': is in scaling only; name the table, as in `zdp-bench bench scaling`",
-    ):
-        tables.require_case(["scaling", "algorithms"], False, 1, "cnn")
-    tables.require_case(["scaling"], False, 1, "cnn")
-    with pytest.raises(UserError, match="CNM"):
-        tables.run("scaling", False, 1, tmp_path, only="CNM")
-
-
 def test_what_another_machine_measured_stays_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times, on = iter(range(1, 99)), {"device": "cpu (one)"}
+    times, on = iter(map(float, range(1, 99))), {"device": "cpu (one)"}
 
-    def case(name: str) -> tables.Case:
-        row = Row(name, "private, fast", 0.0, 1.0, 1.0, 1.0, None)
-        return tables.Case(name, lambda: iter([dataclasses.replace(row, milliseconds=next(times))]))
+    def measure(quick: bool, threads: int) -> Iterator[Measurement]:
+        for batch in (1, 2):
+            case = f"MLP, batch {batch}"
+            yield Measurement(case, "private, fast", next(times), 1.0, 1.0, 1.0, None)
 
-    cases = [case(f"MLP, batch {batch}") for batch in (1, 2, 3)]
-    monkeypatch.setitem(tables.TABLES, "scaling", lambda quick, threads: cases)
+    monkeypatch.setitem(tables.TABLES, "kernels", measure)
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     monkeypatch.setattr(tables, "environment", lambda threads: {**on, "threads": str(threads)})
     before = torch.get_num_threads()
-    tables.run("scaling", False, 1, tmp_path)
+    tables.run("kernels", False, 1, tmp_path)
     on["device"] = "cpu (other)"
-    tables.run("scaling", False, 1, tmp_path)
-    _, (markdown, numbers) = tables.run("scaling", False, 1, tmp_path, only="batch 2")
+    tables.run("kernels", False, 1, tmp_path)
+    _, (markdown, numbers) = tables.run("kernels", False, 1, tmp_path)
     torch.set_num_threads(before)
     stood = [(row.case[-1], facts["device"], row.milliseconds) for row, facts in read_csv(numbers)]
     assert sorted(stood) == [
         ("1", "cpu (one)", 1.0),
-        ("1", "cpu (other)", 4.0),
+        ("1", "cpu (other)", 5.0),
         ("2", "cpu (one)", 2.0),
-        ("2", "cpu (other)", 7.0),
-        ("3", "cpu (one)", 3.0),
-        ("3", "cpu (other)", 6.0),
+        ("2", "cpu (other)", 6.0),
     ]
     page = markdown.read_text()
     assert page.count("## MLP, batch 2") == 1
-    # each case, and the line
-    assert page.count("On cpu (one), 1 threads") == page.count("On cpu (other), 1 threads") == 4
+    assert page.count("On cpu (one), 1 threads") == page.count("On cpu (other), 1 threads") == 2
 
 
 def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
-    there = tmp_path / "bench_scaling.csv"
+    there = tmp_path / "bench_kernels.csv"
     there.write_text("case,side\nmine,own\n")
     with pytest.raises(
         UserError,
-        match=r"bench_scaling.csv: has no column 'deviation', as a table of `zdp-bench bench` has",
+        match=r"bench_kernels.csv: has no column 'deviation', as a table of `zdp-bench bench` has",
     ):
         read_csv(there)
-
-
-def test_the_line_through_the_times_shows_a_jump() -> None:
-    straight = {16: 2.6, 32: 4.2, 64: 7.4, 128: 13.8}
-    rows = [
-        Row(f"MLP, batch {b}", "private, fast", t, 1.0, 1.0, 1.0, 0.0) for b, t in straight.items()
-    ]
-    ((model, side, start, slope, largest),) = fit_lines(rows)
-    assert (model, side) == ("MLP", "private, fast")
-    assert (start, slope, largest) == pytest.approx((1.0, 0.1, 1.0))
-    rows.append(Row("MLP, batch 256", "private, fast", 60.0, 1.0, 1.0, 1.0, 0.0))
-    assert fit_lines(rows)[0][-1] > 1.3
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["zeta_dp_2021/9"], "Did you mean 'zeta_dp_2021/"),
-        (["scaling", "--threads", "0"], "at least 1"),
+        (["kernels", "--threads", "0"], "at least 1"),
     ],
 )
 def test_bad_arguments_end_in_a_sentence(

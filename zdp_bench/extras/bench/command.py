@@ -16,17 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tables",
         nargs="*",
         metavar="TABLE",
-        help="zeta_dp_2021/6, zeta_dp_2021/7, scaling, deepee_2021/3, algorithms, kernels, "
-        "library (default: all)",
+        help="zeta_dp_2021/6, zeta_dp_2021/7, deepee_2021/3, kernels, library (default: all)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="smaller, in under two minutes on two cores"
-    )
-    parser.add_argument(
-        "--case",
-        default="",
-        metavar="TEXT",
-        help="only the cases whose name contains TEXT; the others stay",
     )
     parser.add_argument(
         "--threads",
@@ -49,14 +42,10 @@ def run(options: argparse.Namespace) -> int:
     require_writable(options.results)
     require_threads("--threads", options.threads)
     for name in options.tables:
-        if name not in tables.available():
-            raise unknown("table", name, tables.available())
-    wanted = options.tables or tables.available()
-    tables.require_case(wanted, options.quick, options.threads, options.case)
-    for name in wanted:
-        rows, paths = tables.run(
-            name, options.quick, options.threads, options.results, options.case
-        )
+        if name not in tables.TABLES:
+            raise unknown("table", name, tables.TABLES)
+    for name in options.tables or tables.TABLES:
+        rows, paths = tables.run(name, options.quick, options.threads, options.results)
         for case in dict.fromkeys(row.case for row in rows):
             shown = Table(*pages.COLUMNS, title=case, title_justify="left")
             for row in rows:

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from zdp_bench.errors import UserError
@@ -19,7 +18,7 @@ from zdp_bench.report.sheet import markdown_table, to_csv
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One side of one comparison; ratios are to the fastest side that may be the baseline.
 
     Attributes:
@@ -39,7 +38,7 @@ class Row:
     note: str = ""
 
 
-Measured = tuple[Row, dict[str, str]]  # a row, and what it was measured on and with
+Measured = tuple[Measurement, dict[str, str]]  # a row, and what it was measured on and with
 
 
 def machine(facts: dict[str, str]) -> tuple[str, str]:
@@ -91,7 +90,7 @@ COLUMNS = (
 )
 
 
-def cells(row: Row) -> dict[str, str]:
+def cells(row: Measurement) -> dict[str, str]:
     """Format a row, by column."""
 
     def shown(value: float | None, form: str) -> str:
@@ -116,37 +115,6 @@ def cells(row: Row) -> dict[str, str]:
             strict=True,
         )
     )
-
-
-def fit_lines(rows: list[Row]) -> list[tuple[str, str, float, float, float]]:
-    """Fit a line a + b·B to the times of every series against its batch B.
-
-    Least squares of RELATIVE deviations, so that small batches count as much as large ones.
-
-    Returns:
-        (model, side, a in ms, b in ms per example, largest time / line) of every series of 3 or
-        more.
-    """
-    series: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in rows:
-        model, _, batch = row.case.rpartition(", batch ")
-        if not row.note:
-            series.setdefault((model, row.side), []).append((int(batch), row.milliseconds))
-    fitted = []
-    for (model, side), points in series.items():
-        if len(points) > 2:
-            batches, times = (np.array(values, dtype=float) for values in zip(*points, strict=True))
-            slope, start = np.polyfit(batches, times, 1, w=1 / times)
-            fitted.append(
-                (
-                    model,
-                    side,
-                    float(start),
-                    float(slope),
-                    float((times / (start + slope * batches)).max()),
-                )
-            )
-    return fitted
 
 
 def as_markdown(table: str, measured: list[Measured]) -> str:
@@ -177,21 +145,6 @@ def as_markdown(table: str, measured: list[Measured]) -> str:
                 lines += [f"On {on[0]}, {on[1]} threads ({others}).", ""]
                 lines += markdown_table(COLUMNS, [list(cells(row).values()) for row, _ in own])
                 lines.append("")
-    fitted = {
-        on: fit_lines([row for row, facts in measured if machine(facts) == on])
-        for on in machines
-        if table == "scaling"
-    }
-    if any(fitted.values()):
-        lines += ["## Against the batch: the line a + b·B through the times", ""]
-    for on, series in fitted.items():
-        if series:
-            lines += [f"On {on[0]}, {on[1]} threads.", ""]
-            columns = ("model", "side", "a, ms", "b, ms a record", "largest time / line")
-            rows = [
-                [m, side, f"{a:.2f}", f"{b:.3f}", f"{jump:.2f}"] for m, side, a, b, jump in series
-            ]
-            lines += [*markdown_table(columns, rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -207,7 +160,7 @@ def read_csv(path: Path) -> list[Measured]:
     Raises:
         UserError: the file is something else.
     """
-    kinds = {field.name: str(field.type) for field in fields(Row)}
+    kinds = {field.name: str(field.type) for field in fields(Measurement)}
     measured = []
     reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     if lacking := {*kinds, "device", "threads"} - {*(reader.fieldnames or ())}:
@@ -220,5 +173,5 @@ def read_csv(path: Path) -> list[Measured]:
         for name, kind in kinds.items():
             text = line.pop(name)
             values[name] = text if kind == "str" else float(text) if text else None
-        measured.append((Row(**values), dict(line)))
+        measured.append((Measurement(**values), dict(line)))
     return measured

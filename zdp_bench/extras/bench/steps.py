@@ -2,33 +2,40 @@
 
 Every side builds its own model from the same seed and takes a whole step: forward, backward,
 clipping, noise, update. Our private sides run `training.step.private_step` itself, without the
-ledger, which other frameworks do not keep. The sides of whole loops (`loops.py`) have everything.
+ledger, which other frameworks do not keep.
+
+The sides of whole loops have everything, as a user writes it: examples out of a dataset, one by
+one, and whatever a library counts and keeps beside. They draw all examples at each step, so that
+all steps are of one size.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal, TypeVar
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from zdp_bench import kernels
-from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.extras.bench import loops
-from zdp_bench.extras.bench.measure import Step
-from zdp_bench.extras.bench.workload import BOUND, Criterion, Workload, device, flat
-from zdp_bench.gradients import Batch, Engine, PerExample
+from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, device, flat
+from zdp_bench.gradients import Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.library import clipped_sum, make_private
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
-from zdp_bench.registry import lookup
 from zdp_bench.training.step import Total, Training, private_step
 
 T = TypeVar("T")
@@ -37,30 +44,16 @@ T = TypeVar("T")
 # -------------------------------------------------------------------------------------- non-private
 
 
-def non_private(
-    workload: Workload,
-    last: bool = True,
-    micro_batch: int | None = None,
-    native: bool = False,
-    compiled: bool = False,
-) -> Step:
-    """Forward, backward, update.
-
-    Args:
-        native: with torch's own complex convolutions.
-        compiled: by `torch.compile`.
-    """
+def non_private(workload: Workload, last: bool = True, native: bool = False) -> Step:
+    """Forward, backward, update; `native`: with torch's own complex convolutions."""
     model = workload.build()
     if native:
         as_native(model)
     inputs, targets = workload.examples(last)
-    size = micro_batch or workload.batch
     optimizer = workload.optimizer_of(model.parameters())
-    forward: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
 
     def backward() -> None:
-        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-            (workload.loss_of(forward(x), y).sum() / workload.batch).backward()
+        (workload.loss_of(model(inputs), targets).sum() / workload.batch).backward()
 
     def run() -> None:
         backward()
@@ -118,48 +111,29 @@ class _NoLedger(Ledger):
         pass
 
 
-def private(
-    workload: Workload, engine: Engine, last: bool = True, micro_batch: int | None = None
-) -> Step:
+def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
     """Our private step with DP-SGD, noise included."""
-    options: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": BOUND, "gradients": engine}
-    return _engine_step(workload, lambda problem: ZetaDPSGD(problem, **options), last, micro_batch)
-
-
-def of_algorithm(name: str, workload: Workload) -> Step:
-    """Our private step with another algorithm at its defaults."""
-    options = {"noise_multiplier": 1.0, "max_grad_norm": BOUND}
-    return _engine_step(workload, lambda problem: lookup("algorithm", name)(problem, **options))
-
-
-def _engine_step(
-    workload: Workload,
-    build: Callable[[Problem], Algorithm],
-    last: bool = True,
-    micro_batch: int | None = None,
-) -> Step:
     model = workload.build()
     inputs, targets = workload.examples(last)
-    size = micro_batch or workload.batch
     sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
     loss = PerExample(workload.loss_of, proved=True)  # as a run has its task's
-    algorithm = build(Problem(model, loss, sampling, like=inputs[:0]))
+    algorithm = ZetaDPSGD(
+        Problem(model, loss, sampling, like=inputs[:0]),
+        noise_multiplier=1.0,
+        max_grad_norm=BOUND,
+        gradients=engine,
+    )
     optimizer = workload.optimizer_of(trainable(model).values())
     training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
-
-    def batches() -> Iterator[Batch]:
-        return zip(inputs.split(size), targets.split(size), strict=True)
-
     steps = count()
 
     def run() -> None:
         # A new number, so fresh noise: the same again would march the weights off.
-        private_step(training, next(steps), batches(), workload.batch)
+        private_step(training, next(steps), iter([(inputs, targets)]), workload.batch)
 
     def answer() -> Tensor:
         total = Total(algorithm.mechanism(), inputs.device)
-        for batch in batches():  # in the same pieces as `run`
-            algorithm.accumulate(total, batch)
+        algorithm.accumulate(total, (inputs, targets))
         return flat(total)
 
     return Step(run, answer)
@@ -256,6 +230,133 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
     return Step(run, answer)
 
 
+# -------------------------------------------------------------------------------------- whole loops
+
+MEMORY = Path("/dev/shm")
+MANY = 10**6  # steps: more than are ever timed
+
+
+class _All:
+    """A batch sampler that draws all examples, again and again."""
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield list(range(self.examples))
+
+
+def _in_order(tensors: dict[str, Tensor]) -> Tensor:
+    """Join tensors in the order of their names: Opacus's LSTM has its parameters in another."""
+    return flat(dict(sorted(tensors.items())))
+
+
+def _take_step(optimizer: torch.optim.Optimizer, backward: Callable[[], None]) -> None:
+    """Take a step with the gradients that `backward` leaves."""
+    optimizer.zero_grad()
+    backward()
+    optimizer.step()
+
+
+def whole_loop(workload: Workload) -> Step:
+    """torch alone."""
+    model, dataset = workload.build(), TensorDataset(*workload.examples(last=False))
+    optimizer = workload.optimizer_of(model.parameters())
+    batches = iter(DataLoader(dataset, batch_sampler=_All(workload.batch)))
+
+    def backward() -> None:
+        inputs, targets = next(batches)
+        workload.loss_of(model(inputs), targets).mean().backward()
+
+    def answer() -> Tensor:
+        optimizer.zero_grad()
+        backward()
+        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        return _in_order(found) * workload.batch
+
+    return Step(lambda: _take_step(optimizer, backward), answer)
+
+
+def library_loop(workload: Workload) -> Step:
+    """`make_private`, its ledger in memory: what a disk takes to keep a line is the disk's."""
+    model, examples = workload.build(), workload.examples(last=False)
+    folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+    private = make_private(
+        model,
+        workload.optimizer_of(model.parameters()),
+        TensorDataset(*examples),
+        loss=workload.loss_of,
+        epochs=MANY,
+        sample_rate=1.0,
+        expected_batch=workload.batch,
+        noise_multiplier=1.0,
+        max_grad_norm=BOUND,
+        delta=1e-5,
+        algorithm="zeta_dp_sgd" if workload.is_complex else "dp_sgd",
+        ledger=folder / "ledger.jsonl",
+    )
+    finalize(private, shutil.rmtree, folder, ignore_errors=True)
+    batches = private.batches()
+
+    def run() -> None:
+        private.step(next(batches))
+
+    return Step(run, lambda: _in_order(clipped_sum(model, workload.loss_of, examples, BOUND).sums))
+
+
+def opacus_loop(workload: Workload, mode: Literal["hooks", "ghost"]) -> Step:
+    """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's."""
+    # from Opacus's own hooks on a first layer
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    warnings.filterwarnings("ignore", message="Secure RNG turned off")
+    from opacus import PrivacyEngine
+    from opacus.validators import ModuleValidator
+
+    model = ModuleValidator.fix(workload.build())
+    dataset = TensorDataset(*workload.examples(last=False))
+    criterion: Any = Criterion(workload)
+    criterion.reduction = "mean"
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=workload.optimizer_of(model.parameters()),
+        criterion=criterion,
+        data_loader=DataLoader(dataset, batch_size=workload.batch),
+        noise_multiplier=1.0,
+        max_grad_norm=BOUND,
+        grad_sample_mode=mode,
+    )
+    module, optimizer, loader = made[0], made[1], made[-1]
+    loader.batch_sampler.steps = MANY  # rather than a new iterator for each step
+    batches = iter(loader)
+
+    def backward() -> None:
+        inputs, targets = next(batches)
+        if mode == "ghost":
+            made[2](module(inputs), targets).backward()
+        else:
+            workload.loss_of(module(inputs), targets).mean().backward()
+
+    def answer() -> Tensor:
+        optimizer.zero_grad()
+        backward()
+        if mode == "hooks":
+            optimizer.clip_and_accumulate()
+        found = _in_order(
+            {
+                name: p.grad if mode == "ghost" else p.summed_grad
+                for name, p in module._module.named_parameters()
+            }
+        )
+        optimizer.zero_grad()
+        return found
+
+    return Step(lambda: _take_step(optimizer, backward), answer)
+
+
+# ------------------------------------------------------------------------------------- all of them
+
+
 def _warm(workload: Workload) -> Step:
     """Run every kernel once on a tiny batch, so that a library's own memory does not count as the
     step's.
@@ -268,7 +369,6 @@ def _warm(workload: Workload) -> Step:
     return step
 
 
-# name of a side in the tables -> how to build it; the first word says what it computes
 def _without_kernels(step: Step) -> Step:
     """The step on the kernels' twins of torch and numpy."""
 
@@ -279,40 +379,29 @@ def _without_kernels(step: Step) -> Step:
     return Step(partial(off, step.run), partial(off, step.answer))
 
 
+# name of a side in the tables -> how to build it; the first word says what it computes
 SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
     "non-private": non_private,
     "non-private, channels first": lambda w: non_private(w, last=False),
-    "non-private, one record at a time": lambda w: non_private(w, micro_batch=1),
     "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
-    "non-private, compiled": lambda w: non_private(w, last=False, compiled=True),
     "private, fast": lambda w: private(w, "fast"),
     "non-private, kernels off": lambda w: _without_kernels(non_private(w)),
     "private, fast, kernels off": lambda w: _without_kernels(private(w, "fast")),
-    "private, fast, channels first": lambda w: private(w, "fast", last=False),
-    "private, fast, one record at a time": lambda w: private(w, "fast", micro_batch=1),
     "private, vmap": lambda w: private(w, "reference", last=False),
     "private, loop over records": loop,
     "private, Opacus hooks": lambda w: opacus(w, "hooks"),
     "private, Opacus functorch": lambda w: opacus(w, "functorch"),
     "private, Opacus ghost": lambda w: opacus(w, "ghost"),
-    "non-private, whole loop": loops.non_private,
-    "private, zdp-bench's whole loop": loops.library,
-    "private, Opacus's whole loop, hooks": lambda w: loops.opacus(w, "hooks"),
-    "private, Opacus's whole loop, ghost": lambda w: loops.opacus(w, "ghost"),
+    "non-private, whole loop": whole_loop,
+    "private, zdp-bench's whole loop": library_loop,
+    "private, Opacus's whole loop, hooks": lambda w: opacus_loop(w, "hooks"),
+    "private, Opacus's whole loop, ghost": lambda w: opacus_loop(w, "ghost"),
 }
-# The other algorithms compute different things, so none has to agree with another.
-ALGORITHMS = {"DP-DFA": "dp_dfa", "Spectral-DP": "spectral_dp", "GReDP": "gredp"}
-SIDES |= {side: partial(of_algorithm, name) for side, name in ALGORITHMS.items()}
 
 
 def computes(side: str) -> str:
-    """Name what a side computes: 'gradient', 'clipped sum' or its algorithm.
-
-    Sides of one name must agree.
-    """
-    if side in ALGORITHMS:
-        return side
+    """Name what a side computes; sides of one name must agree."""
     kind = "gradient" if side.startswith("non-private") else "clipped sum"
     return f"{kind}, by name" if "whole loop" in side else kind
 

@@ -1,4 +1,6 @@
-"""One model on one batch of random examples: what the sides of a comparison share."""
+"""One model on one batch of random examples, which the sides of a comparison share, and small
+networks of torch's own layers, as users bring them to the library.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.extras.bench.networks import NETWORKS
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.registry import lookup
@@ -19,8 +20,22 @@ BOUND, RATE = 1.0, 1e-3
 
 
 @dataclass(frozen=True)
+class Step:
+    """One side of a comparison, ready to run.
+
+    Attributes:
+        run: takes the step that is timed.
+        answer: returns what the step computes before noise; sides that compute the same must agree
+            in it.
+    """
+
+    run: Callable[[], object]
+    answer: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
 class Workload:
-    """One model on one batch of random examples, and the optimizer of every side.
+    """One model on one batch of random examples.
 
     Attributes:
         loss: squares (of [B, 1] outputs), classes, or map (mean square of a map).
@@ -32,7 +47,6 @@ class Workload:
     batch: int
     loss: Literal["squares", "classes", "map"]
     options: dict[str, Any] = field(default_factory=dict)
-    optimizer: Literal["sgd", "adam"] = "sgd"
 
     @property
     def is_complex(self) -> bool:
@@ -63,8 +77,7 @@ class Workload:
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch's own, so that no side has a faster one than another."""
-        made = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
-        return made(parameters, lr=RATE)
+        return torch.optim.SGD(parameters, lr=RATE)
 
 
 def device() -> torch.device:
@@ -95,3 +108,79 @@ class Criterion(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.workload.loss_of(outputs, targets)
+
+
+# Networks: made from the shape of an example, the number of outputs and a width.
+
+
+class NormCNN(nn.Module):
+    """Three convolutions with GroupNorm, halved maps and a linear head: [B, C, H, W]."""
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        channels, sizes = input_shape[0], (width // 2, width, width)
+        for size in sizes:
+            stages += [
+                nn.Conv2d(channels, size, 3, padding=1),
+                nn.GroupNorm(8, size),
+                nn.ReLU(),
+                nn.AvgPool2d(2),
+            ]
+            channels = size
+        self.stages = nn.Sequential(*stages, nn.Flatten())
+        self.head = nn.Linear(width * (input_shape[1] // 8) * (input_shape[2] // 8), outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(x))
+
+
+class LSTM(nn.Module):
+    """An LSTM over vectors [B, T, D]; its last output decides."""
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(input_shape[1], width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class TransformerBlock(nn.Module):
+    """Attention of four heads and two linear layers, each behind a LayerNorm and beside a skip."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.first(x)
+        heads = [
+            layer(normed).unflatten(2, (4, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        x = x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return x + self.narrow(F.gelu(self.wide(self.second(x))))
+
+
+class Transformer(nn.Module):
+    """Two blocks over vectors [B, T, D]; the mean over time decides."""
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(input_shape[1], width)
+        self.blocks = nn.Sequential(TransformerBlock(width), TransformerBlock(width))
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.embedding(x)).mean(dim=1))
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "norm_cnn": NormCNN,
+    "lstm": LSTM,
+    "transformer": Transformer,
+}
