@@ -39,8 +39,8 @@ from zdp_bench.extras.federated.flower import (
 )
 from zdp_bench.extras.federated.messages import content, values_of
 from zdp_bench.extras.federated.network.endpoint import public_pem
-from zdp_bench.extras.federated.network.fleet_api import fleet_api
-from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.network.superlink import fleet_api
+from zdp_bench.extras.federated.network.supernode import Link, Lost, Refused, connected
 
 FLOATS = 2**16  # numbers in a message
 GIGABYTE = 2**30

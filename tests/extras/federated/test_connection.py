@@ -36,9 +36,9 @@ from zdp_bench.extras.federated.flower import (
 )
 from zdp_bench.extras.federated.messages import content, values_of
 from zdp_bench.extras.federated.network import door, endpoint
-from zdp_bench.extras.federated.network import link as node_end
-from zdp_bench.extras.federated.network.fleet_api import LinkGrid, fleet_api
-from zdp_bench.extras.federated.network.link import Link, Lost, Refused, connected
+from zdp_bench.extras.federated.network import supernode as node_end
+from zdp_bench.extras.federated.network.superlink import LinkGrid, fleet_api
+from zdp_bench.extras.federated.network.supernode import Link, Lost, Refused, connected
 
 
 @dataclass

@@ -17,9 +17,9 @@ from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import server, simulation
-from zdp_bench.extras.federated.client import client_app
 from zdp_bench.extras.federated.flower import Array, Context, Message, RecordDict, identify
 from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of
+from zdp_bench.extras.federated.node import client_app
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.server import largest_release, valid_releases
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling

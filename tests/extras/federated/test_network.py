@@ -24,8 +24,7 @@ from tests.ledgers import steps_in
 from tests.ports import free_port
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.network.fleet_api import fleet_api
-from zdp_bench.extras.federated.network.superlink import run_server
+from zdp_bench.extras.federated.network.superlink import fleet_api, run_server
 from zdp_bench.extras.federated.network.supernode import reach, run_client
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run

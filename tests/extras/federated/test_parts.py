@@ -15,8 +15,7 @@ from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.flower import ArrayRecord, Message, identify
 from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
-from zdp_bench.extras.federated.node import Site
-from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.extras.federated.node import Site, split_by_patient
 from zdp_bench.training.plan import rounds_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,7 +146,7 @@ def test_flowers_private_modules_are_imported_in_four_files() -> None:
             private |= {
                 path.name for name in names if name.split(".")[0] == "flwr" and name not in public
             }
-    assert private == {"door.py", "fleet_api.py", "flower.py", "link.py"}
+    assert private == {"door.py", "flower.py", "superlink.py", "supernode.py"}
 
 
 def test_nothing_of_flower_is_imported_by_a_central_run() -> None:

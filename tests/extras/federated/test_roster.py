@@ -14,9 +14,9 @@ from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import simulation
-from zdp_bench.extras.federated.client import client_app
 from zdp_bench.extras.federated.flower import FIRST, Context, Message, RecordDict, identify
 from zdp_bench.extras.federated.messages import VALUES, content
+from zdp_bench.extras.federated.node import client_app
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.records import Record
 
@@ -141,7 +141,7 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
     for more, entries in events:
         asked += more
         if entries is not None:
-            standing = standing.heard(entries, "d", asked)
+            standing = standing.note_ledger(entries, "d", asked)
         assert standing.spent(asked) >= max(asked, entries or 0, last)
         last = standing.spent(asked)
 

@@ -14,15 +14,13 @@ federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAda
 recipe).
 
     flower.py        Flower's public names: telemetry off, one sentence without Flower
-    partition.py     which patients each node has, and how many steps that makes
     messages.py      what travels
-    node.py          one node: its patients, its noise, its ledger
-    client.py        the ClientApp around a node
+    node.py          one node: its patients, its noise, its ledger, and the ClientApp around it
     roster.py        what the server knows of the nodes, and what they have spent
     server.py        the ServerApp: the rounds, and the rule for nodes that fail, lie or come late
     simulation.py    all nodes on one machine: one after the other, or on Ray
-    network/         nodes over the network with TLS: the two ends, Flower's private modules, keys
+    network/         nodes over the network with TLS: the two ends, the guard at the door, keys
 
 The same two apps run in all three ways: one node after the other in this process, on Ray, over the
-    network.
+network.
 """

@@ -1,7 +1,7 @@
 """Import Flower's public names, with the telemetry of Flower and Ray off.
 
 Flower's private modules are imported here, for two names that a grid needs, and by
-`network.fleet_api` and `network.link`.
+the files of `network`.
 """
 
 from __future__ import annotations

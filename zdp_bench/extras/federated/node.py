@@ -1,12 +1,16 @@
-"""One node of a federation: its patients, its noise, its ledger, the steps of a central run."""
+"""One node of a federation: its patients, noise and ledger, the steps of a central run, and the
+ClientApp that answers the server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,12 +18,13 @@ from zdp_bench import records
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Part, Source, Splits
-from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.messages import digest
-from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.data.owners import owners_of
+from zdp_bench.errors import UserError, require
+from zdp_bench.extras.federated.flower import ClientApp, ConfigRecord, Context, Error, Message
+from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.ledger import Ledger, Position
-from zdp_bench.privacy.noise import run_key
+from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
+from zdp_bench.privacy.noise import run_key, stream
 from zdp_bench.training.devices import pick_device
 from zdp_bench.training.environment import execution_digest, foreign_code
 from zdp_bench.training.model_checks.state import Guard
@@ -27,6 +32,54 @@ from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import Training, private_step
+
+CRASHED = 1  # an Error's code: the app raised
+REFUSED = 700  # an Error of ours, whose reason is for people; Flower's own codes are below
+
+# This process's sites by the key that a ClientApp carries: data and model do not travel.
+_sites: dict[str, Site] = {}
+
+
+# ----------------------------------------------------------------------------------------- patients
+
+
+def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
+    """Split the training set by patient: shuffled by the seed, one patient to each node in turn.
+
+    Formal guarantees: every record is at one node; all records of a patient are at the same one.
+
+    Raises:
+        UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
+    """
+    patients, patient_of = find_patients(data, nodes)
+    node_of = np.empty(len(patients), dtype=np.int64)
+    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = (
+        np.arange(len(patients)) % nodes
+    )
+    return [
+        Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node)))
+        for node in range(nodes)
+    ]
+
+
+def find_patients(data: Splits, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training set's patients [m], and which of them owns each record [n].
+
+    Raises:
+        UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
+    """
+    owners = owners_of(data, "federated.patients=split")
+    patients, patient_of = np.unique(owners, return_inverse=True)
+    require(
+        nodes <= len(patients),
+        "federated.nodes",
+        nodes,
+        f"the training set has only {len(patients):,} patients",
+    )
+    return patients, patient_of
+
+
+# ----------------------------------------------------------------------------------------- one node
 
 
 class AccumulatingSGD(torch.optim.SGD):
@@ -235,3 +288,108 @@ class Node:
             self.site.guard.require_unchanged()
         self._size = self._path.stat().st_size
         return self.standing() | {"round": round_}, optimizer.sums
+
+
+# ------------------------------------------------------------------------------------ its ClientApp
+
+
+@contextmanager
+def open_site(key: str, site: Site) -> Iterator[Site]:
+    """Let the ClientApps with this key work on this site until the block ends."""
+    _sites[key] = site
+    try:
+        yield site
+    finally:
+        _sites.pop(key).close()
+
+
+def client_app(config: Run, key: str) -> ClientApp:
+    """Return the app of any node; `partition-id` of Flower's node configuration says which one.
+
+    Messages:
+        query.join      {} -> `Node.join`
+        query.prepare   {run, rounds, entries, digest} -> `Node.standing` and the mechanism's digest
+        train           {round}, weights -> `Node.standing`, the round, and the released gradients
+        query.report    {} -> `Node.standing`
+        query.dismiss   {} -> {}: the run is over
+    """
+    app = ClientApp()
+
+    def node_of(context: Context) -> Node:
+        site = _sites.setdefault(key, Site(config)) if key not in _sites else _sites[key]
+        node = site.node(int(context.node_config["partition-id"]))
+        if (
+            node.ledger is None and "prepared" in context.state
+        ):  # by another process: Ray gives a node to any that is free
+            _prepare(node, dict(context.state.config_records["prepared"]))
+        return node
+
+    @app.query("join")
+    def join(message: Message, context: Context) -> Message:
+        return answer_or_refuse(
+            message, lambda: Message(content(node_of(context).join()), reply_to=message)
+        )
+
+    @app.query("prepare")
+    def prepare(message: Message, context: Context) -> Message:
+        def work() -> Message:
+            values, node = values_of(message), node_of(context)
+            context.state["prepared"] = ConfigRecord(values)
+            return Message(content(_prepare(node, values)), reply_to=message)
+
+        return answer_or_refuse(message, work)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        def release() -> Message:
+            node = node_of(context)
+            weights = tensors_of(message, trainable(node.site.model))
+            standing, gradients = node.release(int(values_of(message)["round"]), weights)
+            return Message(content(standing, gradients), reply_to=message)
+
+        return answer_or_refuse(message, release)
+
+    @app.query("report")
+    def report(message: Message, context: Context) -> Message:
+        def work() -> Message:
+            node = node_of(context)
+            if node.ledger is None:
+                raise UserError("it was started anew, and joins again")
+            return Message(content(node.standing()), reply_to=message)
+
+        return answer_or_refuse(message, work)
+
+    @app.query("dismiss")
+    def dismiss(message: Message, context: Context) -> Message:
+        return Message(content({}), reply_to=message)
+
+    return app
+
+
+def _prepare(node: Node, values: dict) -> dict:
+    at_least = (
+        Position(int(values["entries"]), str(values["digest"])) if values["entries"] else None
+    )
+    return node.prepare(str(values["run"]), int(values["rounds"]), at_least)
+
+
+def answer_or_refuse(message: Message, work: Callable[[], Message]) -> Message:
+    """Return the answer; a refusal that a person can act on becomes an Error with its sentence."""
+    try:
+        return work()
+    except BudgetExceeded:
+        return Message(
+            Error(REFUSED, "the next step would pass privacy.max_epsilon"), reply_to=message
+        )
+    except (UserError, ValueError) as error:
+        return Message(Error(REFUSED, str(error)), reply_to=message)
+
+
+def reply_to(
+    app: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
+    """Return the app's answer, or an Error if it raises, as Flower's own runtimes do."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        return Message(Error(CRASHED, f"{type(error).__name__}: {error}"), reply_to=message)

@@ -46,7 +46,7 @@ class Standing:
     excess: int = 0
     answers: int = 0
 
-    def heard(self, entries: int, digest: str, asked: int) -> Standing:
+    def note_ledger(self, entries: int, digest: str, asked: int) -> Standing:
         """Return it updated: the node says its ledger holds `entries`, after `asked` steps."""
         excess = max(self.excess, entries - asked)
         if entries < self.entries:
@@ -173,7 +173,7 @@ class Roster:
             self._ask_to_prepare(number, address)
         self.present = {}
 
-    def heard(self, number: int, values: Mapping[str, Any]) -> None:
+    def note_ledger(self, number: int, values: Mapping[str, Any]) -> None:
         """Note what a node said of its ledger.
 
         Raises:
@@ -184,7 +184,7 @@ class Roster:
                 f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one"
             )
         asked = self.asked * self.steps_a_round
-        self.standings[number] = self.standings[number].heard(
+        self.standings[number] = self.standings[number].note_ledger(
             values["entries"], values["digest"], asked
         )
 
@@ -205,11 +205,11 @@ class Roster:
         }
         return answers
 
-    def dropped(self, number: int, why: str) -> None:
+    def log_drop(self, number: int, why: str) -> None:
         """Log that a node's message is not used."""
         log.warning("node %d: %s; it is dropped", number, why)
 
-    def used(self, number: int) -> None:
+    def count_use(self, number: int) -> None:
         """Note that a node's release went into the model."""
         self.standings[number] = replace(
             self.standings[number], answers=self.standings[number].answers + 1
@@ -229,9 +229,9 @@ class Roster:
             if number is None or answer.has_error():
                 continue
             try:
-                self.heard(number, checked_values(answer, SPENT))
+                self.note_ledger(number, checked_values(answer, SPENT))
             except Malformed as error:
-                self.dropped(number, f"its report {error}")
+                self.log_drop(number, f"its report {error}")
 
     def dismiss(self) -> None:
         """Tell every node that the run is over."""
@@ -294,7 +294,7 @@ class Roster:
                         "comes to another mechanism than the server: "
                         "both need the same version of zdp-bench"
                     )
-                self.heard(number, values)
+                self.note_ledger(number, values)
             self.present[number] = address
         except Malformed as error:
             self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN, second)

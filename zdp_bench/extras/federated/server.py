@@ -38,7 +38,7 @@ from zdp_bench.extras.federated.messages import (
     digest,
     tensors_of,
 )
-from zdp_bench.extras.federated.partition import split_by_patient
+from zdp_bench.extras.federated.node import split_by_patient
 from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
@@ -232,7 +232,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
             save()
             raise UserError(missing_message(roster, nodes, least, reasons))
         for number in releases:
-            roster.used(number)
+            roster.count_use(number)
         shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
         mean = weighed_mean(releases, shares)
         descend(dict(setup.model.named_parameters()), setup.optimizer, mean)
@@ -280,11 +280,11 @@ def valid_releases(
             if norm > limits[number]:
                 most = f"{limits[number]:.3g}"
                 raise Malformed(f"has a norm of {norm:.3g}, and bound and noise allow {most}")
-            roster.heard(number, values)
+            roster.note_ledger(number, values)
             releases[number] = release
         except Malformed as error:
             reasons[number] = f"its answer {error}" if not answer.has_error() else str(error)
-            roster.dropped(number, reasons[number])
+            roster.log_drop(number, reasons[number])
     return releases, reasons
 
 

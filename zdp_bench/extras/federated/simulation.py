@@ -10,7 +10,6 @@ import torch
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.client import client_app, open_site, reply_to
 from zdp_bench.extras.federated.flower import (
     FIRST,
     ClientApp,
@@ -22,8 +21,13 @@ from zdp_bench.extras.federated.flower import (
     ServerApp,
     identify,
 )
-from zdp_bench.extras.federated.node import Site
-from zdp_bench.extras.federated.partition import find_patients
+from zdp_bench.extras.federated.node import (
+    Site,
+    client_app,
+    find_patients,
+    open_site,
+    reply_to,
+)
 from zdp_bench.extras.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed

@@ -1,1 +1,5 @@
-"""The federation over the network: TLS endpoints, the server and the nodes."""
+"""A federation over the network, with TLS: a server and its nodes."""
+
+from zdp_bench.extras.federated import flower  # before anything of Flower's: telemetry off
+
+__all__ = ["flower"]

@@ -1,17 +1,13 @@
-"""Bound what strangers can take of a federation's server: connections, time and memory.
+"""Limit unauthenticated clients of a federation's server: their connections, time and memory.
 
 A connection is a stranger's until a request on it is signed by a node's key. There are at most
-`STRANGERS` of these, none is older than `UNKNOWN` seconds, and nothing of their requests but the
-headers is read. A node has at most `EACH` connections. Where there are too many, the oldest is
-closed: a newcomer is never kept waiting by those who only sit there.
+`MAX_UNAUTHENTICATED` of these, none is older than `AUTH_TIMEOUT` seconds, and nothing of their
+requests but the headers is read. A node has at most `MAX_PER_NODE` connections. Where there are too
+many, the oldest is closed: a newcomer is never kept waiting by those who only sit there.
 """
 
 from __future__ import annotations
 
-# Before anything of Flower's: it turns the telemetry off.
-from zdp_bench.extras.federated.flower import FIRST
-
-# isort: split
 import logging
 import socket
 import threading
@@ -29,9 +25,11 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-STRANGERS = 128  # connections without a signed request
-UNKNOWN = 10.0  # seconds that such a connection may last, its TLS handshake included
-EACH = 8  # connections of one node; its client needs four
+from zdp_bench.extras.federated.flower import FIRST
+
+MAX_UNAUTHENTICATED = 128  # connections without a signed request
+AUTH_TIMEOUT = 10.0  # seconds that such a connection may last, its TLS handshake included
+MAX_PER_NODE = 8  # connections of one node; its client needs four
 LARGEST = 32 * 2**20  # bytes of one request; Flower sends tensors in pieces of 20 MiB
 MINUTE = 60.0  # seconds in which the log repeats no sentence about the same client
 REMEMBERED = 1000  # sentences; a flood from many addresses takes no more memory
@@ -81,7 +79,7 @@ class Door(socket.socket):
         came.door, came.since = self, time.monotonic()
         with self._lock:
             self._open[came] = None
-        self._bound(None, STRANGERS)
+        self._bound(None, MAX_UNAUTHENTICATED)
         return came, address
 
     def admit(self, peer: tuple[str, int], node: int) -> None:
@@ -90,12 +88,12 @@ class Door(socket.socket):
             with suppress(OSError):
                 if one.node != node and one.getpeername()[:2] == peer:
                     one.node = node
-                    self._bound(node, EACH)
+                    self._bound(node, MAX_PER_NODE)
 
     async def end_late_ones(self) -> None:
         """Hang up on strangers whose time is over."""
         for one in self._connections():
-            if one.node is None and time.monotonic() - one.since > UNKNOWN:
+            if one.node is None and time.monotonic() - one.since > AUTH_TIMEOUT:
                 one.hang_up()
 
     def forget(self, gone: Connection) -> None:
