@@ -3,9 +3,8 @@
     python kill_driver.py FOLDER JOBS
 
 JOBS is a JSON list of {"name", "overrides", "kills": [[moment, step], ...]}. Each job is one run;
-each of its kills ends one attempt at it, and a last attempt is left alone. The kill ["any time",
-steps, seconds] comes from outside: so many seconds after so many steps are in the ledger. Prints
-one JSON line for each job.
+each of its kills ends one attempt at it, and a last attempt is left alone. Prints one JSON line
+for each job.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.training import checkpoint, record, run, setup
 from zdp_bench.training import step as engine
+from zdp_bench.training.progress import Silent
 
 MOMENTS = (
     "in the ledger's line",
@@ -36,12 +35,6 @@ MOMENTS = (
     "before the checkpoint",
     "in it",
 )
-
-
-class Silent:
-    def started(self, *_: Any) -> None: ...
-    def stepped(self, *_: Any) -> None: ...
-    def evaluated(self, *_: Any) -> None: ...
 
 
 def die() -> None:
@@ -104,23 +97,10 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
     """Carry out the run in a child; its wait status: 0, or 9 when it killed itself."""
     child = os.fork()
     if child:
-        if kill and kill[0] == "any time":
-            _, steps, seconds = kill
-            while (
-                sum(
-                    path.read_bytes().count(b"\n")
-                    for path in config.results.glob("runs/*/*/ledger.jsonl")
-                )
-                <= steps
-            ):
-                time.sleep(0.001)
-            time.sleep(seconds)
-            # A child that has ended keeps its number until it is waited for.
-            os.kill(child, signal.SIGKILL)
         return os.waitpid(child, 0)[1]
     code = 1
     try:
-        if kill and kill[0] != "any time":
+        if kill:
             arrange(*kill)
         run.run(config, Silent())
         code = 0

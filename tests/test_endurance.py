@@ -1,6 +1,6 @@
-"""kill -9 at any moment of a run, a sweep, a search, a federation and of `reproduce`: nothing
-finished is lost, and the end is bit for bit that of the uninterrupted command, or the ledger is
-higher.
+"""kill -9 at any moment of any command: nothing that was finished is lost.
+
+The end is bit for bit that of the uninterrupted command, or the ledger is higher.
 
 `pytest --slow --kills 1000 --seed 7` says how often; the seed of a nightly run is in its first
 lines, so that what failed can be repeated.
@@ -9,18 +9,15 @@ lines, so that what failed can be repeated.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.drivers import driven
 from tests.test_kill import TINY, repeatable
 from zdp_bench import records
 
-ROOT = Path(__file__).resolve().parent.parent
 RUN = [*TINY, "threads=1", "execution.checkpoint_steps=3", "paths.results=RESULTS"]
 COMMANDS: dict[str, list[str]] = {
     "run": ["run", *RUN],
@@ -35,22 +32,15 @@ COMMANDS["search"] += ["--sampler", "random", "--trials", "3", "--epsilon", "3"]
 
 
 def carried_out(folder: Path, kills: dict[str, int], seed: int) -> list[dict[str, Any]]:
-    """Kill each command so often; one line a command, as the driver prints it."""
+    """Kill each command so often; one line a command, as the driver prints it.
+
+    What it says where it fails ends with the jobs and their seed.
+    """
     jobs = [
         {"name": name, "words": COMMANDS[name], "kills": count, "seed": seed}
         for name, count in kills.items()
     ]
-    driver = [sys.executable, str(ROOT / "tests" / "endurance_driver.py")]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [*driver, str(folder), json.dumps(jobs)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"--seed {seed}: {done.stderr[-3000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return driven("endurance_driver.py", str(folder), json.dumps(jobs))
 
 
 def read(results: str) -> dict[str, records.Record]:

@@ -6,33 +6,20 @@ docs/reliability.md.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.drivers import driven
+
 LEAST = 64  # MB that allocators and Poisson's batches move the peak by
 
 
 def measured(kind: str, gigabytes: float, folder: Path) -> dict[str, Any]:
     """Train on so much data; what the driver prints."""
-    driver = [sys.executable, str(ROOT / "tests" / "large_data_driver.py")]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [*driver, kind, str(gigabytes), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    print(done.stdout)
-    found: dict[str, Any] = json.loads(done.stdout)
+    (found,) = driven("large_data_driver.py", kind, str(gigabytes), str(folder))
+    print(found)  # `pytest -rP` shows it
     return found
 
 

@@ -2,10 +2,8 @@
 
 build           `make_private`: from a model, an optimiser and a dataset to a `Private`
 private         the `Private` itself: steps, ε, report, saved state
-arguments       what `make_private` refuses at once
-examples        a batch out of any torch Dataset
-owners          whose the examples are, with `unit=`
-keys            what noise and batches of a training follow from
+examples        a batch out of any torch Dataset; whose the examples are, with `unit=`
+keys            keys that seed noise and batches
 model_check     `check_model`: is this model protected by clipping?
 sums            `clipped_sum`: the sum of clipped gradients alone
 """

@@ -1,4 +1,4 @@
-"""What noise and batches of a training with foreign code follow from.
+"""Keys that seed the noise and the batches of a training with foreign code.
 
 A run of the command line has a digest of everything that distinguishes it. Here model, loss and
 loop are foreign code, of which no digest tells everything. If two trainings shared noise, the
@@ -14,9 +14,9 @@ difference of their steps would be that of their sums without noise. So
 With a seed each step's key also covers the ledger's end and the weights the step starts from: from
 the first step on in which anything has moved the weights of two loops apart (a schedule, clipped
 weights), they share nothing. The noise covers the sum it is added to as well, whatever made it
-(`HedgedNoise`). No step of a resumed training repeats the noise of one
-that was lost: it is a new release, and counts again. So a seed repeats a whole training, bit for
-bit, on one machine's CPU, and nowhere else.
+(`HedgedNoise`). No step of a resumed training repeats the noise of one that was lost: it is a new
+release, and counts again. So a seed repeats a whole training, bit for bit, on one machine's CPU,
+and nowhere else.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ TINY = [
 ]
 
 Make = Callable[..., Run]
+Sound = Callable[..., Record]
 
 
 def tiny(results: Path, *overrides: str) -> Run:
@@ -62,6 +63,24 @@ def node_keys(folder: Path, nodes: int = 3) -> str:
         lines.append(public + f" node-{number}\n".encode())
     (folder / "nodes.pub").write_bytes(b"".join(lines))
     return str(folder / "nodes.pub")
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    """Return the record of a run in which no node fails; each is made once."""
+    folder, made = tmp_path_factory.mktemp("sound"), dict[tuple[str, ...], Record]()
+
+    def make(*overrides: str) -> Record:
+        if overrides not in made:
+            made[overrides] = carried_out(tiny(folder, *overrides))
+        return made[overrides]
+
+    return make
+
+
+def repeatable(record: Record) -> Record:
+    """Return what two runs of one configuration share."""
+    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 
 def carried_out(config: Run) -> Record:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.extras.federated.conftest import Make, carried_out, tiny
+from tests.extras.federated.conftest import Make, Sound, carried_out, repeatable
 from tests.ledgers import steps_in
-from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import server, simulation
@@ -121,10 +120,12 @@ def late(asked: Message, answer: Message) -> Message:
     return answer
 
 
+NOT_AS_MANY = (
+    "node 1: its answer does not fit the model: its numbers are not as many as its layout says"
+)
 FAULTS: dict[str, tuple[Fault, str]] = {
     "dead": (dead, "node 1: ConnectionError: the node's machine is gone"),
     "nan": (one_number(float("nan")), "node 1: its answer is not finite"),
-    "inf": (one_number(float("inf")), "node 1: its answer is not finite"),
     "overflow": (
         one_number(3.3e38),
         "node 1: its answer has a norm of 3.3e+38, and bound",
@@ -143,20 +144,20 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     ),
     "few": (
         too_few_numbers,
-        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+        NOT_AS_MANY,
     ),
     "late": (late, "node 1: its answer is to round 1, not to 2"),
     "many": (
         two_more,
-        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+        NOT_AS_MANY,
     ),
     "pickle": (
         pickled,
-        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+        NOT_AS_MANY,
     ),
     "garbage": (
         with_bytes(b"x"),
-        "node 1: its answer does not fit the model: its numbers are not as many as its layout says",
+        NOT_AS_MANY,
     ),
     "zip": (archived, "node 1: its answer "),
     "nothing": (nothing, "node 1: its answer has no entries"),
@@ -219,22 +220,8 @@ def test_no_honest_release_is_too_large(joint: bool) -> None:
     assert largest_release(free, 1) == server.SQUARED
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> records.Record:
-    """The run in which no node fails."""
-    return repeatable(
-        carried_out(tiny(tmp_path_factory.mktemp("sound"), f"federated.nodes={NODES}"))
-    )
-
-
-def repeatable(record: records.Record) -> records.Record:
-    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
-
-
-@pytest.fixture(params=["dead", "nan", "overflow"])
-def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Node 1 trains and writes its ledger as it should, and then its answers go wrong."""
-    fault, sentence = FAULTS[request.param]
+def fail(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    """Let node 1 train and write its ledger as it should, and then its answers go wrong."""
 
     def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
         sound = client_app(config, key)
@@ -250,45 +237,37 @@ def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
         return answer
 
     monkeypatch.setattr(simulation, "client_app", app)
-    return request.param, sentence
 
 
 def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(
-    configured: Make, broken: tuple[str, str]
+    configured: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fail(monkeypatch, dead)
     config = configured(f"federated.nodes={NODES}", "federated.min_nodes=2")
     record = carried_out(config)
     nodes = record["privacy"]["nodes"]
     assert [node["answers"] for node in nodes] == [8, AT, 8]
     assert [node["steps"] for node in nodes] == [8, 8, 8]
-    assert [node["unconfirmed"] for node in nodes] == [
-        0,
-        0,
-        0,
-    ]  # asked at the end, the node says what it has spent
-    ledger = (
-        records.folder(config.results, config.recipe, record["run"])
-        / "nodes"
-        / "01"
-        / "ledger.jsonl"
-    )
+    # Asked at the end, the node says what it has spent.
+    assert [node["unconfirmed"] for node in nodes] == [0, 0, 0]
+    (ledger,) = config.results.glob("runs/*/*/nodes/01/ledger.jsonl")
     assert len(steps_in(ledger)) == 8
 
 
+@pytest.mark.parametrize("fault", ["dead", "nan"])
 def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later(
-    configured: Make,
-    broken: tuple[str, str],
-    sound: records.Record,
-    monkeypatch: pytest.MonkeyPatch,
+    configured: Make, sound: Sound, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configured(f"federated.nodes={NODES}")
+    whole, config = sound(f"federated.nodes={NODES}"), configured(f"federated.nodes={NODES}")
+    break_it, sentence = FAULTS[fault]
+    fail(monkeypatch, break_it)
     with pytest.raises(UserError) as caught:
         carried_out(config)
-    assert broken[1] in str(caught.value)
+    assert sentence in str(caught.value)
     assert "federated.min_nodes asks for 3 of 3" in str(caught.value)
     monkeypatch.setattr(simulation, "client_app", client_app)
     record = carried_out(config)
-    assert repeatable(record) == sound
+    assert repeatable(record) == repeatable(whole)
     assert record["measured"]["resumed_at_step"] == AT
 
 
@@ -296,18 +275,7 @@ def test_a_node_without_its_ledger_is_refused(
     configured: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured(f"federated.nodes={NODES}")
-
-    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
-        sound = client_app(config, key)
-
-        def answer(message: Message, context: Context) -> Message:
-            if message.metadata.message_type == "train" and values_of(message)["round"] == AT:
-                raise ConnectionError("gone")
-            return sound(message, context)
-
-        return answer
-
-    monkeypatch.setattr(simulation, "client_app", app)
+    fail(monkeypatch, dead)
     with pytest.raises(UserError, match="too few nodes answered"):
         carried_out(config)
     monkeypatch.setattr(simulation, "client_app", client_app)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.drivers import driven
 from tests.extras.federated.conftest import node_keys
-from tests.extras.federated.test_network import ROOT, certificate
+from tests.extras.federated.test_network import certificate
 
 HELD = 512.0  # MB: TLS buffers of 128 strangers, and of those that are gone but not yet collected
 LEAST = 64.0  # MB that allocators and messages on their way may move the memory
@@ -21,18 +19,8 @@ LEAST = 64.0  # MB that allocators and messages on their way may move the memory
 def attacked(folder: Path, seconds: int, honest: int, hostile: int) -> dict[str, Any]:
     certificate(folder, "server")
     node_keys(folder, honest + 1)
-    driver = str(Path(__file__).with_name("load_driver.py"))
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, driver, str(folder), str(seconds), str(honest), str(hostile)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
+    words = str(folder), str(seconds), str(honest), str(hostile)
+    (found,) = driven("extras/federated/load_driver.py", *words)
     return found
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-import os
 import random
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.drivers import driven
 from tests.extras.federated.conftest import TINY, Make, carried_out, node_keys
 from tests.ledgers import steps_in
 from tests.ports import free_port
@@ -28,8 +26,6 @@ from zdp_bench.extras.federated.network.superlink import fleet_api, run_server
 from zdp_bench.extras.federated.network.supernode import reach, run_client
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def certificate(folder: Path, name: str, host: str = "127.0.0.1") -> tuple[str, str]:
@@ -75,26 +71,11 @@ def over_tls(
     ]
     for job in jobs:
         job["overrides"] = [*TINY, *common, *job["overrides"]]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("network_driver.py")),
-            str(folder / "runs"),
-            json.dumps(jobs),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    logs = "\n".join(
-        f"{log.name}: {log.read_text()[-800:]}" for log in sorted((folder / "runs").glob("*/*.log"))
-    )
-    assert done.returncode == 0, done.stderr[-2000:] + logs
+    (folder / "runs").mkdir()
     found = {}
-    for line in done.stdout.splitlines():
-        job = json.loads(line)
+    driver = "extras/federated/network_driver.py"
+    for job in driven(driver, str(folder / "runs"), json.dumps(jobs)):
+        logs = [log.read_text()[-800:] for log in (folder / "runs" / job["name"]).glob("*.log")]
         home = folder / "runs" / job["name"]
         job["record"] = next(
             (records.read(p) for p in home.glob("server/runs/*/*/record.json")), None
@@ -113,7 +94,6 @@ def over_tls(
 def test_three_clients_and_a_server_over_tls_come_to_what_one_process_comes_to(
     tmp_path: Path, configured: Make
 ) -> None:
-    (tmp_path / "runs").mkdir()
     found = over_tls(tmp_path, [{"name": "whole", "overrides": []}], patience=300)["whole"]
     assert found["server"] == 0
     assert found["clients"] == [0, 0, 0]
@@ -130,7 +110,6 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
     tmp_path: Path,
 ) -> None:
     """Ten runs of eight rounds, a kill -9 in each; in every other one the node comes back."""
-    (tmp_path / "runs").mkdir()
     rng = random.Random(8)
     jobs: list[dict[str, Any]] = [
         {

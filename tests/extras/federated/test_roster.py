@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.extras.federated.conftest import Make, carried_out
+from tests.extras.federated.conftest import Make, Sound, carried_out
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import simulation
@@ -66,36 +66,35 @@ def epsilons(record: Record) -> dict[str, float]:
     return {key: value for key, value in record["privacy"].items() if key.startswith("epsilon_")}
 
 
-@pytest.mark.parametrize(("steps", "entries"), [(1, 3), (2, 0)])
 def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used(
-    configured: Make, monkeypatch: pytest.MonkeyPatch, steps: int, entries: int
+    configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = ["federated.nodes=3", f"federated.local_steps={steps}", "privacy.claimed_epsilon=2.0"]
-    honest = carried_out(configured(*own, results="honest"))
+    own = ["federated.nodes=3", "federated.local_steps=2", "privacy.claimed_epsilon=2.0"]
+    honest = sound(*own)
 
     def fewer(asked: Message, answer: Message, count: int) -> Message:
         true = answer.content[VALUES].get("entries")
         return (
             answer
             if true is None
-            else said(entries=min(true, entries), before=0, left=-1)(asked, answer, count)
+            else said(entries=min(true, 3), before=0, left=-1)(asked, answer, count)
         )
 
     lying(monkeypatch, fewer)
     record = carried_out(configured(*own))
     nodes = record["privacy"]["nodes"]
-    assert [node["answers"] * steps for node in nodes] == [8, 8, 8]
+    assert [node["answers"] * 2 for node in nodes] == [8, 8, 8]
     assert [node["steps"] for node in nodes] == [8, 8, 8]
-    assert nodes[LIAR]["unconfirmed"] == 8 - entries
+    assert nodes[LIAR]["unconfirmed"] == 8 - 3
     assert nodes[LIAR]["epsilon_tight"] == honest["privacy"]["nodes"][LIAR]["epsilon_tight"]
     assert epsilons(record) == epsilons(honest)
     assert record["epochs"] == honest["epochs"]
 
 
 def test_all_clients_together_cannot_lower_it_either(
-    configured: Make, monkeypatch: pytest.MonkeyPatch
+    configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = carried_out(configured("federated.nodes=1", results="honest"))
+    honest = sound("federated.nodes=1")
     lying(monkeypatch, said(entries=0, before=0), who=0)
     record = carried_out(configured("federated.nodes=1"))
     assert epsilons(record) == epsilons(honest)
@@ -116,14 +115,15 @@ def test_a_clients_word_raises_the_count_and_takes_nothing_back(
 
 
 def test_a_budget_is_the_servers_count_too(
-    configured: Make, monkeypatch: pytest.MonkeyPatch
+    configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = ["federated.nodes=1", "privacy.max_epsilon=1.5", "trainer.epochs=6"]
-    honest = carried_out(configured(*own, results="honest"))
+    honest = sound(*own)
     lying(monkeypatch, said(entries=0, before=0, left=10**6), who=0)
     record = carried_out(configured(*own))
     assert record["stopped_by"] == honest["stopped_by"] == "budget"
     assert record["privacy"]["steps"] == honest["privacy"]["steps"]
+    assert 0 < record["privacy"]["steps"] < 24
     assert record["privacy"]["epsilon_tight"] <= 1.5
 
 
@@ -259,9 +259,13 @@ class Doubled(simulation.SerialGrid):
 
 @pytest.mark.parametrize("comes", [0, 4])
 def test_a_second_client_of_a_node_that_is_there_is_refused_in_one_line(
-    configured: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, comes: int
+    configured: Make,
+    sound: Sound,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    comes: int,
 ) -> None:
-    alone = carried_out(configured("federated.nodes=2", results="alone"))
+    alone = sound("federated.nodes=2")
     monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"comes": comes}))
     with caplog.at_level(logging.WARNING):
         record = carried_out(configured("federated.nodes=2"))
@@ -289,7 +293,7 @@ def test_it_is_let_in_once_the_first_is_gone(
 
 
 def test_answers_that_nobody_waits_for_are_not_used(
-    configured: Make, monkeypatch: pytest.MonkeyPatch
+    configured: Make, sound: Sound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grid that brings every answer twice, and one of a stranger."""
 
@@ -303,6 +307,6 @@ def test_answers_that_nobody_waits_for_are_not_used(
                 answers += [stranger, *answers]
             return answers
 
-    sound = carried_out(configured("federated.nodes=2", results="sound"))
+    metrics = sound("federated.nodes=2")["metrics"]
     monkeypatch.setattr(simulation, "SerialGrid", Repeating)
-    assert carried_out(configured("federated.nodes=2"))["metrics"] == sound["metrics"]
+    assert carried_out(configured("federated.nodes=2"))["metrics"] == metrics

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.extras.federated.conftest import Make, carried_out
+from tests.extras.federated.conftest import Make, Sound, carried_out, repeatable
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
@@ -46,30 +46,23 @@ def weights(config: Run, record: Record) -> dict[str, torch.Tensor]:
     return saved.model
 
 
-def repeatable(record: Record) -> Record:
-    return {key: value for key, value in record.items() if key not in ("environment", "measured")}
-
-
 @pytest.mark.parametrize(
     "overrides",
     [["optimizer.lr=0.5"], ["optimizer.lr=0.5", *PATIENT], ADAPTIVE],
     ids=["sgd", "sgd by patient", "nadam"],
 )
-@pytest.mark.parametrize(("nodes", "tolerance"), [(1, 1e-6), (11, 1e-5)])
 def test_without_noise_a_federation_is_central_training(
-    configured: Make, overrides: list[str], nodes: int, tolerance: float
+    configured: Make, overrides: list[str]
 ) -> None:
     central = configured(*WHOLE, *overrides, results="central")
-    federation = configured(*WHOLE, *overrides, f"federated.nodes={nodes}")
     theirs = weights(central, carried_out(central))
-    ours = weights(federation, carried_out(federation))
-    for name in theirs:
-        if (
-            nodes == 1 or "nadam" not in overrides[0]
-        ):  # NAdam's quotient makes a rounding of a tiny gradient as large as a step
+    for nodes, tolerance in ((1, 1e-6), (11, 1e-5)):
+        if nodes > 1 and "nadam" in overrides[0]:
+            tolerance = 1e-3  # its quotient makes a rounding of a tiny gradient as large as a step
+        federation = configured(*WHOLE, *overrides, f"federated.nodes={nodes}")
+        ours = weights(federation, carried_out(federation))
+        for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance)
-        else:
-            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-3)
 
 
 def test_the_weighed_mean_is_the_gradient_of_all_records_together() -> None:
@@ -134,15 +127,6 @@ def test_by_patient_a_node_s_epsilon_is_of_its_patients(
     assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
 
 
-def test_a_budget_ends_a_run_before_a_node_passes_it(configured: Make) -> None:
-    record = carried_out(
-        configured("federated.nodes=2", "privacy.max_epsilon=1.5", "trainer.epochs=6")
-    )
-    assert record["stopped_by"] == "budget"
-    assert 0 < record["privacy"]["steps"] < 24
-    assert record["privacy"]["epsilon_tight"] <= 1.5
-
-
 def test_several_local_steps_are_several_releases(configured: Make) -> None:
     record = carried_out(
         configured("federated.nodes=2", "federated.local_steps=2", "federated.local_lr=0.1")
@@ -153,7 +137,7 @@ def test_several_local_steps_are_several_releases(configured: Make) -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
-    configured: Make, secure: bool, monkeypatch: pytest.MonkeyPatch
+    configured: Make, sound: Sound, secure: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies (an uncaught BaseException) between a release and the next checkpoint."""
 
@@ -161,10 +145,10 @@ def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
         pass
 
     own = [f"privacy.secure={secure}", "federated.nodes=3", "execution.checkpoint_steps=3"]
-    whole = carried_out(configured(*own, results="whole"))
+    whole = sound("federated.nodes=3")
     config = configured(*own)
     descend = server.descend
-    for at in (1, 4, 5):
+    for at in (1, 4):
         seen = {"rounds": 0}
 
         def die(*arguments: Any, at: int = at, seen: dict[str, int] = seen) -> None:
@@ -178,7 +162,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
             carried_out(config)
     monkeypatch.setattr(server, "descend", descend)
     record = carried_out(config)
-    if secure:  # rounds 0 | 0 1 2 (3) | 3 4 5 6 (7): what was asked for again is a new release
+    if secure:  # rounds 0 | 0 1 2 (3) | 3 4 5 6 7: what was asked for again is a new release
         assert record["privacy"]["steps"] > whole["privacy"]["steps"]
         assert all(
             node["ledger"]["entries"] == node["steps"] == record["privacy"]["steps"]
@@ -209,7 +193,8 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning:ray.*", "ignore::ResourceWarning", "ignore::DeprecationWarning"
 )
-def test_on_ray_a_federation_comes_to_what_one_process_comes_to(configured: Make) -> None:
-    alone = carried_out(configured("federated.nodes=3"))
-    record = carried_out(configured("federated.nodes=3", "federated.backend=ray", results="ray"))
-    assert repeatable(record) == repeatable(alone)
+def test_on_ray_a_federation_comes_to_what_one_process_comes_to(
+    configured: Make, sound: Sound
+) -> None:
+    record = carried_out(configured("federated.nodes=3", "federated.backend=ray"))
+    assert repeatable(record) == repeatable(sound("federated.nodes=3"))

@@ -18,7 +18,7 @@ from zdp_bench.data import Part
 from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.training.run import run
 
 SIDE = 8

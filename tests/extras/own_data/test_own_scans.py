@@ -13,7 +13,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.data.formats import nifti
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.training.run import run
 
 LEARNED = 0.8  # Dice; whoever answers 'nothing' has 0, and 'everything' 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from zdp_bench import make_private
-from zdp_bench.audit import step
 from zdp_bench.errors import UserError
-from zdp_bench.extras.script_audit.foreign import Features, released
+from zdp_bench.extras.script_audit.foreign import DELTAS, StatedClaim, released, step
+from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform
 
 Example = tuple[Any, Any]
 BLANK: list[Example] = [(torch.zeros(3), i) for i in range(4)]
@@ -93,7 +94,7 @@ def fixed_size(examples: list[Example], seed: int) -> dict[str, Tensor]:
     return {"sum": total + 0.2 * torch.from_numpy(rng.standard_normal(3))}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_true_claims_pass_for_every_seed(seed: int) -> None:
     rate = {"noise_multiplier": 0.1, "sample_rate": 0.5, "steps": 3}
     assert step(gaussian, BLANK, GAUSSIAN, seed=seed).verdict == "passes"
@@ -111,7 +112,7 @@ def test_false_claims_are_flagged_with_few_runs() -> None:
 STEPS = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 4}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("broken", "claim"),
     [
@@ -128,7 +129,7 @@ def test_what_no_projection_shows_is_flagged_in_200_runs(
     assert step(broken, BLANK, claim, runs=200, seed=seed).verdict == "flagged"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_looks_like_it_and_is_sound_passes(seed: int) -> None:
     sound = partial(skip_long, noisy=True)
     assert step(sound, BLANK, GAUSSIAN, runs=200, seed=seed).verdict == "passes"
@@ -137,6 +138,7 @@ def test_what_looks_like_it_and_is_sound_passes(seed: int) -> None:
         assert step(sound, BLANK, STEPS, runs=200, seed=seed).verdict == "passes"
 
 
+@pytest.mark.slow
 def test_a_loop_of_one_s_own_is_audited_by_its_weights(tmp_path: Path) -> None:
     """A loop with `make_private` is sound, but not if it leaves out a step that is too loud."""
     model = torch.nn.Linear(3, 2, bias=False)
@@ -272,15 +274,6 @@ def test_the_loudest_candidate_is_the_canary() -> None:
     assert x.norm() > 50
 
 
-def test_there_is_a_feature_for_each_of_the_largest_moves_and_one_for_the_rest() -> None:
-    moved = {f"{i}": np.array([0.0, float(i)]) for i in range(20)}
-    features = Features.towards(moved, {name: np.zeros(2) for name in moved}, [])
-    seen = features.of({name: np.array([3.0, 1.0]) for name in moved})["projection"]
-    assert len(seen) == 17
-    assert seen[:16] == pytest.approx(np.ones(16))
-    assert seen[16] == pytest.approx((1 + 2 + 3) / np.sqrt(14))
-
-
 def test_complex_tensors_are_released_as_two_parts() -> None:
     flat = released(lambda *_: {"w": torch.tensor([[1 + 2j, 3j]]), "n": torch.tensor(4)}, [], 0)
     assert {name: value.tolist() for name, value in flat.items()} == {
@@ -288,25 +281,6 @@ def test_complex_tensors_are_released_as_two_parts() -> None:
         "w.imag": [2.0, 3.0],
         "n": [4.0],
     }
-
-
-@pytest.mark.parametrize(("std", "verdict"), [(1.0, "passes"), (0.3, "flagged")])
-def test_a_client_of_a_federation_is_audited_by_its_weights(std: float, verdict: str) -> None:
-    class Client:
-        """As Flower's `NumPyClient`: arrays in, arrays out."""
-
-        def __init__(self, examples: list[Example], seed: int) -> None:
-            self.examples, self.seed = examples, seed
-
-        def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, Any]:
-            move = gaussian(self.examples, self.seed, std)["sum"].numpy()
-            return [parameters[0] - 0.1 * move], len(self.examples), {}
-
-    def train(examples: list[Example], seed: int) -> dict[str, Tensor]:
-        weights, _, _ = Client(examples, seed).fit([np.ones(3)], {})
-        return {str(i): torch.as_tensor(w) for i, w in enumerate(weights)}
-
-    assert step(train, BLANK, GAUSSIAN).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -326,3 +300,38 @@ def test_mistakes_end_in_one_sentence(changed: dict[str, Any], sentence: str) ->
     given = {"make_step": gaussian, "examples": BLANK, "claimed": GAUSSIAN} | changed
     with pytest.raises(UserError, match=sentence):
         step(**given)
+
+
+def test_an_epsilon_is_claimed_for_its_delta_alone() -> None:
+    claim = StatedClaim.read({"epsilon": 2, "delta": 1e-5})
+    assert (claim.text, claim.deltas, claim.epsilon(1e-5)) == ("ε = 2 at δ = 1e-05", (1e-5,), 2.0)
+
+
+def test_a_mechanism_claims_its_tight_epsilon_for_every_delta() -> None:
+    full = StatedClaim.read({"noise_multiplier": 2.0})
+    assert full.epsilon(0.01) == pytest.approx(gdp_epsilon(0.5, 0.01))
+    said = {"noise_multiplier": 0.8, "sample_rate": 0.1, "steps": 20}
+    assert StatedClaim.read(said).epsilon(1e-5) == pld(0.8, 0.1, 20, 1e-5)
+    assert StatedClaim.read(said, replaced=True).epsilon(1e-5) == pld_uniform(0.4, 0.1, 20, 1e-5)
+    assert StatedClaim.read(said).text == "σ = 0.8, rate 0.1, 20 steps"
+    assert full.deltas == DELTAS
+
+
+@pytest.mark.parametrize(
+    ("claimed", "sentence"),
+    [
+        (2.0, "claimed: give"),
+        ({}, "claimed: give"),
+        ({"steps": 3}, "claimed: give"),
+        ({"epsilon": 1.0}, "claimed: 'epsilon' is not known"),
+        ({"noise_multiplyer": 1.0}, "Did you mean 'noise_multiplier'"),
+        ({"epsilon": math.inf, "delta": 1e-5}, "claimed epsilon=inf"),
+        ({"epsilon": 1.0, "delta": 0}, "claimed delta=0.0"),
+        ({"noise_multiplier": 0}, "claimed noise_multiplier=0.0"),
+        ({"noise_multiplier": 1, "sample_rate": 2}, "claimed sample_rate=2.0"),
+        ({"noise_multiplier": 1, "steps": 0}, "claimed steps=0"),
+    ],
+)
+def test_a_claim_that_cannot_be_meant_is_one_sentence(claimed: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        StatedClaim.read(claimed)

@@ -27,7 +27,7 @@ from tests.library.conftest import Make
 from tests.library.small import network, train
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.folder import write_sums
-from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.extras.sharing.verification import verify
 
 SECONDS = 20  # for one folder; on a busy machine a sound one takes two

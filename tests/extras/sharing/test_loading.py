@@ -17,8 +17,7 @@ import zdp_bench
 from tests.test_package import ROOT
 from tests.training.test_run import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.loading import config_of
-from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.loading import config_of, predict_file
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.setup import ModelSetup

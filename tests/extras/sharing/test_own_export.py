@@ -21,7 +21,7 @@ from tests.library.small import network, train
 from tests.test_cli import run as command
 from tests.test_package import ROOT
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.prediction import predict_file
+from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.privacy.accounting import pld
 
 
@@ -52,7 +52,7 @@ def test_the_export_verifies_and_says_what_was_not_checked(
     right = {check["what"] for check in checks if check["state"] == "right"}
     assert code == 0, out
     assert {"privacy.epsilon_tight", "privacy.z", "privacy.steps", "privacy.ledger"} <= right
-    assert "weights are those of the report" in right
+    assert "weights are those that were exported" in right
     assert any("fixed_state" in c["what"] for c in checks if c["state"] == "not checked")
 
 
@@ -143,7 +143,7 @@ def test_edited_numbers_weights_and_ledgers_are_found(exported: tuple[Path, nn.M
     edit_report(folder, lambda report: report["privacy"].update(epsilon_tight=0.1))
     found = wrong(folder)
     assert "privacy.epsilon_tight says 0.1, computed" in found["privacy.epsilon_tight"]
-    assert "head of README.md says what the report says" in found
+    assert "head of README.md" in found
     edit_report(folder, lambda report: report["privacy"]["mechanism"]["blocks"][0].update(std=9.0))
     assert "another mechanism" in wrong(folder)["ledger.jsonl"]
     edit_report(folder, lambda report: report["privacy"]["mechanism"].pop("joint"))

@@ -16,6 +16,7 @@ more.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from torch import Tensor
 
 from zdp_bench.audit.finding import Expected, Finding
 from zdp_bench.audit.release import SHARES, Views, best_bound, count_repeats, sharpest_test
-from zdp_bench.errors import UserError, require
-from zdp_bench.extras.script_audit.claim import Claim
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import stream
 
 Example = tuple[Any, Any]
@@ -39,6 +41,12 @@ RUNS = 400  # of each neighbour
 TRIED = 4  # pairs of runs for each canary that is tried
 PARTS = 16  # tensors that get a feature of their own; the others share one
 COMPARED = 64  # tensors that are held against each other
+# A mechanism claims an ε for every δ. Few runs refute most in the middle of that curve.
+DELTAS = (1e-5, 0.01, *(twentieth / 20 for twentieth in range(1, 20)))
+FORMS = (
+    "claimed: give {'epsilon': ..., 'delta': ...}, "
+    "or {'noise_multiplier': ..., 'sample_rate': ..., 'steps': ...}."
+)
 
 
 def step(
@@ -65,7 +73,7 @@ def step(
             whatever the seed, and draw batches and noise from the seed.
         examples: the other examples, (x, y) each; the adversary knows them.
         claimed: {"epsilon", "delta"}, or {"noise_multiplier", "sample_rate", "steps"}, which claims
-            an ε for every δ and is easier to refute; see `Claim.read`.
+            an ε for every δ and is easier to refute; see `StatedClaim.read`.
         canary: the example that is in one of the two neighbours; by default a loud one is chosen.
             A list of them comes and goes as one: a patient's, of whom the claim then is.
         instead: what stands in its place in the other; by default nothing.
@@ -79,7 +87,7 @@ def step(
     require(runs >= 40, "runs", runs, "must be at least 40")
     require(0.5 <= confidence < 1, "confidence", confidence, "must lie in [0.5, 1)")
     require(len(examples) > 0, "examples", [], "must not be empty")
-    claim = Claim.read(claimed, replaced=instead is not None)
+    claim = StatedClaim.read(claimed, replaced=instead is not None)
     rest = [*examples]
     neighbour = rest if instead is None else [*rest, instead]
     rng = np.random.default_rng(stream(seed, "audit", "step"))
@@ -289,3 +297,62 @@ class Features:
             "distance": (from_start**0.5, from_centre**0.5),
             "atom": (*same, count_repeats(moves[None])[0]),
         }
+
+
+# ------------------------------------------------------------------------------ what is claimed
+
+
+@dataclass(frozen=True)
+class StatedClaim:
+    """A claim to attack.
+
+    Attributes:
+        epsilon: δ -> the ε that is claimed for it.
+        deltas: for which δ the claim holds.
+    """
+
+    text: str
+    epsilon: Callable[[float], float]
+    deltas: tuple[float, ...]
+
+    @staticmethod
+    def read(claimed: Mapping[str, float], replaced: bool = False) -> StatedClaim:
+        """Read the claim as a script states it.
+
+        Args:
+            claimed: epsilon and delta; or noise_multiplier (σ, the noise over the bound of one
+                example), sample_rate (default 1) and steps (default 1) of DP-SGD.
+            replaced: neighbours differ by a replaced example, not by an added one. A mechanism's
+                batches are then of a fixed size, drawn without replacement; else Poisson.
+
+        Raises:
+            UserError: the claim has other keys, or a number is out of range.
+        """
+        if not isinstance(claimed, Mapping):
+            raise UserError(FORMS)
+        if set(claimed) == {"epsilon", "delta"}:
+            epsilon, delta = float(claimed["epsilon"]), float(claimed["delta"])
+            require(
+                0 <= epsilon < math.inf, "claimed epsilon", epsilon, "must be finite, 0 or more"
+            )
+            require(0 < delta < 1, "claimed delta", delta, "must lie in (0, 1)")
+            return StatedClaim(f"ε = {epsilon:.4g} at δ = {delta:g}", lambda _: epsilon, (delta,))
+        for key in claimed:
+            if key not in (allowed := ("noise_multiplier", "sample_rate", "steps")):
+                raise unknown("claimed:", key, [*allowed, "epsilon", "delta"])
+        if "noise_multiplier" not in claimed:
+            raise UserError(FORMS)
+        return _read_mechanism(claimed, replaced)
+
+
+def _read_mechanism(claimed: Mapping[str, float], replaced: bool) -> StatedClaim:
+    sigma, rate = float(claimed["noise_multiplier"]), float(claimed.get("sample_rate", 1.0))
+    steps = int(claimed.get("steps", 1))
+    require(0 < sigma < math.inf, "claimed noise_multiplier", sigma, "must be positive and finite")
+    require(0 < rate <= 1, "claimed sample_rate", rate, "must lie in (0, 1]")
+    require(steps >= 1, "claimed steps", steps, "must be at least 1")
+    # Only the rate matters here, not how many examples there are.
+    sampling = Sampling("uniform" if replaced else "poisson", rate, 1.0, 1)
+    mechanism = Mechanism((Block("release", (1,), "float64", 1.0, sigma, "real"),), sampling)
+    text = f"σ = {sigma:.4g}, rate {rate:.4g}, {steps:,} step{'s' if steps > 1 else ''}"
+    return StatedClaim(text, lambda delta: tight_epsilon(mechanism, steps, delta), DELTAS)

@@ -7,8 +7,7 @@
     ledger.jsonl       the run's releases; a federation's nodes keep theirs
     SHA256SUMS         digests of the other files, as `sha256sum -c` reads them
 
-That of a loop of one's own holds `report.json` instead of record and recipe, and no architecture:
-`own_export.py` and `own_card.py` write it.
+That of a loop of one's own holds `report.json` instead of record and recipe, and no architecture.
 
-`export.py` writes it, `loading.py` and `prediction.py` use it, `verification.py` checks it.
+`export.py` writes both, `card.py` their cards; `loading.py` uses and `verification.py` checks them.
 """

@@ -1,19 +1,25 @@
-"""Write a run's trained model as a folder that can be handed on."""
+"""Write a trained model, of a run or of a loop of one's own, as a folder that can be handed on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import yaml
+from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.config.schema import GROUPS
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
-from zdp_bench.extras.sharing.card import card
+from zdp_bench.extras.sharing.card import card, own_card
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
+from zdp_bench.training.build import count_real
+from zdp_bench.training.environment import environment
 from zdp_bench.training.finished_runs import command_of, find_weights
 
 
@@ -43,13 +49,8 @@ def export(results: Path, asked: str, to: Path) -> Record:
             f"{home / known['file']}: does not hold the weights that the record names. "
             f"This makes them again: {command_of(record)}."
         )
-    files.begin(to)
-    files.write_weights(to / files.WEIGHTS, saved.model)
-    records.write(to / files.RECORD, record)
-    files.copy_ledger(home / files.LEDGER, to)
-    records.write_text(to / files.RECIPE, recipe_of(record))
-    records.write_text(to / files.CARD, card(record))
-    files.write_sums(to)
+    texts = {files.RECIPE: recipe_of(record), files.CARD: card(record)}
+    _write(to, files.RECORD, record, saved.model, home / files.LEDGER, texts)
     return record
 
 
@@ -65,3 +66,75 @@ def recipe_of(record: Record) -> str:
     head = f"# The run that made this model: recipe {record['recipe']}, run {record['run'][:16]}.\n"
     body = {"defaults": chosen} | {key: value for key, value in config.items() if value != {}}
     return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+
+
+def write_own(
+    to: Path,
+    model: nn.Module,
+    ledger: Path,
+    about: dict[str, Any],
+    privacy: dict[str, Any],
+    metrics: Mapping[str, float],
+) -> None:
+    """Write weights, ledger, report and card into an empty or new folder.
+
+    A folder that holds this very export is left as it is, so that a script can run twice.
+
+    Args:
+        about: name, algorithm, inputs, data and owners, as `Private.export` gives them.
+        privacy: what `Private.report` returned.
+
+    Raises:
+        UserError: the folder holds something else, or a metric is no number.
+    """
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"metrics={metrics!r}: give a dictionary of numbers by name.")
+    weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    report = {
+        "format": 1,
+        **about,
+        "parameters_real": count_real(trainable(model).values()),
+        "privacy": privacy,
+        "metrics": {name: _number(name, value) for name, value in metrics.items()},
+        "environment": environment(next(model.parameters()).device),
+        "measured": {"weights": {"digest": checkpoint.state_digest(weights)}},
+    }
+    if _holds(to, report):
+        return
+    files.require_empty(to)
+    _write(to, files.REPORT, report, weights, ledger, {files.CARD: own_card(report)})
+
+
+def _write(
+    to: Path,
+    name: str,
+    source: Record,
+    weights: dict[str, Tensor],
+    ledger: Path,
+    texts: dict[str, str],
+) -> None:
+    """Write the files of an export, its digests last; `source` is the record or report."""
+    files.begin(to)
+    files.write_weights(to / files.WEIGHTS, weights)
+    records.write(to / name, source)
+    files.copy_ledger(ledger, to)
+    for file, text in texts.items():
+        records.write_text(to / file, text)
+    files.write_sums(to)
+
+
+def _holds(folder: Path, report: dict[str, Any]) -> bool:
+    """True if the folder is the whole export of the same weights, ledger and metrics."""
+    whole = all((folder / name).is_file() for name in (files.SUMS, files.REPORT))
+    if not whole or files.is_unfinished(folder):
+        return False
+    there, ours = (records.to_json(one) for one in (files.read_report(folder), report))
+    return all(there.get(key) == ours[key] for key in ours if key != "environment")
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a metric as a float, for a card."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"metrics: '{name}' is {value!r}; give one number for each name.") from None

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,7 @@ from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
-from zdp_bench.extras.sharing import own_card
-from zdp_bench.extras.sharing.card import card
+from zdp_bench.extras.sharing.card import card, own_card
 from zdp_bench.extras.sharing.export import recipe_of
 from zdp_bench.extras.sharing.folder import Report
 from zdp_bench.extras.sharing.loading import config_of, sketch_of
@@ -79,34 +78,28 @@ def verify(folder: Path) -> list[Check]:
         UserError: the folder is no exported model, or its configuration is not known here.
     """
     if files.is_own(folder):
-        return _verify_own(folder)
-    record = files.read_record(folder)
-    setup = sketch_of(folder, record)
+        source = files.read_report(folder)
+        files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
+        texts = {files.CARD: own_card(source)}
+        about = _check_own_privacy(folder, source)
+        unprovable = (*UNPROVABLE, *UNPROVABLE_OF_OWN)
+    else:
+        source = files.read_record(folder)
+        setup = sketch_of(folder, source)
+        texts = {files.RECIPE: recipe_of(source), files.CARD: card(source)}
+        about = chain([_check_names(source, setup)], _check_privacy(folder, source, setup))
+        unprovable = UNPROVABLE
     return [
         *_check_sums(folder),
-        _check_weights(folder, record),
-        _check_names(record, setup),
-        *_check_privacy(folder, record, setup),
-        *_check_texts(folder, record, {files.RECIPE: recipe_of(record), files.CARD: card(record)}),
-        *(Check(what, "not checked") for what in UNPROVABLE),
-    ]
-
-
-def _verify_own(folder: Path) -> list[Check]:
-    """Check the model of a loop of one's own: ε follows from its mechanism and ledger alone."""
-    report = files.read_report(folder)
-    files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
-    return [
-        *_check_sums(folder),
-        _check_weights(folder, report, "report"),
-        *_check_own_privacy(folder, report),
-        *_check_texts(folder, report, {files.CARD: own_card.card(report)}, "report"),
-        *(Check(what, "not checked") for what in (*UNPROVABLE, *UNPROVABLE_OF_OWN)),
+        _check_weights(folder, source),
+        *about,
+        *_check_texts(folder, source, texts),
+        *(Check(what, "not checked") for what in unprovable),
     ]
 
 
 def _check_own_privacy(folder: Path, report: Report) -> Iterator[Check]:
-    """Compute ε, z and steps again from the mechanism that the ledger's head names."""
+    """Compute ε, z and steps of a loop of one's own again: from its mechanism and ledger alone."""
     privacy = report["privacy"]
     kind = kind_of(privacy["randomness_from"])
     try:
@@ -142,8 +135,8 @@ def _check_sums(folder: Path) -> Iterator[Check]:
             yield Check(path.name, "not checked", f"is not listed in {files.SUMS}")
 
 
-def _check_weights(folder: Path, record: Record, of: str = "record") -> Check:
-    what, expected = f"weights are those of the {of}", record["measured"]["weights"]["digest"]
+def _check_weights(folder: Path, source: Record | Report) -> Check:
+    what, expected = "weights are those that were exported", source["measured"]["weights"]["digest"]
     try:
         found = state_digest(files.read_weights(folder / files.WEIGHTS))
     except UserError as error:
@@ -248,26 +241,22 @@ def _compare_privacy(
         yield _check(f"{where}.{key}", found)
 
 
-def _check_texts(
-    folder: Path, record: Record, written: dict[str, str], of: str = "record"
-) -> Iterator[Check]:
+def _check_texts(folder: Path, source: Record | Report, written: dict[str, str]) -> Iterator[Check]:
     """Compare texts with what this version writes, and the head of a card value by value."""
     for name, ours in written.items():
-        what = f"{name} says what the {of} says"
+        what = f"text of {name}"
         try:
             theirs = read_text(folder / name)
             if name == files.CARD:
                 wrong = [*_differences(_head_of(ours), _head_of(theirs), "")]
-                yield _check(f"head of {what}", "; ".join(wrong[:5]))
+                yield _check(f"head of {name}", "; ".join(wrong[:5]))
         except UserError as error:
             yield Check(what, "wrong", str(error))
             continue
-        lines = enumerate(zip_longest(theirs.split("\n"), ours.split("\n")), start=1)
-        differ = [f"line {number}: {a}" for number, (a, b) in lines if a != b]
-        if _other_version(record):
-            yield Check(f"text of {name}", "not checked", "another version wrote it")
+        if _other_version(source):
+            yield Check(what, "not checked", "another version wrote it")
         else:
-            yield _check(what, "".join(differ[:1]))
+            yield _check(what, "" if theirs == ours else "is not what was exported: it was edited")
 
 
 def _head_of(card: str) -> Any:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.extras.sharing.prediction import predict_file
+    from zdp_bench.extras.sharing.loading import predict_file
 
     shape = predict_file(options.folder, options.inputs, options.out)
     print(f"written: {options.out}, outputs {list(shape)}")
