@@ -42,7 +42,7 @@ if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernel
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
     amounts = {"kills": 100, "configurations": 1000, "damaged": 400}
-    amounts |= {"attacked": 600, "gigabytes": 4}  # seconds; how large a data set is
+    amounts |= {"gigabytes": 4}  # how large a data set is
     for what, count in amounts.items():
         parser.addoption(f"--{what}", type=int, default=count, help=f"with --slow: {what}")
     drawn = random.SystemRandom().randrange(2**32)

@@ -44,7 +44,9 @@ def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[st
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_the_sum_is_that_of_torch_func(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+def test_the_sum_is_that_of_torch_func_and_a_private_step_is_taken(
+    make: Callable[[], tuple[nn.Module, Any]], tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model, inputs = make()
     targets = targets_of(model, inputs)
@@ -55,12 +57,6 @@ def test_the_sum_is_that_of_torch_func(make: Callable[[], tuple[nn.Module, Any]]
         # up to the 1e-5 that clipping leaves for rounding, of the bound
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-5, msg=name)
 
-
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_it_takes_a_private_step(make: Callable[[], tuple[nn.Module, Any]], tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, inputs = make()
-    targets = targets_of(model, inputs)
     data = [(cut(inputs, i), targets[i]) for i in range(4)]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

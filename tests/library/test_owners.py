@@ -45,8 +45,9 @@ def mean_gradients(model: nn.Module, owners: list[str]) -> dict[str, dict[str, T
     }
 
 
-@pytest.mark.parametrize("micro_batch", [None, 7])
-@pytest.mark.parametrize("form", ["column", "function", "array"])
+@pytest.mark.parametrize(
+    ("form", "micro_batch"), [("column", None), ("function", 7), ("array", None)]
+)
 def test_a_step_without_noise_is_the_mean_over_owners_clipped(
     make: Make, form: str, micro_batch: int | None
 ) -> None:

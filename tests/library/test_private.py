@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import IterableDataset
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
-from zdp_bench import UserError
-from zdp_bench.errors import Busy
+from tests.library.small import CLASSES, EXAMPLES, data, defaults, loss, network, train
+from zdp_bench.errors import Busy, UserError
+from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -102,11 +104,12 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
 
 
 def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make) -> None:
-    private = make(target_epsilon=2.0)
+    private = make(target_epsilon=2.0, per_layer=True)
+    assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
     train(private, most=4)
     private.save()
     train(private, most=3)  # lost: the process ends here
-    resumed = make(target_epsilon=2.0)
+    resumed = make(target_epsilon=2.0, per_layer=True)
     assert resumed.resume()
     assert resumed.done == 4
     train(resumed)
@@ -303,12 +306,6 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
     torch.testing.assert_close(gradient[None], gradient["bf16"], rtol=0.0, atol=0.02 * 0.1)
 
 
-def test_an_option_of_the_algorithm(make: Make) -> None:
-    private = make(precision="bf16", per_layer=True)
-    train(private)
-    assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
-
-
 def test_a_schedule_is_the_loops_to_step(make: Make) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -326,20 +323,9 @@ def test_a_schedule_is_the_loops_to_step(make: Make) -> None:
 def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> None:
     model = network()
     make(model)
+    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "ledger.jsonl"}
     with pytest.raises(Busy, match=r"another training holds this ledger; close\(\) it"):
-        zdp_bench.make_private(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.5),
-            data(),
-            loss=loss,
-            epochs=2,
-            sample_rate=0.2,
-            expected_batch=12,
-            noise_multiplier=1.2,
-            max_grad_norm=0.8,
-            delta=1e-3,
-            ledger=tmp_path / "ledger.jsonl",
-        )
+        zdp_bench.make_private(model, **given)
 
 
 def by_size(batch_size: int, dataset: Any = None) -> dict[str, Any]:
@@ -395,6 +381,8 @@ class Endless(IterableDataset):
         ({"precision": "tf32"}, "passes its bound"),
         ({"delta": 1.0}, "above 0 and below 0.1"),
         ({"seed": 1, "secure": True}, "leave the seed out"),
+        ({"seed": -1}, "must be 0 or more"),
+        ({"unit": ["a"] * 60, "max_records": 1.5}, "must be a whole number"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
     ],
 )
@@ -427,3 +415,117 @@ def test_with_a_seed_other_sums_have_other_noise_under_the_same_key() -> None:
         for by in (0.0, 1.0)
     )
     assert float((one - other).std()) > 1
+
+
+def mix(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return output - 10 * output.mean(0) if isinstance(module, nn.Linear) else output
+
+
+def put_another_layer(model: nn.Sequential) -> None:
+    model[0] = nn.Linear(model[0].in_features, model[0].out_features)
+
+
+def put_another_bias(model: nn.Sequential) -> None:
+    model[0].bias = nn.Parameter(torch.zeros_like(model[0].bias))
+
+
+@pytest.mark.parametrize("change", [put_another_layer, put_another_bias, lambda m: m.double()])
+def test_a_parameter_that_is_replaced(make: Make, change: Callable[[nn.Module], object]) -> None:
+    model = network()
+    private = make(model)
+    batches = private.batches()
+    private.step(next(batches))
+    change(model)
+    with pytest.raises(UserError, match="replaced after make_private"):
+        private.step(next(batches))
+
+
+def test_a_hook_on_all_modules(make: Make) -> None:
+    private = make(network())
+    batches = private.batches()
+    private.step(next(batches))
+    hook = register_module_forward_hook(mix)
+    try:
+        with pytest.raises(UserError, match="_global_forward_hooks"):
+            train(private)
+    finally:
+        hook.remove()
+
+
+def test_the_generator_does_not_tell_how_many_examples_were_drawn(make: Make) -> None:
+    private = make(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    before = torch.get_rng_state()
+    private.step(next(private.batches()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+RATE, EXPECTED = 0.4, 2.0
+
+
+def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, Any], set[int]]:
+    """All that a training on so many examples tells, and the examples that it drew."""
+    drawn: set[int] = set()
+    read = Items.batch
+
+    def batch(self: Items, indices: Any) -> Any:
+        drawn.update(map(int, indices))
+        return read(self, indices)
+
+    dataset = [data()[index] for index in range(many)]
+    private = make(
+        dataset=dataset,
+        sample_rate=RATE,
+        expected_batch=EXPECTED,
+        epochs=8,
+        ledger=folder / f"{many}" / "ledger.jsonl",
+        **given,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Items, "batch", batch)
+        for one in private.batches():
+            private.step(one)
+    private.save()
+    private.export(folder / f"{many}" / "model")
+    report = json.loads((folder / f"{many}" / "model" / "report.json").read_text())
+    weights = report.pop("measured")["weights"]["digest"]
+    card = (folder / f"{many}" / "model" / "README.md").read_text()
+    setting = private.setting
+    facts = {
+        "mechanism": setting.algorithm.mechanism(),
+        "plan": setting.plan,
+        "divisor": setting.plan.draw("key", 0, False, setting.units)[1],
+        "run": setting.run,
+        "steps": private.steps,
+        "epsilon": private.epsilon,
+        "report": report,
+        "card": card.replace(weights, ""),
+        "ledger": private.ledger.path.read_bytes(),
+        "shown": repr(private),
+    }
+    return facts, drawn
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"unit": lambda index: index // 2, "max_records": 3}], ids=["examples", "owners"]
+)
+def test_neighbouring_data_sets_are_told_apart_by_the_weights_alone(
+    make: Make, tmp_path: Path, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    (four, of_four), (five, of_five) = (told(make, tmp_path, many, **given) for many in (4, 5))
+    for name, fact in four.items():
+        assert fact == five[name], name
+    assert four["epsilon"] == pld(1.2, RATE, 20, 1e-3)
+    assert (of_four, of_five) == ({*range(4)}, {*range(5)})  # all are drawn from
+    assert not caplog.messages
+
+
+def test_by_batch_size_the_rate_says_how_many_there_are(make: Make, tmp_path: Path) -> None:
+    """Why n must be public then, and large."""
+    rates = []
+    for many in (100, 101):
+        dataset = [data()[index % 60] for index in range(many)]
+        drawn = {"batch_size": 20, "sample_rate": None, "expected_batch": None}
+        private = make(dataset=dataset, ledger=tmp_path / f"{many}.jsonl", **drawn)
+        rates.append(private.setting.plan.sampling.sample_rate)
+    assert rates == [20 / 100, 20 / 101]

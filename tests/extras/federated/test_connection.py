@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,14 @@ class Wire:
     def joins(self, number: int, patience: float = 2.0) -> Any:
         return connected(self.address, self.chain, self.keys[number], patience)
 
+    def plain(self) -> socket.socket:
+        host, port = self.address.split(":")
+        return socket.create_connection((host, int(port)), timeout=10)
+
+    def tls(self) -> ssl.SSLSocket:
+        trusting = ssl.create_default_context(cafile=self.chain)
+        return trusting.wrap_socket(self.plain(), server_hostname="127.0.0.1")
+
     def asks(self, number: int, kind: str = "query.report", **values: Any) -> str:
         (name,) = self.grid.push_messages([Message(content(values), FIRST + number, kind)])
         return name
@@ -97,6 +105,31 @@ def answers(wire: Wire, name: str, looks: int = 20) -> list[Message]:
         if found := list(wire.grid.pull_messages([name])):
             return found
     return []
+
+
+def envelope(link: Link, answer: Message) -> PushMessagesRequest:
+    """A node's request that announces an answer and the pieces it is made of."""
+    answer.metadata.__dict__["_message_id"] = answer.object_id
+    bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
+    return PushMessagesRequest(
+        node=link.node,
+        messages_list=[bare],
+        message_object_trees=[node_end.get_object_tree(answer)],
+    )
+
+
+def push(link: Link, request: PushMessagesRequest, pieces: dict[str, bytes]) -> None:
+    """Send an announced answer, piece by piece."""
+    got = link._client.PushMessages(request)
+    send = node_end.make_push_object_fn_protobuf(
+        link._client.PushObject, link.node, RUN, got.session_id
+    )
+    for number in got.objects_to_push:
+        send(number, pieces[number])
+
+
+def pieces_of(whole: Any) -> dict[str, bytes]:
+    return {number: one.deflate() for number, one in node_end.get_all_nested_objects(whole).items()}
 
 
 def test_a_node_is_known_by_its_key_and_answers(
@@ -154,17 +187,9 @@ def test_a_node_cannot_answer_for_another(wire: Wire, caplog: pytest.LogCaptureF
     with wire.joins(0) as honest, wire.joins(1) as hostile:
         name = wire.asks(0, hello=1)
         message = taken(honest)
-        forged = Message(content({"entries": 0}), reply_to=message)
-        forged.metadata.__dict__["_message_id"] = forged.object_id
-        bare = node_end.message_to_proto(node_end.remove_content_from_message(forged))
-        tree = node_end.get_object_tree(forged)
-        pushed = PushMessagesRequest(
-            node=hostile.node, messages_list=[bare], message_object_trees=[tree]
-        )
-        with pytest.raises(
-            httpx.HTTPStatusError
-        ):  # Flower asks whose key it is, and not whose answer
-            hostile._client.PushMessages(pushed)
+        forged = envelope(hostile, Message(content({"entries": 0}), reply_to=message))
+        with pytest.raises(httpx.HTTPStatusError):  # Flower asks whose key it is, no more
+            hostile._client.PushMessages(forged)
         honest.send(Message(content({"entries": 5}), reply_to=message))
         (answer,) = answers(wire, name)
         assert values_of(answer) == {"entries": 5}
@@ -179,22 +204,10 @@ def test_the_name_inside_an_answer_has_no_say(wire: Wire) -> None:
         answer = Message(content({"entries": 0}), reply_to=message)
         answer.metadata.__dict__["_src_node_id"] = FIRST + 1
         answer.metadata.__dict__["_reply_to_message_id"] = "0" * 64
-        whole = answer.object_id
-        bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
-        bare.metadata.src_node_id, bare.metadata.reply_to_message_id = FIRST, name
-        bare.metadata.message_id = whole
-        pushed = PushMessagesRequest(
-            node=link.node,
-            messages_list=[bare],
-            message_object_trees=[node_end.get_object_tree(answer)],
-        )
-        got = link._client.PushMessages(pushed)
-        push = node_end.make_push_object_fn_protobuf(
-            link._client.PushObject, link.node, RUN, got.session_id
-        )
-        objects = node_end.get_all_nested_objects(answer)
-        for number in got.objects_to_push:
-            push(number, objects[number].deflate())
+        request = envelope(link, answer)
+        outside = request.messages_list[0].metadata
+        outside.src_node_id, outside.reply_to_message_id = FIRST, name
+        push(link, request, pieces_of(answer))
         (arrived,) = answers(wire, name)
         assert arrived.metadata.src_node_id == FIRST
         assert arrived.metadata.reply_to_message_id == name
@@ -250,12 +263,7 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
         assert (
             client.post(url, content=iter([b"x"] * 3), headers=kind).status_code == 413
         )  # no length is told
-    host, port = wire.address.split(":")
-    trusting = ssl.create_default_context(cafile=wire.chain)
-    with (
-        socket.create_connection((host, int(port))) as plain,
-        trusting.wrap_socket(plain, server_hostname=host) as raw,
-    ):
+    with wire.tls() as raw:
         raw.sendall(
             b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
@@ -264,6 +272,63 @@ def test_a_request_of_any_size_is_not_read(wire: Wire, caplog: pytest.LogCapture
     assert told(caplog) == [
         f"a client at 127.0.0.1: a request of more than {door.LARGEST} bytes; it is dropped"
     ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n", b"401"),
+        (b"GET / HTTP/1.1\r\nX-Long: " + b"y" * 2**18, b"400"),
+        (b"GET /" + b"y" * 2**18, b"400"),
+    ],
+    ids=["body", "header", "address"],
+)
+def test_nothing_of_a_stranger_s_request_is_waited_for(
+    wire: Wire, sent: bytes, status: bytes
+) -> None:
+    """It is answered before its body comes, and without an end of what stands before it."""
+    with wire.tls() as raw:
+        with suppress(OSError):
+            raw.sendall(sent)
+        assert raw.recv(100).split()[1] == status
+
+
+def is_closed(one: socket.socket, within: float) -> bool:
+    one.settimeout(within)
+    try:
+        return one.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_strangers_hold_few_connections_and_not_for_long(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNAUTHENTICATED", 5)
+    monkeypatch.setattr(door, "AUTH_TIMEOUT", 3.0)
+    with ExitStack() as held, wire.joins(0) as link:
+        strangers = [held.enter_context(wire.plain()) for _ in range(12)]
+        assert all(is_closed(one, 2.0) for one in strangers[:7])  # the oldest, for newcomers
+        assert not is_closed(strangers[-1], 0.1)
+        name = wire.asks(0, hello=1)  # meanwhile a node is served
+        link.send(Message(content({"round": 1}), reply_to=taken(link)))
+        assert [values_of(answer) for answer in answers(wire, name)] == [{"round": 1}]
+        assert all(is_closed(one, 10.0) for one in strangers)
+
+
+def test_a_node_holds_few_connections_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_PER_NODE", 2)
+    with ExitStack() as held, door.Door(socket.AF_INET) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        clients = []
+        for _ in range(3):
+            clients.append(held.enter_context(socket.create_connection(listening.getsockname())))
+            held.enter_context(listening.accept()[0])
+            listening.admit(clients[-1].getsockname()[:2], 0)
+        assert [is_closed(one, 0.2) for one in clients] == [True, False, False]
 
 
 BROKEN: dict[str, Callable[[PushMessagesRequest], None]] = {
@@ -286,29 +351,19 @@ BROKEN: dict[str, Callable[[PushMessagesRequest], None]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(BROKEN))
-def test_a_broken_envelope_ends_nothing(
-    wire: Wire, caplog: pytest.LogCaptureFixture, case: str
-) -> None:
+def test_a_broken_envelope_ends_nothing(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
     with wire.joins(0) as link, wire.joins(1) as other:
-        name = wire.asks(0, hello=1)
-        message = taken(link)
-        answer = Message(content({"round": 1}), reply_to=message)
-        answer.metadata.__dict__["_message_id"] = answer.object_id
-        bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
-        request = PushMessagesRequest(
-            node=link.node,
-            messages_list=[bare],
-            message_object_trees=[node_end.get_object_tree(answer)],
-        )
-        BROKEN[case](request)
-        with suppress(httpx.HTTPStatusError):
-            link._client.PushMessages(request)
-        assert all(found.has_error() for found in answers(wire, name, looks=3))
-        second = wire.asks(1, hello=2)
-        other.send(Message(content({"round": 2}), reply_to=taken(other)))
-        assert [values_of(found) for found in answers(wire, second)] == [{"round": 2}]
-    assert len(told(caplog)) <= 1, told(caplog)
+        for case, break_it in BROKEN.items():
+            name = wire.asks(0, hello=1)
+            request = envelope(link, Message(content({"round": 1}), reply_to=taken(link)))
+            break_it(request)
+            with suppress(httpx.HTTPStatusError):
+                link._client.PushMessages(request)
+            assert all(found.has_error() for found in answers(wire, name, looks=3)), case
+            second = wire.asks(1, hello=2)
+            other.send(Message(content({"round": 2}), reply_to=taken(other)))
+            assert [values_of(found) for found in answers(wire, second)] == [{"round": 2}], case
+    told(caplog)
 
 
 def test_bytes_that_are_no_request_end_nothing(
@@ -342,28 +397,18 @@ def test_content_that_cannot_be_read_is_an_error_of_that_node(wire: Wire) -> Non
         name = wire.asks(0, hello=1)
         answer = Message(content({"round": 1}), reply_to=taken(link))
         array = Array(np.zeros(2, np.float32))
-        head = node_end.get_all_nested_objects(answer)[answer.object_id].deflate()
-        (inner,) = [
-            number.encode()
-            for number in node_end.get_all_nested_objects(answer)
-            if number.encode() in head
-        ]
+        pieces = pieces_of(answer)
+        head = pieces[answer.object_id]
+        (inner,) = [number.encode() for number in pieces if number.encode() in head]
         wrong = head.replace(inner, array.object_id.encode())
         root = hashlib.sha256(wrong).hexdigest()
         answer.metadata.__dict__["_message_id"] = root
         bare = node_end.message_to_proto(node_end.remove_content_from_message(answer))
         tree = ObjectTree(object_id=root, children=[node_end.get_object_tree(array)])
-        got = link._client.PushMessages(
-            PushMessagesRequest(node=link.node, messages_list=[bare], message_object_trees=[tree])
+        request = PushMessagesRequest(
+            node=link.node, messages_list=[bare], message_object_trees=[tree]
         )
-        push = node_end.make_push_object_fn_protobuf(
-            link._client.PushObject, link.node, RUN, got.session_id
-        )
-        contents = {
-            number: one.deflate() for number, one in node_end.get_all_nested_objects(array).items()
-        } | {root: wrong}
-        for number in got.objects_to_push:
-            push(number, contents[number])
+        push(link, request, pieces_of(array) | {root: wrong})
         (arrived,) = answers(wire, name)
         assert arrived.error.reason.startswith("its answer cannot be read")
 

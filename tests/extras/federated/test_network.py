@@ -137,9 +137,6 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
         )  # every round that was asked for, heard of or not
 
 
-# one sentence each
-
-
 @pytest.fixture
 def port() -> int:
     return free_port()

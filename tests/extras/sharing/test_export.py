@@ -55,6 +55,7 @@ def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
     assert "| ε of an image with 2 examples, tight |" in text
     assert "ε of one example" not in text
     assert record["privacy"]["epsilon_patient"] == record["privacy"]["epsilon_tight"]
+    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
 
 
 def test_the_recipe_is_the_run_s_experiment(exported: Path, finished: Outcome) -> None:

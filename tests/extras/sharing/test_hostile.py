@@ -33,24 +33,8 @@ from zdp_bench.extras.sharing.verification import verify
 SECONDS = 20  # for one folder; on a busy machine a sound one takes two
 MORE = 300_000  # kB; torch and what a sound folder needs take 700,000
 VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        0,
-        -1,
-        1,
-        3,
-        2**31,
-        10**9,
-        10**12,
-        2**63,
-        10**30,
-        10**400,
-        0.5,
-        -0.0,
-        1e-300,
-        1e308,
-    ),
+    *(None, True, 0, -1, 1, 3, 2**31, 10**9, 10**12, 2**63, 10**30, 10**400),
+    *(0.5, -0.0, 1e-300, 1e308),
     *("", "inf", "-inf", "nan", "x", "ε" * 3000, "\ud800", "\x1b]0;a\x07", "${oc.env:HOME}", "???"),
     *([], {}, [1], [[]], [None], [10**7, 10**7], [10**10], {"": 1}, {"name": []}, [3] * 2000),
     *("float32", "bool", "nn", "complex128", "none", "/dev/zero", "../../x"),
@@ -229,7 +213,7 @@ def sound(exported: Path, make: Make, tmp_path: Path) -> list[Path]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
-    assert attack(sound, tmp_path, range(40)) == []
+    assert attack(sound, tmp_path, range(15)) == []
 
 
 @pytest.mark.slow

@@ -280,13 +280,6 @@ def test_runs_of_every_kind_verify(tmp_path: Path, overrides: list[str]) -> None
     assert wrong(tmp_path / "model") == {}
 
 
-def test_a_run_whose_unit_is_the_patient_verifies(tmp_path: Path) -> None:
-    words = ["recipe=quickstart", "trainer.epochs=1", "privacy.unit=patient"]
-    run(parse(compose([*words, f"paths.results={tmp_path}"])), Silent())
-    export(tmp_path, "quickstart", tmp_path / "model")
-    assert wrong(tmp_path / "model") == {}
-
-
 def test_the_releases_of_a_secure_run_that_was_set_aside_count(tmp_path: Path) -> None:
     once = carry_out_real(tmp_path, "privacy.secure=true").record
     twice = carry_out_real(tmp_path, "privacy.secure=true", "force=true").record

@@ -47,9 +47,31 @@ __all__ = [
     "FlowerRun",
     "Grid",
     "Message",
+    "OneRunGrid",
     "RecordDict",
     "ServerApp",
 ]
+
+
+class OneRunGrid(Grid):
+    """What Flower asks of a grid, and the server of one run has no use for."""
+
+    def set_run(self, run: FlowerRun) -> None:
+        raise NotImplementedError("a server conducts one run")
+
+    @property
+    def run(self) -> FlowerRun:
+        return FlowerRun.create_empty(RUN)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
 def identify() -> None:

@@ -14,9 +14,8 @@ from zdp_bench.extras.federated.flower import (
     FIRST,
     ClientApp,
     Context,
-    FlowerRun,
-    Grid,
     Message,
+    OneRunGrid,
     RecordDict,
     ServerApp,
     identify,
@@ -83,12 +82,11 @@ def run_serially(serving: ServerApp, answering: ClientApp, nodes: int) -> None:
     serving(SerialGrid(answering, nodes), context)
 
 
-class SerialGrid(Grid):
+class SerialGrid(OneRunGrid):
     """Nodes in this process, one after the other."""
 
     def __init__(self, answering: ClientApp, nodes: int) -> None:
         self._app = answering
-        self._run = FlowerRun.create_empty(1)
         self._answers: dict[str, Message] = {}
         self._sent = 0
         self._contexts = {
@@ -97,23 +95,6 @@ class SerialGrid(Grid):
             )
             for node in range(nodes)
         }
-
-    def set_run(self, run: FlowerRun) -> None:
-        self._run = run
-
-    @property
-    def run(self) -> FlowerRun:
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)

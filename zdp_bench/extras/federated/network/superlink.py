@@ -68,8 +68,8 @@ from zdp_bench.extras.federated.flower import (
     Context,
     Error,
     FlowerRun,
-    Grid,
     Message,
+    OneRunGrid,
     RecordDict,
     identify,
 )
@@ -269,7 +269,7 @@ def _check(grid: LinkGrid, state: InMemoryLinkState, asked: Any) -> None:
             raise HTTPException(400, "not a message to this node")
 
 
-class LinkGrid(Grid):
+class LinkGrid(OneRunGrid):
     """A grid on the state of a SuperLink in this process (Flower's HttpGrid uses another process).
 
     Attributes:
@@ -283,23 +283,6 @@ class LinkGrid(Grid):
         # message -> its answer, whose content is still arriving
         self._arriving: dict[str, Message] = {}
         self.asked: dict[str, tuple[int, int]] = {}
-
-    def set_run(self, run: FlowerRun) -> None:
-        raise NotImplementedError("a server conducts one run")
-
-    @property
-    def run(self) -> FlowerRun:
-        return self._state.get_run_info(run_ids=[RUN])[0]
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         return sorted(self._state.get_nodes(RUN))
