@@ -29,7 +29,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import check, guard
-from zdp_bench.library.private import Private, Setting
+from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.delta import require_delta, warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
@@ -189,7 +189,7 @@ def make_private(
         f"{sorted(asked.items())}:{of_owners}:{max_records}"
     )
     keys = make_keys(seed, secure, plan, private, model, optimizer, examples, like, made)
-    setting = Setting(
+    setting = PrivateSetup(
         model=model,
         optimizer=optimizer,
         algorithm=private,
@@ -249,7 +249,7 @@ def _build_algorithm(
     return build(found)
 
 
-def _open(setting: Setting, size: Size) -> Private:
+def _open(setting: PrivateSetup, size: Size) -> Private:
     """Open, or go on with, the ledger; one training at a time. Rank 0 does, for all."""
     ranks, path = setting.ranks, setting.ledger_file
     if not ranks.is_first:

@@ -40,7 +40,7 @@ _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are 
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrivateSetup:
     """What stays the same from step to step.
 
     Attributes:
@@ -112,7 +112,7 @@ class Private:
         done: steps that the model has taken.
     """
 
-    setting: Setting = field(repr=False)
+    setting: PrivateSetup = field(repr=False)
     ledger: Ledger = field(repr=False)
     saved: checkpoint.Checkpoint | None = field(repr=False)
     size: Size = field(repr=False)

@@ -33,9 +33,7 @@ ROUND_SECONDS = 0.05  # a side repeats for about this long before the next has i
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of the best round, and the quartiles of the round-by-round ratio to the
-    baseline's time.
-    """
+    """Milliseconds of the best round, and the quartiles of the ratio to the baseline's time."""
 
     milliseconds: float
     low: float
@@ -45,10 +43,7 @@ class Timing:
 def require_agreement(
     steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2
 ) -> dict[str, float | None]:
-    """Return each side's deviation from the first side that computes the same, relative to its
-    norm.
-
-    The first side itself has None.
+    """Return each side's relative deviation from the first that computes the same; None for that.
 
     Args:
         tolerance: float32 alone makes 7e-3 on VGG-11, where kernels of different layouts round
@@ -113,10 +108,9 @@ def by_turns(
 
 
 def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
-    """Return the peak memory of a side's step in MiB: weights, batch and noise, without the
-    interpreter and its libraries.
+    """Return the peak memory of a side's step in MiB, or None where the system does not say.
 
-    None where the system does not say; Linux does.
+    It is that of weights, batch and noise, without the interpreter and its libraries.
 
     Raises:
         UserError: the process failed.
@@ -174,8 +168,7 @@ def hold_memory() -> bool:
 
 
 def _return_memory() -> bool:
-    """Let every freed block of 64 KiB or more go back to the system at once if the C library is
-    glibc.
+    """Let glibc return every freed block of 64 KiB or more at once; True if it is there.
 
     What glibc keeps for later is no need of the step and differs from run to run: by 4 to 13 %
     where what is held at once is the same to 0.2 %.

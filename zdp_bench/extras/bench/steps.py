@@ -140,9 +140,7 @@ def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
 
 
 def loop(workload: Workload) -> Step:
-    """Forward, backward and clipping, one example after the other: what needs no per-sample
-    machinery.
-    """
+    """Forward, backward and clipping, one example after the other, without a library."""
     model = workload.build()
     inputs, targets = workload.examples(last=False)
     parameters = dict(model.named_parameters())
@@ -358,9 +356,7 @@ def opacus_loop(workload: Workload, mode: Literal["hooks", "ghost"]) -> Step:
 
 
 def _warm(workload: Workload) -> Step:
-    """Run every kernel once on a tiny batch, so that a library's own memory does not count as the
-    step's.
-    """
+    """Run every kernel once on a tiny batch: a library's own memory is not the step's."""
     tiny = Workload(
         "complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]}
     )

@@ -193,9 +193,7 @@ def networks(quick: bool, threads: int) -> Iterator[Measurement]:
 
 
 def imaging(quick: bool, threads: int) -> Iterator[Measurement]:
-    """Table 3 of the deepee paper, its networks smaller than there: batch 32, and 256² for the
-    U-Nets, are a GPU's work.
-    """
+    """Table 3 of the deepee paper, smaller: its batch 32 and maps of 256² are a GPU's work."""
     seconds, hidden, width = (1.0, 256, 16) if quick else (10.0, 4096, 64)
     big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
     vgg = Workload("vgg11", (3, big, big), 2, batch, "classes", {"hidden": hidden})

@@ -96,9 +96,7 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 class Criterion(nn.Module):
-    """A loss as Opacus's ghost mode wants it: one number per example, [B], whatever `reduction`
-    says.
-    """
+    """A loss as Opacus's ghost mode wants it: [B] numbers, whatever `reduction` says."""
 
     reduction = "sum"
 

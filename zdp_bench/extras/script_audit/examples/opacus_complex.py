@@ -16,14 +16,14 @@ EXAMPLES = [(torch.zeros(4, dtype=torch.complex64), i % 3) for i in range(7)]
 CLAIMED = {"noise_multiplier": SIGMA, "sample_rate": 1.0, "steps": 1}
 
 
-class Parts(nn.Module):
+class RealAndImaginary(nn.Module):
     """Real and imaginary parts as features."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.view_as_real(x).flatten(1)
 
 
-class Magnitude(nn.Module):
+class Modulus(nn.Module):
     """|x|"""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,14 +33,14 @@ class Magnitude(nn.Module):
 def real_layer(examples: list[tuple[Tensor, int]], seed: int) -> dict[str, Tensor]:
     """A real layer that sees both parts of the complex inputs."""
     torch.manual_seed(0)  # the same first weights in every run
-    return _step(nn.Sequential(Parts(), nn.Linear(8, 3, bias=False)), examples, seed)
+    return _step(nn.Sequential(RealAndImaginary(), nn.Linear(8, 3, bias=False)), examples, seed)
 
 
 def complex_layer(examples: list[tuple[Tensor, int]], seed: int) -> dict[str, Tensor]:
     """A complex layer, with the same claim."""
     torch.manual_seed(0)
     layer = nn.Linear(4, 3, bias=False, dtype=torch.complex64)
-    return _step(nn.Sequential(layer, Magnitude()), examples, seed)
+    return _step(nn.Sequential(layer, Modulus()), examples, seed)
 
 
 def _step(model: nn.Module, examples: list[tuple[Tensor, int]], seed: int) -> dict[str, Tensor]:
