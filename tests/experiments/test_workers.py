@@ -62,8 +62,8 @@ def alive(session: int) -> list[str]:
     ("what", "number"),
     [
         ("reproduce", signal.SIGKILL),
-        ("reproduce", signal.SIGTERM),
-        ("sweep", signal.SIGKILL),
+        pytest.param("reproduce", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("sweep", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("federation", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )

@@ -16,7 +16,6 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.flower import ArrayRecord, Message, identify
 from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.extras.federated.node import Site, split_by_patient
-from zdp_bench.training.plan import rounds_of, steps_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -64,21 +63,6 @@ def test_patients_that_cannot_be_dealt_are_refused() -> None:
             3,
             0,
         )
-
-
-def test_an_epoch_is_as_many_rounds_as_draw_every_record_once(configured: Make) -> None:
-    """The paper's numbers: 484 patients of 80 records at 11 nodes, 24 of them a step and node."""
-    config = configured(
-        "federated.nodes=11",
-        "trainer.sample_rate=null",
-        "trainer.batch_size=24",
-        "trainer.epochs=500",
-    )
-    plan = rounds_of(config, [44 * 80] * 11)
-    assert plan.steps == round(500 * 38_720 / 264) == 73_333
-    own = steps_of(config, 44 * 80, plan.steps)
-    assert (own.steps, own.sampling.expected_batch_size) == (73_333, pytest.approx(24))
-    assert own.sampling.sample_rate == pytest.approx(24 / 3520)
 
 
 def test_tensors_travel_without_loss() -> None:
