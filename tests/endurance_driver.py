@@ -13,7 +13,6 @@ those that were killed and finished.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import os
@@ -28,29 +27,18 @@ from typing import Any
 
 import torch
 
+from tests.drivers import fork, remember_epsilons
 from zdp_bench.cli import main as command
 from zdp_bench.experiments import reproduce
 from zdp_bench.registry import find
 from zdp_bench.report import papers
-from zdp_bench.training import record, setup
 
 TABLES = ["zeta_dp_2021/1"]  # of `reproduce`; all take ten minutes
 
 
 def attempt(words: list[str], log: Path, seconds: float | None) -> int:
     """Carry out the command in a child, killed after so many seconds; return its wait status."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            command(words)
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        finally:
-            os._exit(code)
+    child = fork(lambda: command(words), log)
     if seconds is not None:
         ended = os.pidfd_open(child)
         select.select([ended], [], [], seconds)
@@ -99,9 +87,7 @@ def warm_up(words: list[str]) -> None:
 
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
-    # ε is a function of its arguments: what the parent has worked out, its children need not.
-    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
-    record.rdp_epsilon = functools.cache(record.rdp_epsilon)
+    remember_epsilons()
     reproduce.find = lambda kind, name: None if name == "measure" else find(kind, name)
     papers.available = lambda: TABLES
     for job in jobs:

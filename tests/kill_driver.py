@@ -10,7 +10,6 @@ for each job.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -20,10 +19,11 @@ from typing import Any
 
 import torch
 
+from tests.drivers import fork, remember_epsilons
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.training import checkpoint, record, run, setup
+from zdp_bench.training import checkpoint, run
 from zdp_bench.training import step as engine
 from zdp_bench.training.progress import Silent
 
@@ -95,24 +95,18 @@ def arrange(moment: str, at: int) -> None:
 
 def attempt(config: Run, kill: list[Any] | None) -> int:
     """Carry out the run in a child; its wait status: 0, or 9 when it killed itself."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    code = 1
-    try:
+
+    def work() -> None:
         if kill:
             arrange(*kill)
         run.run(config, Silent())
-        code = 0
-    finally:
-        os._exit(code)
+
+    return os.waitpid(fork(work), 0)[1]
 
 
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
-    # ε is a function of its arguments: what the parent has worked out, its children need not.
-    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
-    record.rdp_epsilon = functools.cache(record.rdp_epsilon)
+    remember_epsilons()
     composed: dict[str, Run] = {}
     for job in jobs:
         results = folder / job["name"]

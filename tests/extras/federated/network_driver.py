@@ -11,44 +11,24 @@ of the killed one.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.drivers import fork, remember_epsilons
 from tests.ports import free_port
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated.network.superlink import run_server
 from zdp_bench.extras.federated.network.supernode import run_client
-from zdp_bench.training import setup
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
-
-
-def forked(work: Callable[[], Any], log: Path) -> int:
-    """Do `work` in a child, its words in `log`; the child's number."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        work()
-        code = 0
-    except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-    finally:
-        os._exit(code)
 
 
 def steps_of(folder: Path, node: int) -> int:
@@ -79,9 +59,9 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     ]
 
     def client(node: int) -> int:
-        return forked(lambda: run_client(clients[node], print), folder / f"client{node}.log")
+        return fork(lambda: run_client(clients[node], print), folder / f"client{node}.log")
 
-    serving = forked(lambda: run(conducting, Silent(), runner=run_server), folder / "server.log")
+    serving = fork(lambda: run(conducting, Silent(), runner=run_server), folder / "server.log")
     numbers = [client(node) for node in range(3)]
     killed = 0
     if job.get("kill"):
@@ -99,8 +79,7 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
-    # ε is a function of its arguments: what the parent has worked out, its children need not.
-    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
+    remember_epsilons()
     for job in jobs:
         print(json.dumps(carry_out(job, folder / job["name"])), flush=True)
 

@@ -29,7 +29,7 @@ from zdp_bench.training.setup import load_data
 # ones.
 WHOLE = [
     "trainer.sample_rate=1.0",
-    "trainer.epochs=5",
+    "trainer.epochs=3",
     "algorithm.noise_multiplier=0.0",
     "model.hidden=[8]",
 ]
