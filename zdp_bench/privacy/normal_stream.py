@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from zdp_bench import kernels
-from zdp_bench.privacy.threads import side_by_side
+from zdp_bench.privacy.threads import run_parallel
 
 GROUP = 512  # consecutive pairs of a stream, made of 64 blocks of ChaCha
 TOGETHER = 64  # groups that are made at once, in a core's cache
@@ -52,7 +52,7 @@ def add_normals(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -
 def _add_by_numpy(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
     numbers = (torch.view_as_real(out) if out.is_complex() else out).view(-1).numpy()
     pairs, part = -(-len(numbers) // 2), GROUP * TOGETHER
-    side_by_side(partial(_add_pairs, key, numbers, std, times), pairs, part, alone=part)
+    run_parallel(partial(_add_pairs, key, numbers, std, times), pairs, part, min_parallel=part)
 
 
 def _add_pairs(

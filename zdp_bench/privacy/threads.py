@@ -10,16 +10,18 @@ from functools import cache
 import torch
 
 
-def side_by_side(work: Callable[[int, int], None], count: int, unit: int, alone: int) -> None:
+def run_parallel(
+    work: Callable[[int, int], None], count: int, unit: int, min_parallel: int
+) -> None:
     """Call `work(start, stop)` over 0..count, in as many parts as torch uses threads.
 
     `work` must let go of the interpreter's lock while it computes, as numpy does.
 
     Args:
         unit: parts begin at its multiples.
-        alone: up to this count, one part: handing over would take longer.
+        min_parallel: up to this count, one part: handing over would take longer.
     """
-    threads = torch.get_num_threads() if count > alone else 1
+    threads = torch.get_num_threads() if count > min_parallel else 1
     cuts = [*(count * i // threads // unit * unit for i in range(threads)), count]
     pool = _pool(os.getpid(), threads)
     others = [pool.submit(work, *cuts[i : i + 2]) for i in range(1, threads)]

@@ -82,7 +82,7 @@ def verify(folder: Path) -> list[Check]:
         files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
         texts = {files.CARD: own_card(source)}
         about = _check_own_privacy(folder, source)
-        unprovable = (*UNPROVABLE, *UNPROVABLE_OF_OWN)
+        unprovable: tuple[str, ...] = (*UNPROVABLE, *UNPROVABLE_OF_OWN)
     else:
         source = files.read_record(folder)
         setup = sketch_of(folder, source)
