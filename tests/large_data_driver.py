@@ -16,13 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from zdp_bench.config import compose, parse
-from zdp_bench.data import cache, chest_xray
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import descend, sum_contributions
@@ -69,31 +67,6 @@ def write_msd(root: Path, size: int) -> None:
             os.truncate(path, 352 + int(np.prod(shape)) * np.dtype(dtype).itemsize)
 
 
-def write_films(root: Path, size: int) -> None:
-    """Films that were decoded before: the array in the cache is a hole. The first is a picture."""
-    from PIL import Image
-
-    count = size // 1024**2
-    for number in range(count):
-        part, label = ("test" if number < 20 else "train"), ("NORMAL", "PNEUMONIA")[number % 2]
-        path = root / "chest_xray" / part / label / f"person{number}_virus_{number}.jpeg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(number))
-    Image.new("L", (16, 16)).save(chest_xray.find_films(root / "chest_xray")[0].path)
-
-    def map_a_hole(kind: str, digest: str, shape: tuple[int, ...], dtype: type, _: Any) -> Any:
-        path = Path(os.environ["XDG_CACHE_HOME"], "zdp-bench", kind, f"{digest[:32]}.npy")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.lib.format.open_memmap(path, "w+", dtype, shape)
-        os.truncate(path, path.stat().st_size + cache.CHECKSUM)
-        with path.open("rb+") as file:
-            found = cache._hash(file)
-            file.write(found)
-        return cache.load_or_make(kind, digest, shape, dtype, ())
-
-    chest_xray.load_or_make = map_a_hole
-
-
 KINDS: dict[str, tuple[Callable[[Path, int], None], str]] = {
     "fastmri": (
         write_fastmri,
@@ -104,11 +77,6 @@ KINDS: dict[str, tuple[Callable[[Path, int], None], str]] = {
         write_msd,
         "dataset=msd task=segmentation model=vgg11_unet model.width=4 model.norm=batch "
         "model.replace_batchnorm=group dataset.size=64",
-    ),
-    "chest_xray": (
-        write_films,
-        "dataset=chest_xray task=binary_classification model=real_mlp model.hidden=[4] "
-        "dataset.size=1024 dataset.augment=false",
     ),
 }
 

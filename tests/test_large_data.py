@@ -25,7 +25,7 @@ def measured(kind: str, gigabytes: float, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * 3600)
-@pytest.mark.parametrize("kind", ["fastmri", "msd", "chest_xray"])
+@pytest.mark.parametrize("kind", ["fastmri", "msd"])
 def test_memory_does_not_grow_with_the_data(
     kind: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
