@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients import clipped_sum, cross_check
-from zdp_bench.gradients.same_draws import same_draws
+from zdp_bench.gradients.cross_check import same_draws
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),

@@ -16,14 +16,13 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import (
     Engine,
     clipped_sum,
-    convolution_weights,
     fast,
-    parameter_gradient,
+    layer_gradient,
     reference,
     tape,
 )
 from zdp_bench.gradients.layer_gradient import contract
-from zdp_bench.gradients.rules import NoRule
+from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 
@@ -183,7 +182,7 @@ def test_gradients_formed_for_their_norm_only_give_the_same(
     batch = torch.randn(3, 2, 6, 6), torch.zeros(3)
     kept = fast.clipped_sum(model, loss, batch, 0.01)
     monkeypatch.setattr(fast, "KEEP_BYTES", 0)
-    monkeypatch.setattr(parameter_gradient, "FORM_BYTES", 0)
+    monkeypatch.setattr(layer_gradient, "FORM_BYTES", 0)
     formed = fast.clipped_sum(model, loss, batch, 0.01)
     torch.testing.assert_close(formed.norms, kept.norms, rtol=1e-6, atol=0)
     for name, value in kept.sums.items():
@@ -226,8 +225,8 @@ def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
 def test_columns_and_patches_are_built_for_a_few_examples_at_a_time(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution_weights, "COLUMN_BYTES", 1)
-    monkeypatch.setattr(convolution_weights, "PATCH_BYTES", 1)
+    monkeypatch.setattr(convolution, "COLUMN_BYTES", 1)
+    monkeypatch.setattr(convolution, "PATCH_BYTES", 1)
     monkeypatch.setattr(fast, "KEEP_BYTES", 0)
     torch.manual_seed(0)
     layer: type[nn.Module] = ComplexConv2d if dtype.is_complex else nn.Conv2d

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zdp_bench import clipped_sum
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, PerExample, per_example
-from zdp_bench.gradients.same_draws import same_draws
+from zdp_bench.gradients.cross_check import same_draws
 
 BOUND, WORDS, LENGTH = 0.1, 20, 64
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.gradients.harness import CASES, LAYERS, Case, loss
-from tests.gradients.test_cancelling import signs, way, weighted_outputs
+from tests.gradients.test_clipping import signs, way, weighted_outputs
 from tests.gradients.test_harness import TOLERANCE, assert_same, norm
 from tests.gradients.zoo import MODELS
 from zdp_bench import gradients

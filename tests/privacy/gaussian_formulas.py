@@ -1,5 +1,5 @@
 """The closed formulas of the complex Gaussian mechanism, true and as published; see
-`zdp_bench.privacy.complex_gaussian`.
+`zdp_bench.privacy.accounting`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, hypergeom, norm
 
 from tests.privacy.gaussian_formulas import gdp_delta
-from zdp_bench.privacy.accounting import pld, pld_uniform, rdp, rdp_uniform
-from zdp_bench.privacy.complex_gaussian import gdp_epsilon
+from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform, rdp, rdp_uniform
 from zdp_bench.privacy.loss_distribution import (
     TAIL,
     Law,

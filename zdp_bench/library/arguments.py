@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from zdp_bench.config.plugins import own_keys
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.delta import require_delta
 from zdp_bench.privacy.mechanism import MOST, Sampling
+from zdp_bench.privacy.statement import require_delta
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Plan
 

@@ -32,8 +32,8 @@ from zdp_bench.library.model_check import check, guard
 from zdp_bench.library.owners import Unit, find_owners, owners_digest
 from zdp_bench.library.private import Private, Setting
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
+from zdp_bench.privacy.statement import warn_of
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.normal_stream import add_normals, hash_key
-from zdp_bench.privacy.threads import side_by_side
+from zdp_bench.privacy.normal_stream import add_normals, hash_key, side_by_side
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
