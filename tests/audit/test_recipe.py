@@ -376,9 +376,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
     registry.names("algorithm")
     monkeypatch.setitem(registry._builders["algorithm"], "invented", Invented)
     return lambda *more: subject(
-        "algorithm.name=invented",
-        *(f"~algorithm.{key}" for key in REPLACED),
-        *more,
+        "algorithm.name=invented", *(f"~algorithm.{key}" for key in REPLACED), *more
     )
 
 

@@ -13,15 +13,7 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import (
-    Engine,
-    clipped_sum,
-    fast,
-    layer_gradient,
-    reference,
-    tape,
-)
-from zdp_bench.gradients.layer_gradient import contract
+from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
 from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
@@ -318,13 +310,6 @@ def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine
         assert not any(value.requires_grad for value in sums.values())
         assert not sums["idle.weight"].any()
         assert not sums["idle.bias"].any()
-
-
-def test_contract_in_any_memory_order() -> None:
-    gradients = torch.randn(3, 4, 5, 6, dtype=torch.complex128).permute(0, 3, 1, 2)
-    factors = torch.rand(3, dtype=torch.float64)
-    expected = torch.einsum("b,bxyz->xyz", factors.to(gradients.dtype), gradients)
-    torch.testing.assert_close(contract(gradients, factors), expected)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from zdp_bench.kernels.jit import (
     FLOATS,
     LANES,
     ZEROS,
-    Loop,
+    CompiledLoop,
     as_function,
     broadcast,
     compile_loop,
@@ -44,14 +44,14 @@ def double(work: Any) -> None:
         chunk = next_chunk(work)
 
 
-def doubles(loop: Loop, length: int = 100_003) -> bool:
+def doubles(loop: CompiledLoop, length: int = 100_003) -> bool:
     numbers = torch.ones(length)
     loop.run(-(-length // 5), [numbers.data_ptr(), length])
     return bool((numbers == 2).all())
 
 
 @pytest.fixture(scope="module")
-def doubling() -> Loop:
+def doubling() -> CompiledLoop:
     return compile_loop(double)
 
 
@@ -59,7 +59,7 @@ def doubling() -> Loop:
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_every_chunk_is_done_once(
     monkeypatch: pytest.MonkeyPatch,
-    doubling: Loop,
+    doubling: CompiledLoop,
     threads: int,
     team: bool,
     set_threads: Callable[[int], None],
@@ -71,7 +71,7 @@ def test_every_chunk_is_done_once(
 
 
 def test_chunks_are_done_if_fewer_threads_come(
-    monkeypatch: pytest.MonkeyPatch, doubling: Loop, set_threads: Callable[[int], None]
+    monkeypatch: pytest.MonkeyPatch, doubling: CompiledLoop, set_threads: Callable[[int], None]
 ) -> None:
     """OpenMP may grant fewer threads than were asked for."""
     one = lambda address, place, threads, flags: doubling._call(place)  # noqa: E731
@@ -95,7 +95,7 @@ def test_an_error_in_a_chunk_is_raised(threads: int, set_threads: Callable[[int]
     """numba prints an exception in a loop and goes on: noise would be missing, unnoticed."""
     set_threads(threads)
     with pytest.raises(MemoryError, match="of 7 chunks of a compiled loop were not done"):
-        Loop(cfunc(jit._WORK)(stumble)).run(7, [])
+        CompiledLoop(cfunc(jit._WORK)(stumble)).run(7, [])
 
 
 def test_a_forked_process_has_no_team() -> None:

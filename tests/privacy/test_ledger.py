@@ -360,10 +360,7 @@ def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
     }
     more = [
         # its digest taken away
-        (
-            3,
-            [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]],
-        ),
+        (3, [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]]),
         (3, [*lines[:2], "7\n", *lines[3:]]),
         (3, [*lines[:2], "[]\n", *lines[3:]]),
         (3, [*lines[:2], "\n", *lines[3:]]),

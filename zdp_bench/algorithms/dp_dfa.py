@@ -1,5 +1,4 @@
-"""DP-DFA: private direct feedback alignment (Lee & Kifer 2020, Algorithm 1), and its hybrid for
-convolutional networks.
+"""DP-DFA: private direct feedback alignment (Lee & Kifer 2020, Algorithm 1), and its hybrid.
 
 A fully connected layer ℓ learns from the error e at the output, carried back by a fixed random
 matrix instead of by the weights:
@@ -272,9 +271,7 @@ class DPDFA:
         ).sum(dim=0)
 
     def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
-        """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β, drawn at
-        first use.
-        """
+        """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β."""
         rows = math.prod(like.shape[1:])
         if name not in self._feedback:
             wide = torch.complex128 if like.is_complex() or error.is_complex() else torch.float64
@@ -325,8 +322,7 @@ def _seed(seed: int, layer: str) -> int:
 
 @dataclass
 class Seen:
-    """One forward pass, cut in front of every layer that learns by feedback; each part keeps its
-    own graph.
+    """One forward pass, cut in front of every layer that learns by feedback.
 
     Attributes:
         arrived: layer -> its input, with the graph that leads back to the layer before.
@@ -368,8 +364,7 @@ def cut_output(
 
 
 def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
-    """Return the names of the layers in front of the fully connected ones, and these by name, in
-    the model's order.
+    """Return the names of the layers in front of the fully connected ones, and these by name.
 
     Raises:
         UserError: there is no fully connected layer, or another layer with parameters behind the

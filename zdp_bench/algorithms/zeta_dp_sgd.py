@@ -1,5 +1,4 @@
-"""ζ-DP-SGD: DP-SGD for complex networks (Ziller et al. 2021, Algorithm 1; Riess et al. 2024,
-Algorithm 1).
+"""ζ-DP-SGD for complex networks (Ziller et al. 2021 and Riess et al. 2024, Algorithms 1).
 
 The two papers differ in two conventions, and both are here by name:
 

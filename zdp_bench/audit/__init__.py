@@ -56,8 +56,7 @@ def audit(
     canaries: int = 1000,
     steps: int = 1000,
 ) -> Iterator[Finding]:
-    """Yield the findings of the attacks on a recipe and on the built-in cases; the same for the
-    same seed.
+    """Yield what attacks on a recipe and the built-in cases find; the same for the same seed.
 
     Args:
         cases: all; recipe, for the recipe's own attacks alone; or names of built-in cases,

@@ -48,9 +48,7 @@ class Magnitude(nn.Module):
 
 
 def build_network(seed: int) -> tuple[nn.Module, Batch]:
-    """Return a small complex network and four examples, each with a wrong target; the last may be
-    left out.
-    """
+    """Return a small complex network, and four examples with wrong targets."""
     generator = seeded(seed, "network")
     layer = nn.Linear(3, 2, dtype=torch.complex64)
     with torch.no_grad():
@@ -71,9 +69,7 @@ def seeded(seed: int, purpose: str) -> torch.Generator:
 
 
 def steep_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy times 1000, so that every gradient is longer than the bound and is clipped to
-    it.
-    """
+    """Return cross-entropy times 1000, so that every gradient is clipped to the bound."""
     return 1e3 * nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
@@ -127,9 +123,7 @@ def add_noise_to(
 
 
 def _repeat(block: Block, releases: int) -> Block:
-    """The block of several independent releases: noise is independent over entries, so they are one
-    more dimension.
-    """
+    """Return the block of several independent releases, as one more dimension."""
     dims = tuple(dim + 1 if dim >= 0 else dim for dim in block.fft_dims)
     return dataclasses.replace(block, shape=(releases, *block.shape), fft_dims=dims)
 
@@ -151,9 +145,7 @@ def drop_imaginary_part(noise: Tensor) -> Tensor:
 
 
 def release_under_measured(seed: int) -> Release:
-    """A clipper that takes |Σ g²| for ‖g‖² = Σ|g|²: without the conjugate, parts of a complex
-    gradient cancel.
-    """
+    """Clip by |Σ g²| for ‖g‖² = Σ|g|²: parts of a complex gradient cancel."""
     model, _ = build_network(seed)
     generator = torch.Generator().manual_seed(seed % 2**63)
     inputs = torch.randn(200, 3, dtype=torch.complex64, generator=generator)
@@ -200,8 +192,7 @@ def release_fourier(
 
 
 def release_cancelling(seed: int, guarded: bool = True) -> Release:
-    """DP-SGD on a linear layer over 64 positions, and an example of size 10¹⁰ whose terms cancel in
-    pairs.
+    """DP-SGD on a linear layer over 64 positions, and an example whose terms of 10¹⁰ cancel.
 
     Args:
         guarded: clip with the package's own clipping, else by exact norms with a float32 sum.
@@ -340,8 +331,7 @@ def release_at_times(seed: int, fault: str) -> Release:
 
 
 def release_two_runs(seed: int, change: str, keyed: bool) -> Release:
-    """One release of each of two runs on the same examples, which differ in σ, in the rate, or in
-    one example.
+    """One release each of two runs that differ in σ, in the rate, or in one example.
 
     Args:
         change: sigma, rate or record.
@@ -406,7 +396,7 @@ SHARP = 0.05  # the noise multiplier with which all that shows is whether an exa
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditCase:
     """A mechanism whose claim is known to be right or wrong.
 
     Attributes:
@@ -445,12 +435,12 @@ class Case:
         return Finding.of(*about, bound, self.delta, confidence, self.expected, evidence)
 
 
-def _sound(name: str, claim: str, make: Callable[..., Release], **more: Any) -> Case:
-    return Case(name, claim, "passes", make, **more)
+def _sound(name: str, claim: str, make: Callable[..., Release], **more: Any) -> AuditCase:
+    return AuditCase(name, claim, "passes", make, **more)
 
 
-def _broken(name: str, claim: str, make: Callable[..., Release], **more: Any) -> Case:
-    return Case(name, claim, "flagged", make, **more)
+def _broken(name: str, claim: str, make: Callable[..., Release], **more: Any) -> AuditCase:
+    return AuditCase(name, claim, "flagged", make, **more)
 
 
 circular = partial(release_zeta, noise="circular")
@@ -459,7 +449,7 @@ spectral = partial(release_fourier, algorithm="spectral_dp")
 spectral_2023 = partial(spectral, noise="as_published", back=False)
 HALF = SIGMA / math.sqrt(2)
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[AuditCase, ...] = (
     _sound("per_component", "ζ-DP-SGD, σ on each part: z = σ", release_zeta),
     _sound("circular", "circular noise, at what it gives: z = σ/√2", circular, z=HALF),
     _broken("circular_2021", "circular noise of Ziller et al. 2021: z = σ", circular),

@@ -133,9 +133,7 @@ class Coordinates:
                 to[block.name] += part.view(block.shape)
 
     def kinds(self) -> np.ndarray:
-        """Number the coordinates by block and part, [size]: those of one number should get the same
-        noise.
-        """
+        """Number the coordinates by block and part, [size]: one number should get one noise."""
         return np.concatenate(
             [
                 2 * i + np.arange(size) % (2 if self._two_parts(block) else 1)
@@ -274,9 +272,7 @@ def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[
 def _worst_contribution(
     mechanism: Mechanism, watched: list[np.ndarray], noise: np.ndarray
 ) -> np.ndarray:
-    """Return the contribution of exactly the bound in the direction that got the least noise,
-    jointly or per block.
-    """
+    """Return what has exactly the bound where least noise is, jointly or per block."""
     ends = np.cumsum([len(chosen) for chosen in watched])
     parts = [(0, int(ends[-1]), mechanism.blocks[0].bound)]
     if not mechanism.joint:
@@ -459,9 +455,10 @@ def _run_claim(releases: int, planned: int) -> str:
 def _gradient_scores(
     seen: Tensor, audited: WithCanaries, rate: float, replaced: bool
 ) -> list[np.ndarray]:
-    """Log-likelihood ratios of 'in' over 'out', summed over steps: [steps, canaries, width] ->
-    [canaries]. If only a canary that is in moves, also how far the releases along it are from their
-    mean: noise that comes again in every step hides no single one.
+    """Return log-likelihood ratios of 'in' over 'out', summed over steps: [canaries].
+
+    If only a canary that is in moves, also how far the releases along it are from their mean: noise
+    that comes again in every step hides no single one.
 
     At each step a canary is drawn with probability q: log(1 − q + q·exp(x − μ/2)), with x the
     release along it over the noise's variance, and μ its squared length over the same. The variance
@@ -511,8 +508,10 @@ class WrongTargets:
 
 
 def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
-    """Attack the whole run with input canaries (black box): examples with another's target, by how
-    far their loss fell. A patient is a canary with all records, if patients are drawn.
+    """Attack the whole run with input canaries (black box), by how far their loss fell.
+
+    They are examples with another's target. A patient is one with all records, if patients are
+    drawn.
 
     A canary that is out is not in the training set, or, if neighbours differ by a replaced example,
     has its own target.

@@ -66,9 +66,7 @@ class Finding:
 
 
 def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a lower and an upper bound on a probability; each fails with probability at most
-    `alpha`.
-    """
+    """Return bounds on a probability; each fails with probability at most `alpha`."""
     hits = np.asarray(hits, dtype=float)
     with np.errstate(invalid="ignore"):
         lower = np.where(hits > 0, beta.ppf(alpha, hits, trials - hits + 1), 0.0)
@@ -79,9 +77,7 @@ def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.nda
 def release_bound(
     hits: np.ndarray, false_alarms: np.ndarray, trials: int, delta: float, confidence: float
 ) -> np.ndarray:
-    """Return the ε that a test with these counts refutes: (ε, δ)-DP demands P[hit] ≤ e^ε P[false
-    alarm] + δ.
-    """
+    """Return the ε these counts refute: (ε, δ)-DP has P[hit] ≤ e^ε P[false alarm] + δ."""
     alpha = (1 - confidence) / 2
     hit = clopper_pearson(hits, trials, alpha)[0]
     alarm = clopper_pearson(false_alarms, trials, alpha)[1]
@@ -104,9 +100,7 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
 
 
 def run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """Return the largest ε at which so many right guesses are less likely than 1 − confidence; 0 if
-    none is refuted.
-    """
+    """Return the largest ε at which so many right guesses are less likely than 1 − confidence."""
 
     def refuted(epsilon: float) -> bool:
         return guess_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence
@@ -125,8 +119,7 @@ def run_bound(canaries: int, guesses: int, right: int, delta: float, confidence:
 def guess(
     scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, str]:
-    """Guess 'in' for the highest eighth of the scores and 'out' for the lowest; return the bound
-    and its evidence.
+    """Guess 'in' for the highest eighth of the scores, 'out' for the lowest: (bound, evidence).
 
     The number of guesses is fixed beforehand. Trying several would cost confidence, and with it
     most of the bound, for the theorem's term 2mδ·(…) leaves little of it.
@@ -161,9 +154,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Rule:
-    """Says that the example is `present`, or absent, where the score is above the threshold or,
-    with `above=False`, is not; and nothing elsewhere.
-    """
+    """Says `present`, or absent, where the score is above the threshold (or not), else nothing."""
 
     threshold: float
     above: bool
@@ -173,8 +164,7 @@ class Rule:
 def attack_release(
     release: Release, trials: int, delta: float, confidence: float, shift: np.ndarray | None = None
 ) -> tuple[float, str]:
-    """Return a lower bound on ε from `trials` releases of each of two neighbours, and the counts
-    behind it.
+    """Return a lower bound on ε, and its counts, from `trials` releases of each neighbour.
 
     Args:
         shift: the difference of the neighbours' sums, if the adversary knows it; else it is
@@ -248,8 +238,7 @@ def best_bound(
 def score(
     without: np.ndarray, with_it: np.ndarray, learned: int, shift: np.ndarray | None = None
 ) -> tuple[Scores, Scores]:
-    """Return the scores of the first `learned` releases, which teach the best direction, and of the
-    others.
+    """Return scores of the first `learned` releases, which teach the direction, and the others.
 
     Args:
         without, with_it: [releases, features].
@@ -261,9 +250,7 @@ def score(
 
 
 def bound_at(rule: Rule, scores: Scores, delta: float, confidence: float) -> tuple[float, str]:
-    """Return the bound that a rule gives on scores that did not teach it, and the counts behind
-    it.
-    """
+    """Return a rule's bound on scores that did not teach it, and the counts behind it."""
     tested = len(scores.without)
     said = [
         int(((rows > rule.threshold) == rule.above).sum())
@@ -307,9 +294,7 @@ def _best_rule(scores: Scores, delta: float, confidence: float) -> Rule:
 def _loudest(
     scores: Scores, loudness: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, Rule]:
-    """Return the greatest loudness, of (hits, false alarms), and its rule: in the middle of the
-    thresholds that have it.
-    """
+    """Return the greatest loudness and its rule, in the middle of equally good thresholds."""
     best = (-np.inf, Rule(0.0, True, True))
     candidates, rules = _count_by_rule(scores)
     for above, present, hits, alarms in rules:

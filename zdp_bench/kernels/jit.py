@@ -40,7 +40,7 @@ _WORK = types.void(types.CPointer(types.int64))
 _TAKEN, _FINISHED, _CHUNKS, ARGUMENTS = range(4)
 
 
-class Loop:
+class CompiledLoop:
     """A compiled loop over the chunks of some work, which any number of threads may run at once."""
 
     def __init__(self, code: Any) -> None:
@@ -99,7 +99,7 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 _HOME = os.getpid()
 
 
-def compile_loop(loop: Callable[[Any], None]) -> Loop:
+def compile_loop(loop: Callable[[Any], None]) -> CompiledLoop:
     """Compile a loop over the chunks of some work, or read its machine code from `cache_folder`.
 
     Its arithmetic is IEEE's, operation by operation: the same bits on every processor, except where
@@ -109,16 +109,16 @@ def compile_loop(loop: Callable[[Any], None]) -> Loop:
     options: dict[str, Any] = {"error_model": "numpy"}
     before = _config.CACHE_DIR
     if (folder := cache_folder()) is None:
-        return Loop(cfunc(_WORK, **options)(loop))
+        return CompiledLoop(cfunc(_WORK, **options)(loop))
     with warnings.catch_warnings():
         # Code of processors without fused products cannot be kept.
         warnings.simplefilter("ignore", NumbaWarning)
         try:
             _config.CACHE_DIR = str(folder)
-            return Loop(cfunc(_WORK, cache=True, **options)(loop))
+            return CompiledLoop(cfunc(_WORK, cache=True, **options)(loop))
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
             # No folder can be written, the disk is full, or a file was cut short.
-            return Loop(cfunc(_WORK, **options)(loop))
+            return CompiledLoop(cfunc(_WORK, **options)(loop))
         finally:
             _config.CACHE_DIR = before
 

@@ -26,8 +26,7 @@ from zdp_bench.registry import lookup, names, register
 
 @dataclass(frozen=True)
 class Claim:
-    """The numbers a paper gives to its accountant: the NOMINAL noise multiplier σ, whatever the
-    mechanism really gives.
+    """The numbers a paper gives to its accountant: the NOMINAL σ, whatever the mechanism gives.
 
     Attributes:
         noise_multiplier: σ as the paper states it.
@@ -80,9 +79,7 @@ A = TypeVar("A", bound=Accountant)
 
 
 def for_mechanisms(
-    kind: Literal["tight", "bound", "approximation"],
-    epsilon: Bound,
-    at_least: Bound | None = None,
+    kind: Literal["tight", "bound", "approximation"], epsilon: Bound, at_least: Bound | None = None
 ) -> Callable[[A], A]:
     """Let the decorated accountant answer for mechanisms too; see `ForMechanisms`."""
 
@@ -103,9 +100,7 @@ def claimed_epsilon(accountant: str, claim: Claim) -> float:
 
 
 def answer_for_mechanisms() -> dict[str, ForMechanisms]:
-    """The accountants that have an ε for a mechanism: tight ones first, then bounds, then
-    approximations.
-    """
+    """Return the accountants that have an ε for a mechanism: tight, bounds, approximations."""
     found = {
         name: getattr(lookup("accountant", name), "for_mechanisms", None)
         for name in names("accountant")

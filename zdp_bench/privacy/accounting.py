@@ -109,9 +109,7 @@ def pld_uniform_at_least(z: float, sample_rate: float, steps: int, delta: float)
 def _trivial(
     z: float, sample_rate: float, steps: int, delta: float, hopeless: float = HOPELESS
 ) -> tuple[float] | None:
-    """ε if nothing must be composed: no step, (almost) no noise, δ = 0, or every example in every
-    batch.
-    """
+    """Return (ε,) if nothing must be composed: no step, (almost) no noise, δ = 0, or rate 1."""
     if steps == 0 or sample_rate == 0 or math.isinf(z):
         return (0.0,)
     if z == 0 or delta <= 0:
@@ -128,9 +126,7 @@ def _at_least(z: float, drawn: Mixture, steps: int, delta: float) -> float:
 
 
 def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Return ε by Rényi-DP of the Poisson-subsampled Gaussian: dp-accounting's orders and tight
-    conversion.
-    """
+    """Return ε by Rényi-DP of the Poisson-subsampled Gaussian, by dp-accounting."""
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
@@ -194,9 +190,7 @@ def poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tupl
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp-accounting's warnings that an order did not converge: without it the bound still
-    holds.
-    """
+    """Silence dp-accounting's warnings that an order did not converge: the others bound ε."""
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -213,8 +207,7 @@ def gdp_clt(
     delta: float,
     batches: Literal["uniform", "poisson"] = "uniform",
 ) -> float:
-    """Return ε by the central-limit approximation of Gaussian DP (Bu, Dong, Long & Su 2020). NOT a
-    bound.
+    """Return ε by Gaussian DP's central limit (Bu, Dong, Long & Su 2020). NOT a bound.
 
     uniform: μ = √2·q√T·√(e^{1/z²}Φ(3/2z) + 3Φ(−1/2z) − 2), the default of deepee and TensorFlow
         Privacy.
@@ -235,8 +228,7 @@ def gdp_clt(
 
 
 def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
-    """Return the ε that is reported first: PLD of the mechanism that was run, in its own sampling
-    and adjacency.
+    """Return the ε that is reported first: PLD of what was run, in its own adjacency.
 
     No amplification theorem is used for shuffled batches, so their ε is ∞ unless nothing was
     released.
@@ -250,8 +242,7 @@ def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
 
 
 def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[float, float]:
-    """Return a lower and an upper bound on the ε of what was run; they differ for fixed-size
-    batches only.
+    """Return bounds on ε from below and above, which differ for fixed-size batches only.
 
     For those no law is known that is exact under composition. The true ε is between that of two
     data sets that exist and what is proven; the upper bound is the one to quote.
@@ -264,9 +255,7 @@ def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[floa
 
 
 def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
-    """Return the looser ε beside `tight_epsilon`: Rényi-DP of the same mechanism, sampling and
-    adjacency.
-    """
+    """Return the looser ε beside `tight_epsilon`: Rényi-DP of the same mechanism."""
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
     if scheme == "shuffled":
         return math.inf if steps else 0.0
@@ -278,8 +267,7 @@ def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
 def patient_epsilon(
     mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
 ) -> float:
-    """Return the tight ε for a PATIENT with at most so many examples, who come, go or are replaced
-    together.
+    """Return the tight ε for a PATIENT with at most so many examples, who move together.
 
     The examples are clipped one by one, so j drawn examples move the sum by at most j bounds. How
     many are drawn is binomial under Poisson sampling and hypergeometric under uniform batches; the
@@ -342,9 +330,7 @@ def patients_share(sampling: Sampling, count: int) -> Mixture:
 
 
 def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, limit: int) -> int:
-    """Return the largest number of steps, at most `limit`, whose tight ε does not exceed
-    `max_epsilon`.
-    """
+    """Return the most steps, at most `limit`, whose tight ε does not exceed `max_epsilon`."""
     if tight_epsilon(mechanism, limit, delta) <= max_epsilon:
         return limit
     low, high = 0, limit  # ε grows with steps; invariant: ε(low) ≤ max_epsilon < ε(high)

@@ -49,7 +49,7 @@ from zdp_bench.privacy.loss_distribution import (
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 ROUNDING = 1e-9  # relative; two bounds C give one noise multiplier two values of z
-ALWAYS = Mixture((-math.inf, 0.0))  # every step draws it
+DRAWN_EVERY_STEP = Mixture((-math.inf, 0.0))
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,14 @@ def _law(z: float, sampling: Sampling, count: int) -> tuple[float, Mixture]:
     """Return the noise in units of one shift, and the law of how many of `count` a step draws."""
     rate = sampling.sample_rate
     if sampling.scheme == "full" or rate >= 1:
-        return z / count, ALWAYS
+        return z / count, DRAWN_EVERY_STEP
     if sampling.scheme == "poisson":
         return z, one_example(rate) if count == 1 else patients_draws(rate, count)
     batch = round(rate * sampling.records)
     if count == 1:
         return z, one_example(rate)
     if count + batch > sampling.records:  # every batch holds some
-        return z / min(count, batch), ALWAYS
+        return z / min(count, batch), DRAWN_EVERY_STEP
     return z, patients_share(sampling, count)
 
 

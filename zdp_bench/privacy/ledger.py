@@ -95,18 +95,14 @@ class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
 
 @dataclass(frozen=True)
 class Position:
-    """The end of a ledger when a checkpoint was written: releases, with those set aside, and the
-    chain's digest.
-    """
+    """The end of a ledger at a checkpoint: releases, with those set aside, and the digest."""
 
     entries: int
     digest: str
 
 
 class Span(NamedTuple):
-    """Releases of steps in a row, `first` to before `end`, and the generation whose noise they
-    have: a ledger of a million steps takes no more memory than one of ten.
-    """
+    """Releases of steps in a row, `first` to before `end`, that have one generation's noise."""
 
     first: int
     end: int
@@ -135,8 +131,7 @@ class Ledger:
         whose: str = "",
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        """Open or create the ledger at `path`, and read those that were set aside there
-        (`set_aside`).
+        """Open or create the ledger at `path`, and read those that were `set_aside` there.
 
         Args:
             mechanism: every entry is one step of it.
@@ -189,8 +184,7 @@ class Ledger:
             _fsync_folder(path.parent)
 
     def begin(self, made: str, step: int, state: str) -> None:
-        """Start, or continue, at `step` from `state`: in the generation of that start, or in a new
-        one.
+        """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
 
         Args:
             made: `environment.execution_digest` of code, libraries, machine and micro-batch;
@@ -215,9 +209,7 @@ class Ledger:
             self._note(made, step, state)
 
     def doubt(self, step: int) -> None:
-        """Write that this generation cannot be repeated from `step` on: memory ran out, and the
-        batch was cut anew.
-        """
+        """Write that this generation cannot be repeated from `step` on: the batch was cut anew."""
         if self.repeatable:
             self._note("", step, "")
 
@@ -236,9 +228,7 @@ class Ledger:
             }
 
     def _read_starts(self, path: Path) -> int:
-        """Read the starts of a ledger that was set aside, as far as possible; returns how many
-        steps it holds at most.
-        """
+        """Read the starts of a ledger that was set aside; return how many steps it has at most."""
         steps = 0
         with open_regular(path) as file:
             for line in file:
@@ -253,8 +243,7 @@ class Ledger:
         return steps
 
     def append(self, step: int, of: str = "") -> None:
-        """Write that `step` is about to be released. Does nothing if the very same release is in
-        the ledger.
+        """Write that `step` is about to be released, unless the very same release is there.
 
         Args:
             of: the digest of the weights that the step starts from, if they may differ when it is
@@ -305,8 +294,7 @@ class Ledger:
         return self.earlier + self._count
 
     def releases_before(self, step: int) -> int:
-        """How many releases were made when `step` steps are done, with what a killed process drew
-        ahead.
+        """Return how many releases were made when `step` steps are done.
 
         What this generation drew ahead will be drawn again, so it counts when its turn comes.
         """
@@ -400,9 +388,7 @@ class Ledger:
         self._digest = claimed
 
     def _mend(self, kept: int, body: dict[str, Any]) -> None:
-        """Keep so many bytes of the file and end it with a line: all or nothing, for a kill may
-        come here too.
-        """
+        """Keep so many bytes of the file and end it with a line, all or nothing."""
         partial = self.path.with_suffix(".partial")
         shutil.copyfile(self.path, partial)
         with partial.open("r+b") as file:
@@ -417,9 +403,7 @@ class Ledger:
 
 
 class Copy(Ledger):
-    """A ledger without a file, for a process that only counts: rank 0 of a run, or a federation's
-    node, has the file.
-    """
+    """A ledger without a file, for a process that only counts; rank 0 or a node has the file."""
 
     def __init__(
         self, spans: tuple[Span, ...], position: Position, repeatable: bool, generation: str = ""

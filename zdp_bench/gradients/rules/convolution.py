@@ -75,7 +75,7 @@ def _convolution(
     layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]
 ) -> dict[str, LayerGradient]:
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    geometry = Geometry(
+    geometry = ConvolutionShape(
         tuple(weight.shape),
         layer.stride,  # type: ignore[arg-type]
         padding,
@@ -91,7 +91,7 @@ def _convolution(
     return gradients
 
 
-def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
+def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradient:
     """The weight of a real convolution, from x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
     positions, outputs, inputs = geometry.sizes(wide, narrow)
@@ -130,7 +130,7 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
     )
 
 
-def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
+def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradient:
     """The weight of a complex convolution, from x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
     outputs, inputs, *kernel = geometry.shape
@@ -199,13 +199,13 @@ def _winograd_weight(
     )
 
 
-def _summands(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Summands:
+def _summands(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Summands:
     """Every position of the smaller map meets a kernel of the larger."""
     positions, _, _ = geometry.sizes(wide, narrow)
     return bound_summands(narrow, wide, positions, prod(geometry.kernel))
 
 
-def _suits_patches(geometry: Geometry, wide: Tensor, narrow: Tensor, parts: int) -> bool:
+def _suits_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor, parts: int) -> bool:
     """True if many real numbers lie side by side, and positions outweigh the folding.
 
     Measured, complex: 8 to 24 channels on 32² half the time of columns, 16 on 16² a tenth less;
@@ -223,7 +223,7 @@ COLUMN_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ConvolutionShape:
     """A convolution's numbers, one per spatial dimension.
 
     `shape` is the weight's: [O, C/groups, *k], or transposed [C, O/groups, *k].
@@ -254,7 +254,7 @@ class Geometry:
         return prod(self.sizes(*self.wide_and_narrow(x, g))) * self.groups
 
 
-def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
+def weight_gradient(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> Tensor:
     """Return Σᵢ gᵢ from the backend's own kernel; real x [B, C, *] and g [B, O, *]."""
     if x.dtype == torch.float64:
         # torch's slow kernels misread other layouts where a map is one pixel wide.
@@ -273,7 +273,7 @@ def weight_gradient(geometry: Geometry, x: Tensor, g: Tensor) -> Tensor:
     return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, wanted)[1]
 
 
-def _memory_format(geometry: Geometry, x: Tensor) -> torch.memory_format:
+def _memory_format(geometry: ConvolutionShape, x: Tensor) -> torch.memory_format:
     """Return the format of the maps: a weight in another one would be copied first.
 
     A weight of one pixel has both formats, but only as a contiguous one is it read right (torch
@@ -285,7 +285,7 @@ def _memory_format(geometry: Geometry, x: Tensor) -> torch.memory_format:
 
 
 def one_by_one(
-    geometry: Geometry,
+    geometry: ConvolutionShape,
     x: Tensor,
     g: Tensor,
     finish: Callable[[Tensor], Tensor] = lambda gradient: gradient,
@@ -326,7 +326,7 @@ def _channels_first(x: Tensor) -> Tensor:
     return copy
 
 
-def by_patches(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
+def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     """Return [B, *shape], a view; real channels-last maps, one group."""
     channels_end = _pad(geometry, wide).movedim(1, -1)
     patches = _unfold(geometry, channels_end, narrow.shape[2:])  # [B, *positions, C, *k]
@@ -345,7 +345,7 @@ def by_patches(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
     return product.unflatten(2, (*geometry.kernel, -1)).movedim(-1, 2)  # [B, O, C, *k]
 
 
-def by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
+def by_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
     per_example = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:])
     few = max(1, COLUMN_BYTES // (per_example * wide.element_size()))
@@ -357,7 +357,7 @@ def by_columns(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
     return product.unflatten(2, (-1, *geometry.kernel)).movedim(-1, 2).flatten(1, 2)
 
 
-def _multiply_columns(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
+def _multiply_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     groups = geometry.groups
     columns = _columns(geometry, wide, narrow.shape[2:])  # [b, C·k, T]
     columns = columns.reshape(len(wide) * groups, -1, columns.shape[2])
@@ -365,13 +365,13 @@ def _multiply_columns(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tenso
     return torch.bmm(columns, gradients.transpose(1, 2)).unflatten(0, (-1, groups))
 
 
-def ghost_norms(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Tensor:
+def ghost_norms(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     """Return ‖gᵢ‖², [B] in float64, by Gram matrices; one group."""
     columns = _columns(geometry, wide, narrow.shape[2:])
     return gram_norms(narrow.flatten(2).transpose(1, 2), columns.transpose(1, 2))
 
 
-def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+def _columns(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
     """Return what each weight meets at each position: [B, C, *] -> [B, C·k, T]."""
     dimensions = len(geometry.kernel)
     channels_end = _pad(geometry, wide).contiguous().movedim(1, -1)
@@ -380,13 +380,13 @@ def _columns(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Te
     return met.reshape(len(wide), -1, prod(positions))
 
 
-def _pad(geometry: Geometry, wide: Tensor) -> Tensor:
+def _pad(geometry: ConvolutionShape, wide: Tensor) -> Tensor:
     if not any(geometry.padding):
         return wide
     return F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
 
 
-def _unfold(geometry: Geometry, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+def _unfold(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
     """Return what each position meets: [B, *, C] -> [B, *positions, C, *k], a view."""
     of = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
     for dim, (size, stride, dilation, number) in enumerate(of, 1):
