@@ -20,7 +20,7 @@ from zdp_bench.privacy.normal_stream import (
     _words,
     add_normals,
     hash_key,
-    side_by_side,
+    run_parallel,
 )
 
 NAME = (7, "noise", 3, "w")
@@ -182,7 +182,7 @@ def test_parts_cover_everything_once_and_begin_at_multiples(
         done[start:stop] += 1
 
     set_threads(threads)
-    side_by_side(work, count, unit, alone=20)
+    run_parallel(work, count, unit, min_parallel=20)
     assert (done == 1).all()
     assert all(start % unit == 0 for start in starts)
     assert len(starts) == (threads if count > 20 else 1)
@@ -195,4 +195,4 @@ def test_an_error_on_another_thread_is_raised_here(set_threads: Callable[[int], 
 
     set_threads(2)
     with pytest.raises(ZeroDivisionError):
-        side_by_side(work, 100, 1, alone=0)
+        run_parallel(work, 100, 1, min_parallel=0)

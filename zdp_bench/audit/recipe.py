@@ -348,7 +348,7 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 
 
 class WithCanaries:
-    """An algorithm whose batches hold canaries among the examples, and whose releases are all read.
+    """Insert canaries and record every release, round an algorithm.
 
     Canaries come as a batch of their own, (their numbers, how much of each), and the others as the
     arguments of an algorithm's `accumulate`; see `attack_with_gradients`.

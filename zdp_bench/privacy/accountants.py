@@ -7,9 +7,9 @@ it is.
     @register("accountant", "my_paper_2027")
     def my_paper_2027(claim: Claim) -> float: ...
 
-Such a function is a convention: it believes the numbers it is given. One that also has an ε for the
-mechanism that was run says so with `@for_mechanisms`, and `zdp-bench epsilon` lists it for every
-kind of noise.
+Such a function is a convention: it believes the numbers it is given. `zdp-bench epsilon` lists
+those that also have an ε for the mechanism that was run (`answer_for_mechanisms`) for every kind of
+noise.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from zdp_bench.privacy import accounting
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.registry import lookup, names, register
+from zdp_bench.registry import lookup, register
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Claim:
         return self.batch_size or max(1, round(self.sample_rate * self.records))
 
 
-Accountant = Callable[[Claim], float]
 Bound = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
 
 
@@ -75,21 +74,6 @@ class ForMechanisms:
     at_least: Bound | None = None
 
 
-A = TypeVar("A", bound=Accountant)
-
-
-def for_mechanisms(
-    kind: Literal["tight", "bound", "approximation"], epsilon: Bound, at_least: Bound | None = None
-) -> Callable[[A], A]:
-    """Let the decorated accountant answer for mechanisms too; see `ForMechanisms`."""
-
-    def enter(accountant: A) -> A:
-        accountant.for_mechanisms = ForMechanisms(kind, epsilon, at_least)  # type: ignore[attr-defined]
-        return accountant
-
-    return enter
-
-
 def claimed_epsilon(accountant: str, claim: Claim) -> float:
     """The ε that an accountant claims.
 
@@ -97,17 +81,6 @@ def claimed_epsilon(accountant: str, claim: Claim) -> float:
         UserError: there is no accountant of this name.
     """
     return float(lookup("accountant", accountant)(claim))
-
-
-def answer_for_mechanisms() -> dict[str, ForMechanisms]:
-    """Return the accountants that have an ε for a mechanism: tight, bounds, approximations."""
-    found = {
-        name: getattr(lookup("accountant", name), "for_mechanisms", None)
-        for name in names("accountant")
-    }
-    order = ("tight", "bound", "approximation")
-    answering = {name: answer for name, answer in found.items() if answer}
-    return dict(sorted(answering.items(), key=lambda item: order.index(item[1].kind)))
 
 
 def _gdp_clt_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
@@ -125,22 +98,28 @@ def _tight_at_least(mechanism: Mechanism, steps: int, delta: float) -> float:
     return accounting.tight_interval(mechanism, steps, delta)[0]
 
 
+def answer_for_mechanisms() -> dict[str, ForMechanisms]:
+    """Return what accountants say of a mechanism that was run; the tight one first."""
+    return {
+        "pld": ForMechanisms("tight", accounting.tight_epsilon, _tight_at_least),
+        "rdp": ForMechanisms("bound", accounting.rdp_epsilon),
+        "gdp_clt": ForMechanisms("approximation", _gdp_clt_epsilon),
+    }
+
+
 @register("accountant", "pld")
-@for_mechanisms("tight", accounting.tight_epsilon, _tight_at_least)
 def pld(claim: Claim) -> float:
     """The privacy loss distribution of Poisson sampling."""
     return accounting.pld(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
 @register("accountant", "rdp")
-@for_mechanisms("bound", accounting.rdp_epsilon)
 def rdp(claim: Claim) -> float:
     """Rényi-DP of Poisson sampling."""
     return accounting.rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
 @register("accountant", "gdp_clt")
-@for_mechanisms("approximation", _gdp_clt_epsilon)
 def gdp_clt(claim: Claim) -> float:
     """Gaussian DP by the central limit theorem, uniform batches: it can fall below the truth."""
     return accounting.gdp_clt(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)

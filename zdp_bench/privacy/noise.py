@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.normal_stream import add_normals, hash_key, side_by_side
+from zdp_bench.privacy.normal_stream import add_normals, hash_key, run_parallel
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
@@ -198,8 +198,8 @@ class SecureNoise:
     def add_white(self, *requests: White) -> None:
         for white in requests:
             reals = white.reals()
-            side_by_side(
-                partial(_add_secure, reals, white.std), len(reals), _PIECE, alone=8 * _PIECE
+            run_parallel(
+                partial(_add_secure, reals, white.std), len(reals), _PIECE, min_parallel=8 * _PIECE
             )
             if white.times != 1:
                 reals.mul_(white.times)

@@ -54,7 +54,7 @@ def add_normals(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -
 def _add_by_numpy(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
     numbers = (torch.view_as_real(out) if out.is_complex() else out).view(-1).numpy()
     pairs, part = -(-len(numbers) // 2), GROUP * TOGETHER
-    side_by_side(partial(_add_pairs, key, numbers, std, times), pairs, part, alone=part)
+    run_parallel(partial(_add_pairs, key, numbers, std, times), pairs, part, min_parallel=part)
 
 
 def _add_pairs(
@@ -104,16 +104,18 @@ def _words(key: bytes, group: int, groups: int) -> np.ndarray:
     return rows.reshape(16, groups, 64).swapaxes(0, 1)
 
 
-def side_by_side(work: Callable[[int, int], None], count: int, unit: int, alone: int) -> None:
+def run_parallel(
+    work: Callable[[int, int], None], count: int, unit: int, min_parallel: int
+) -> None:
     """Call `work(start, stop)` over 0..count, in as many parts as torch uses threads.
 
     `work` must let go of the interpreter's lock while it computes, as numpy does.
 
     Args:
         unit: parts begin at its multiples.
-        alone: up to this count, one part: handing over would take longer.
+        min_parallel: up to this count, one part: handing over would take longer.
     """
-    threads = torch.get_num_threads() if count > alone else 1
+    threads = torch.get_num_threads() if count > min_parallel else 1
     cuts = [*(count * i // threads // unit * unit for i in range(threads)), count]
     pool = _pool(os.getpid(), threads)
     others = [pool.submit(work, *cuts[i : i + 2]) for i in range(1, threads)]
