@@ -320,6 +320,9 @@ def _seed(seed: int, layer: str) -> int:
     return int(stream(seed, "feedback", layer).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+# ------------------------------------------------------------------------- a chain of layers, cut
+
+
 @dataclass
 class Seen:
     """One forward pass, cut in front of every layer that learns by feedback.

@@ -34,6 +34,7 @@ from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
 from zdp_bench.registry import lookup
 from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.setup import Plan
+from zdp_bench.training.step import Total
 
 SIGMA = 1.0
 CPU = torch.device("cpu")
@@ -51,15 +52,18 @@ def build_network(seed: int) -> tuple[nn.Module, Batch]:
     """Return a small complex network, and four examples with wrong targets."""
     generator = seeded(seed, "network")
     layer = nn.Linear(3, 2, dtype=torch.complex64)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(
-                torch.randn(parameter.shape, dtype=torch.complex64, generator=generator)
-            )
+    fill(layer, generator)
     model = nn.Sequential(layer, Magnitude())
     inputs = 3 * torch.randn(4, 3, dtype=torch.complex64, generator=generator)
     with torch.no_grad():
         return model, (inputs, model(inputs).argmin(dim=1))
+
+
+def fill(layer: nn.Module, generator: torch.Generator) -> None:
+    """Draw every parameter of a layer from a normal law."""
+    with torch.no_grad():
+        for own in layer.parameters():
+            own.copy_(torch.randn(own.shape, dtype=own.dtype, generator=generator))
 
 
 def seeded(seed: int, purpose: str) -> torch.Generator:
@@ -79,10 +83,7 @@ def neighbouring_sums(
     """Return the algorithm's sums without and with the last of four examples."""
 
     def accumulate(part: Batch) -> dict[str, Tensor]:
-        total = {
-            block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype))
-            for block in algorithm.mechanism().blocks
-        }
+        total = Total(algorithm.mechanism(), CPU).whole()
         algorithm.accumulate(total, part)
         return total
 
@@ -172,10 +173,7 @@ def release_fourier(
     """
     generator = seeded(seed, "fourier")
     layer = CirculantLinear(8, 8, 8, bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(
-            torch.randn(layer.weight.shape, dtype=torch.float64, generator=generator)
-        )
+    fill(layer, generator)
     inputs = torch.randn(4, 8, dtype=torch.float64, generator=generator)
     targets = torch.randint(0, 8, (4,), generator=generator)
     problem = Problem(nn.Sequential(layer), steep_loss, ONE_STEP, like=inputs[:0])
@@ -248,10 +246,7 @@ def _opacus_sums(seed: int, ghost: bool, secure_mode: bool) -> tuple[tuple[Tenso
 
     generator = torch.Generator().manual_seed(seed % 2**63)
     layer = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
-    with torch.no_grad():
-        layer.weight.copy_(
-            torch.randn(layer.weight.shape, dtype=torch.complex64, generator=generator)
-        )
+    fill(layer, generator)
     inputs = 100 * torch.randn(40, 2, dtype=torch.complex64, generator=generator)
     targets = torch.randint(0, 2, (40,), generator=generator)
     wrapped = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
@@ -390,6 +385,8 @@ def together(*z: float) -> float:
     """Return the noise multiplier of several Gaussian releases seen at once."""
     return 1 / math.sqrt(sum(1 / each**2 for each in z))
 
+
+# ---------------------------------------------------------------------------------------- the table
 
 TRIALS = 40_000  # of each neighbour
 SHARP = 0.05  # the noise multiplier with which all that shows is whether an example was drawn

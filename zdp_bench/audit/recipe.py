@@ -91,6 +91,9 @@ class Subject(Setup):
         return np.random.default_rng(stream(self.config.seed, "audit", purpose))
 
 
+# ----------------------------------------------------------------------- contributions as vectors
+
+
 class Coordinates:
     """Maps a mechanism's blocks to one real vector and back, isometrically.
 
@@ -175,6 +178,8 @@ def canary_supports(
         values.append(rng.choice([-1.0, 1.0], size=chosen.shape) * bound / math.sqrt(wide))
     return np.concatenate(indices, axis=1), np.concatenate(values, axis=1)
 
+
+# ------------------------------------------------------------------------------------ one release
 
 MOST_RECORDS = 12  # of a hostile patient
 
@@ -345,6 +350,9 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 
     first = furthest(torch.zeros(coordinates.size, dtype=torch.float64))
     return furthest(first) if mechanism.sampling.shift == 2 else first
+
+
+# ---------------------------------------------------------------------------------- the whole run
 
 
 class WithCanaries:

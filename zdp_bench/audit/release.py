@@ -65,6 +65,9 @@ class Finding:
         return Finding(case, claim, claimed, bound, delta, confidence, verdict, expected, evidence)
 
 
+# ----------------------------------------------------------------------------- bounds from counts
+
+
 def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds on a probability; each fails with probability at most `alpha`."""
     hits = np.asarray(hits, dtype=float)
@@ -131,6 +134,8 @@ def guess(
     evidence = f"{right:,} of {2 * each:,} guesses right, {canaries:,} canaries"
     return run_bound(canaries, 2 * each, right, delta, confidence), evidence
 
+
+# ---------------------------------------------------------------------- the attack on one release
 
 # A Gaussian release with multiplier z claims an ε for EVERY δ. At this one its attack shows most:
 # the likeliest outcomes decide.

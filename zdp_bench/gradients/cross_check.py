@@ -71,6 +71,8 @@ def _one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]
     return {name: torch.stack(gradients) for name, gradients in each.items()}
 
 
+# ------------------------------------------------------------------ the same draws in every batch
+
 SEED = 7  # its first number is 0.53: a mask of one number lets everything pass
 
 

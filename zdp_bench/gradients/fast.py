@@ -3,7 +3,7 @@ model at small cost").
 
 One forward and one backward pass that computes only the gradients of the layers' OUTPUTS (`tape`).
 From a layer's input and output gradient follow its per-sample gradients (`rules`), which are never
-all formed where that costs more than a way around (`parameter_gradient`). Which way is taken
+all formed where that costs more than a way around (`ParameterGradient`). Which way is taken
 changes a number by rounding only.
 """
 

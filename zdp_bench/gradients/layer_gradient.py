@@ -180,6 +180,8 @@ def ghost_is_cheaper(positions: int, outputs: int, inputs: int, itemsize: int) -
     return gram < 3 * itemsize * outputs * inputs * OPERATIONS_PER_BYTE
 
 
+# -------------------------------------------------------------------- how a parameter is measured
+
 # Gradients that are formed for their norms only take at most this many bytes at a time.
 FORM_BYTES = 64 * 2**20
 

@@ -24,6 +24,8 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import Loss
 from zdp_bench.gradients.parts import describe, unpack
 
+# ------------------------------------------------------------------------------ what a loss holds
+
 MANY = 10_000  # entries of a container that is no longer looked into
 LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, np.ndarray, CodeType)
@@ -153,6 +155,9 @@ def held_by(thing: Any) -> Held:
         return value._version if isinstance(value, Tensor) else 0
 
     return Held({place: (value, version(value)) for place, value in places_of(thing)})
+
+
+# --------------------------------------------------------------------------------------- the loss
 
 
 class PerExample:

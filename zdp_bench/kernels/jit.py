@@ -203,6 +203,8 @@ def _pointer_to(kind: Any) -> Callable[..., Any]:
 float32_at, float64_at, int64_at = map(_pointer_to, (types.float32, types.float64, types.int64))
 
 
+# ------------------------------------------------------------------ vectors of 16 float32 numbers
+
 LANES = 16
 FLOATS, WORDS = types.CPointer(types.float32), types.CPointer(types.int64)
 _INT32 = ir.IntType(32)

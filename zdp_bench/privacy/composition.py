@@ -178,6 +178,8 @@ def _law(z: float, sampling: Sampling, count: int) -> tuple[float, Mixture]:
     return z, patients_share(sampling, count)
 
 
+# ----------------------------------------------------------------------- the best of several runs
+
 Law = Literal["poisson", "geometric", "logarithmic"]
 # The paper's η; Theorem 6 is the limit η → ∞.
 SHAPES: dict[str, float] = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}

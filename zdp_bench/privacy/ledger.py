@@ -35,6 +35,8 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.mechanism import Mechanism
 
+# --------------------------------------------------------------------------- one line of the file
+
 _KINDS = {"step": int, "of": str, "generation": str, "made": str, "state": str, "sha256": str}
 _STEP = {"step", "of", "generation"}
 _STATE = {"made", "step", "state", "generation"}
@@ -80,6 +82,8 @@ def is_step(body: dict[str, Any]) -> bool:
 def _has_kinds(body: dict[str, Any]) -> bool:
     return all(type(value) is _KINDS[name] for name, value in body.items())
 
+
+# ------------------------------------------------------------------------------------- the ledger
 
 _START = "0" * 64
 _FORMAT = 6  # version of the file's format

@@ -58,6 +58,8 @@ def correlate(layer: CirculantLinear, x: Tensor, g: Tensor) -> Correlation:
     return Correlation(in_blocks(x, layer.block), in_blocks(g, layer.block), (layer.block,))
 
 
+# ------------------------------------------------------------------ correlations by their spectra
+
 # Spectra of at most so many bytes per layer are kept between norm and sum; larger ones are computed
 # again, a few examples at a time.
 SPECTRA_BYTES = 64 * 2**20

@@ -216,6 +216,8 @@ def _suits_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor, par
     return geometry.groups == 1 and reals >= 16 and positions >= 4 * outputs
 
 
+# ---------------------------------------------------------------- weight gradients in plain torch
+
 # Patches of at most so many bytes are built at a time: they stay in the cache until multiplied.
 PATCH_BYTES = 4 * 2**20
 # Likewise columns: the system takes larger blocks back, and clears them each time.
