@@ -469,18 +469,6 @@ def test_correlated_mu_is_attained_by_the_worst_shift(rho: float) -> None:
     )
 
 
-def test_theorem_1_of_2024_with_known_parts() -> None:
-    assert formulas.correlated_mu(1.0, 0.0, 2.0) == formulas.per_component_mu(1.0, 2.0) == 2.0
-    assert formulas.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=0.0) == pytest.approx(
-        math.sqrt(1 / 0.75)
-    )
-    # the paper's loose split
-    assert formulas.correlated_mu(1.0, 0.5, 1.0, real=1.0, imaginary=1.0) > formulas.correlated_mu(
-        1.0, 0.5, 1.0
-    )
-    assert formulas.correlated_mu(1.0, -1.0) == math.inf
-
-
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 15.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
 def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
