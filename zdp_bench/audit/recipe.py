@@ -442,22 +442,27 @@ def attack_with_gradients(
     delta = subject.config.privacy.delta
     allowed = 1 - (1 - confidence) / len(scores)  # so that the better bound has the confidence
     guesses = [guess(each, included, delta, allowed) for each in scores]
-    bound, evidence = max(guesses, key=lambda found: found[0])
+    best = max(guesses, key=lambda found: found[0])
+    return _compare_run(subject, "gradient canaries", releases, confidence, best)
+
+
+def _compare_run(
+    subject: Subject, attack: str, releases: int, confidence: float, found: tuple[float, str]
+) -> Finding:
+    """Compare the bound and the evidence of an attack with the tight ε of the steps it saw."""
+    planned, delta = subject.plan.steps, subject.config.privacy.delta
+    bound, evidence = found
+    first = "" if releases == planned else f"the first {releases:,} of "
     return Finding.of(
-        f"{subject.config.recipe}: run, gradient canaries",
-        _run_claim(releases, subject.plan.steps),
-        tight_epsilon(mechanism, releases, delta),
+        f"{subject.config.recipe}: run, {attack}",
+        f"tight ε of {first}{planned:,} steps",
+        tight_epsilon(subject.mechanism, releases, delta),
         bound,
         delta,
         confidence,
         "passes",
         evidence,
     )
-
-
-def _run_claim(releases: int, planned: int) -> str:
-    first = "" if releases == planned else f"the first {releases:,} of "
-    return f"tight ε of {first}{planned:,} steps"
 
 
 def _gradient_scores(
@@ -562,17 +567,8 @@ def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps
         lambda drawn: _batches(subject, trained_on, drawn[~out[drawn]]),
     )
     delta = subject.config.privacy.delta
-    bound, evidence = guess(np.nan_to_num(before - losses()), included, delta, confidence)
-    return Finding.of(
-        f"{subject.config.recipe}: run, input canaries",
-        _run_claim(releases, subject.plan.steps),
-        tight_epsilon(subject.mechanism, releases, delta),
-        bound,
-        delta,
-        confidence,
-        "passes",
-        evidence,
-    )
+    found = guess(np.nan_to_num(before - losses()), included, delta, confidence)
+    return _compare_run(subject, "input canaries", releases, confidence, found)
 
 
 def _batches(subject: Subject, source: Source, drawn: np.ndarray) -> MicroBatches:
