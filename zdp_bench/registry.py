@@ -22,7 +22,7 @@ from zdp_bench.errors import UserError, unknown
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# kind -> the package whose modules are imported to find the plug-ins of that kind
+# kind -> the package whose modules are imported to find the plug-ins of that kind, or the module
 HOMES = {
     "algorithm": "zdp_bench.algorithms",
     "model": "zdp_bench.models",
@@ -92,7 +92,7 @@ def _load(kind: str) -> None:
     """Import every module of the kind's package, then the plug-ins of extras and other packages."""
     if kind in HOMES:
         package = importlib.import_module(HOMES[kind])
-        for module in pkgutil.walk_packages(package.__path__, f"{HOMES[kind]}."):
+        for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{HOMES[kind]}."):
             importlib.import_module(module.name)
         for where in of_extras(kind).values():
             resolve(where)

@@ -2,23 +2,127 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.audit.subjects import UNIFORM, forget_imaginary, forget_one_bias, subject, weakened
+from zdp_bench import registry
+from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
-from zdp_bench.audit.finding import Finding
-from zdp_bench.audit.recipe import attack_recipe_release
+from zdp_bench.audit import recipe
+from zdp_bench.audit.recipe import (
+    Coordinates,
+    Subject,
+    attack_recipe_release,
+    attack_with_gradients,
+    attack_with_inputs,
+    canary_supports,
+)
+from zdp_bench.audit.release import Finding
+from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import clipping, reference
+from zdp_bench.gradients import Batch, clipping, reference
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import step as engine
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
+
+TINY = [
+    "recipe=quickstart",
+    "model.hidden=[6]",
+    "trainer.epochs=2",
+    "trainer.sample_rate=0.1",
+    "threads=1",
+]
+UNIFORM = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=144"]
+
+
+def subject(*overrides: str) -> Subject:
+    return Subject.prepare(parse(compose([*TINY, *overrides])))
+
+
+def weakened(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor]) -> None:
+    """Spoil the noise at its source, for the engine and for the attack on one release alike."""
+    real = engine.add_noise
+
+    def add_noise(
+        total: dict[str, Tensor], mechanism: Mechanism, source: Any, step: int, times: float = 1.0
+    ) -> dict[str, Tensor]:
+        before = {name: value.clone() for name, value in total.items()}
+        noisy = real(total, mechanism, source, step)
+        return {name: (before[name] + spoil(noisy[name] - before[name])) * times for name in noisy}
+
+    monkeypatch.setattr(engine, "add_noise", add_noise)
+    monkeypatch.setattr(recipe, "add_noise", add_noise)
+
+
+def forget_imaginary(noise: Tensor) -> Tensor:
+    return torch.complex(noise.real, torch.zeros_like(noise.imag)) if noise.is_complex() else noise
+
+
+def forget_one_bias(noise: Tensor) -> Tensor:
+    return torch.zeros_like(noise) if noise.shape == (10,) else noise
+
+
+EVERY_KIND = (
+    Block("real", (3, 2), "float64", 1.0, 1.0, "real"),
+    Block("circular", (4,), "complex128", 1.0, 1.0, "circular"),
+    Block("correlated", (2, 2), "complex128", 1.0, 1.0, "correlated", rho=0.5),
+    Block("hermitian", (2, 3, 4), "complex128", 1.0, 1.0, "hermitian", fft_dims=(1, 2)),
+    Block("half", (5,), "complex128", 1.0, 1.0, "real_on_complex"),
+    Block("scalar", (), "float64", 1.0, 1.0, "real"),
+)
+POISSON = Sampling("poisson", 0.25, 25.0, 100)
+
+
+def zeros(mechanism: Mechanism) -> dict[str, Tensor]:
+    return {b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in mechanism.blocks}
+
+
+def test_coordinates_are_an_isometry_of_every_kind_of_block() -> None:
+    mechanism = Mechanism(EVERY_KIND, POISSON)
+    coordinates = Coordinates(mechanism)
+    assert coordinates.size == 6 + 8 + 8 + 24 + 10 + 1 == len(coordinates.kinds())
+    vector = torch.randn(coordinates.size, dtype=torch.float64)
+    blocks = zeros(mechanism)
+    coordinates.add(vector, to=blocks)
+    torch.testing.assert_close(coordinates.of(blocks), vector, rtol=1e-12, atol=1e-12)
+    length = math.sqrt(sum(float(value.abs().square().sum()) for value in blocks.values()))
+    assert length == pytest.approx(float(vector.norm()))
+    signal = torch.fft.ifftn(blocks["hermitian"], dim=(1, 2), norm="ortho")
+    assert float(signal.imag.abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_canaries_have_exactly_the_bound_and_are_orthogonal(joint: bool) -> None:
+    bounds = (2.0, 2.0) if joint else (2.0, 3.0)
+    blocks = (
+        Block("a", (40,), "float64", bounds[0], 1.0, "real"),
+        Block("b", (30,), "complex128", bounds[1], 1.0, "circular"),
+        *(() if joint else (Block("small", (3,), "float64", 9.0, 1.0, "real"),)),
+    )
+    mechanism = Mechanism(blocks, POISSON, joint=joint)
+    coordinates = Coordinates(mechanism)
+    indices, values = canary_supports(mechanism, coordinates, 10, 4, np.random.default_rng(0))
+    dense = np.zeros((10, coordinates.size))
+    for row, index, value in zip(dense, indices, values, strict=True):
+        row[index] = value
+    assert np.allclose(dense @ dense.T, np.diag(np.diag(dense @ dense.T)))
+    for row in dense:
+        total = zeros(mechanism)
+        coordinates.add(torch.from_numpy(row), to=total)
+        norms = [float(total[block.name].abs().square().sum()) ** 0.5 for block in blocks]
+        if joint:
+            assert math.hypot(*norms) == pytest.approx(2.0)
+        else:
+            assert norms == pytest.approx([2.0, 3.0, 0.0])  # no room for ten in the smallest
+
 
 PATIENTS = ["privacy.unit=patient"]
 UNIFORM_PATIENTS = [*UNIFORM[:2], "trainer.batch_size=72"]
@@ -138,3 +242,168 @@ def test_what_has_no_epsilon_is_not_audited() -> None:
         subject("algorithm.noise_multiplier=0")
     with pytest.raises(UserError, match="its ε is ∞"):
         subject("algorithm=sgd")
+
+
+def test_gradient_canaries_are_drawn_by_the_recipes_own_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[np.ndarray] = []
+    real = Plan.draw
+
+    def spy(self: Plan, key: str, step: int, secure: bool = False) -> tuple[np.ndarray, float]:
+        drawn = real(self, key, step, secure)
+        taken.append(drawn[0])
+        return drawn
+
+    monkeypatch.setattr(Plan, "draw", spy)
+    attack_with_gradients(subject(), 0.99, 100, 7)
+    assert len(taken) == 7
+    of = subject()
+    assert all((a == of.plan.draw(of.key, step)[0]).all() for step, a in enumerate(taken[:7]))
+
+
+def test_steps_limit_the_run_and_the_claim() -> None:
+    short, whole = (attack_with_gradients(subject(), 0.99, 100, steps) for steps in (5, 1000))
+    assert short.epsilon_claimed < whole.epsilon_claimed
+    assert short.claim == "tight ε of the first 5 of 20 steps"
+    assert whole.claim == "tight ε of 20 steps"
+
+
+def test_a_run_is_audited_the_same_for_the_same_seed() -> None:
+    assert attack_with_gradients(subject(), 0.99, 100, 5) == attack_with_gradients(
+        subject(), 0.99, 100, 5
+    )
+    assert attack_with_inputs(subject(), 0.99, 100, 5) == attack_with_inputs(
+        subject(), 0.99, 100, 5
+    )
+
+
+def test_input_canaries_are_seen_where_nothing_protects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide network without noise learns wrong targets by heart; the black box attack must
+    see it.
+    """
+    weakened(monkeypatch, torch.zeros_like)
+    more = [
+        "model.hidden=[128]",
+        "trainer.epochs=60",
+        "algorithm.max_grad_norm=10",
+        "optimizer.lr=1.0",
+    ]
+    finding = attack_with_inputs(subject(*more), 0.99, 400, 10_000)
+    assert finding.lower_bound > 0.5, finding
+
+
+def test_a_patient_is_a_canary_with_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records come together or not at all, and each carries another patient's target."""
+    of = subject("privacy.unit=patient")
+    assert of.patients is not None
+    owned = {frozenset(of.examples_of(unit).tolist()) for unit in range(of.units)}
+    assert sorted(map(len, owned))[-1] == 2
+    taken: list[tuple[int, ...]] = []
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        pieces = micro_batches(*args, **kwargs)
+        if kwargs.get("patients"):
+            drawn, shares = kwargs["patients"].take(args[1], args[4], 0)
+            taken.extend(map(tuple, np.split(drawn, np.cumsum(shares)[:-1])))
+        return pieces
+
+    monkeypatch.setattr(recipe, "micro_batches", spy)
+    finding = attack_with_inputs(of, 0.99, 100, 3)
+    assert {frozenset(map(int, share)) for share in taken if len(share)} <= owned
+    assert finding.epsilon_claimed > 0
+    assert finding.verdict == "passes"
+
+
+class Invented:
+    """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more
+    than its mechanism says.
+    """
+
+    private = True
+    noise_multiplier = 1.0
+
+    def __init__(self, problem: Problem, *, lie: float = 1.0, gamma: float | None = None) -> None:
+        # Hydra cannot take a key out that is null, so the group's `gamma` comes here too.
+        self.problem, self.lie = problem, lie
+        self.names = list(dict(problem.model.named_parameters()))
+
+    def mechanism(self) -> Mechanism:
+        shapes = {name: tuple(p.shape) for name, p in self.problem.model.named_parameters()}
+        kinds: list[dict[str, Any]] = [
+            {"noise": "hermitian", "fft_dims": (0, 1)},
+            {"noise": "circular"},
+        ]
+        kinds += [{"noise": "correlated", "rho": -0.6}, {"noise": "circular"}]
+        blocks = [
+            Block(name, shapes[name], "complex64", bound, 3.0 * bound, **kind)
+            for name, bound, kind in zip(self.names, (1.0, 0.5, 2.0, 0.1), kinds, strict=True)
+        ]
+        return Mechanism(tuple(blocks), self.problem.sampling, joint=False)
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
+        first = self.names[0]
+        spectra = torch.fft.fftn(gradients[first].real, dim=(1, 2), norm="ortho")
+        raw = gradients | {first: spectra}
+        shares = {}
+        for block in self.mechanism().blocks:
+            clipped, _ = reference.clip(
+                {block.name: raw[block.name]}, [([block.name], block.bound)]
+            )
+            shares[block.name] = self.lie * clipped[block.name]
+        return shares
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        for name, share in self.contributions(batch).items():
+            total[name] += share.sum(dim=0)
+
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
+        first = self.names[0]
+        signal = torch.fft.ifftn(noisy[first], dim=(0, 1), norm="ortho").real
+        return mean(
+            noisy | {first: torch.complex(signal, torch.zeros_like(signal))}, expected_batch_size
+        )
+
+
+REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer")
+
+
+@pytest.fixture
+def invented(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
+    registry.names("algorithm")
+    monkeypatch.setitem(registry._builders["algorithm"], "invented", Invented)
+    return lambda *more: subject(
+        "algorithm.name=invented", *(f"~algorithm.{key}" for key in REPLACED), *more
+    )
+
+
+PLAIN = ("~algorithm.gradient", "~algorithm.gradients")
+
+
+def test_an_unknown_algorithm_is_audited(invented: Callable[..., Subject]) -> None:
+    findings = [
+        *attack_recipe_release(invented(*PLAIN), 0.99, 4000),
+        attack_with_gradients(invented(*PLAIN), 0.99, 100, 200),
+        attack_with_inputs(invented(*PLAIN), 0.99, 100, 200),
+    ]
+    assert [finding.verdict for finding in findings] == ["passes"] * 4
+    # it moves all blocks at once, along the weak direction
+    assert findings[0].lower_bound > 0.4 * findings[0].epsilon_claimed
+
+
+def test_contributions_beyond_the_mechanism_are_caught(
+    invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Setup, "check_model", lambda *_: [])
+    lying = invented("+algorithm.lie=4.0", *PLAIN)
+    assert attack_recipe_release(lying, 0.99, 1200)[1].verdict == "flagged"
+
+
+def test_a_block_without_noise_is_caught(
+    invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weakened(monkeypatch, forget_one_bias)
+    assert attack_recipe_release(invented(*PLAIN), 0.99, 1000)[0].verdict == "flagged"

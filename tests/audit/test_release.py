@@ -6,14 +6,120 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
-from zdp_bench.audit.release import Scores, attack_release, bound_at, sharpest_test
+from zdp_bench.audit.release import (
+    Scores,
+    attack_release,
+    bound_at,
+    clopper_pearson,
+    guess_p_value,
+    release_bound,
+    run_bound,
+    sharpest_test,
+)
 from zdp_bench.privacy.accounting import gdp_epsilon
+
+
+def test_clopper_pearson_at_the_ends() -> None:
+    lower, upper = clopper_pearson(np.array([0, 50]), 50, 0.01)
+    assert lower[0] == 0.0
+    assert upper[0] == pytest.approx(1 - 0.01 ** (1 / 50))
+    assert lower[1] == pytest.approx(0.01 ** (1 / 50))
+    assert upper[1] == 1.0
+
+
+@pytest.mark.parametrize("p", [0.001, 0.03, 0.2, 0.5, 0.9])
+def test_clopper_pearson_fails_no_more_often_than_it_says(p: float) -> None:
+    n, alpha = 60, 0.05
+    hits = np.arange(n + 1)
+    lower, upper = clopper_pearson(hits, n, alpha)
+    probability = binom.pmf(hits, n, p)
+    assert probability[lower > p].sum() <= alpha
+    assert probability[upper < p].sum() <= alpha
+
+
+@pytest.mark.parametrize(
+    ("canaries", "guesses", "right", "delta", "printed"),
+    [
+        (100, 100, 75, 0.0, 0.702),
+        (100, 100, 75, 1e-4, 0.699),
+        (1000, 100, 75, 1e-4, 0.673),
+        (100_000, 1510, 1439, 1e-5, 2.675),
+    ],
+)
+def test_the_run_bound_gives_the_papers_examples(
+    canaries: int, guesses: int, right: int, delta: float, printed: float
+) -> None:
+    """Steinke et al.
+
+    2023: section 6, and the examples beside the code of appendix D; all at 95 %.
+    """
+    assert run_bound(canaries, guesses, right, delta, 0.95) == pytest.approx(printed, abs=1e-3)
+
+
+def test_the_p_value_is_the_formula_written_out() -> None:
+    for guesses, epsilon, delta in product((1, 5, 12), (0.0, 0.7, 3.0), (0.0, 1e-3)):
+        q = math.exp(epsilon) / (1 + math.exp(epsilon))
+        pmf = [math.comb(guesses, w) * q**w * (1 - q) ** (guesses - w) for w in range(guesses + 1)]
+        for right in range(guesses + 1):
+            tail = sum(pmf[right:])
+            extra = max(
+                (sum(pmf[max(0, right - i) : right]) / i for i in range(1, guesses + 1)),
+                default=0.0,
+            )
+            expected = min(1.0, tail + 2 * 15 * delta * extra)
+            assert guess_p_value(15, guesses, right, epsilon, delta) == pytest.approx(
+                expected, rel=1e-9
+            )
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.0, 0.01), (2.0, 0.002)])
+def test_no_mechanism_that_is_private_beats_the_p_value(epsilon: float, delta: float) -> None:
+    """Randomised response that tells a bit plainly with probability δ, and one that tells all of
+    them together.
+    """
+    m, q = 25, math.exp(epsilon) / (1 + math.exp(epsilon))
+    for right in range(m + 1):
+        bound = guess_p_value(m, m, right, epsilon, delta)
+        assert binom.sf(right - 1, m, q) <= bound + 1e-12
+        assert binom.sf(right - 1, m, delta + (1 - delta) * q) <= bound + 1e-12
+        assert delta + (1 - delta) * binom.sf(right - 1, m, q) <= bound + 1e-12 or delta * m > 1
+
+
+def test_randomised_response_is_bounded_below_its_epsilon() -> None:
+    rng, epsilon = np.random.default_rng(0), 1.0
+    accuracy = math.exp(epsilon) / (1 + math.exp(epsilon))
+    bounds = [run_bound(400, 400, int(rng.binomial(400, accuracy)), 1e-5, 0.95) for _ in range(120)]
+    assert np.mean([bound > epsilon for bound in bounds]) <= 0.09
+    assert np.median(bounds) > 0.6 * epsilon
+
+
+def test_the_run_bound_grows_with_right_guesses_and_falls_with_delta() -> None:
+    bounds = [run_bound(200, 100, right, 1e-5, 0.95) for right in range(40, 101, 6)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == 0.0
+    assert run_bound(200, 100, 90, 1e-3, 0.95) < run_bound(200, 100, 90, 0.0, 0.95)
+    assert run_bound(50, 50, 50, 0.0, 0.99) == pytest.approx(
+        math.log(0.01 ** (1 / 50) / (1 - 0.01 ** (1 / 50))), rel=1e-6
+    )
+
+
+def test_the_release_bound_is_the_definition() -> None:
+    hits, alarms, trials = np.array(9_000), np.array(1_000), 10_000
+    lower, upper = (
+        clopper_pearson(hits, trials, 0.005)[0],
+        clopper_pearson(alarms, trials, 0.005)[1],
+    )
+    assert release_bound(hits, alarms, trials, 0.01, 0.99) == pytest.approx(
+        math.log((lower - 0.01) / upper)
+    )
 
 
 def gaussian(shift: float, seed: int, dimensions: int = 3) -> Callable[[bool, int], Tensor]:
@@ -39,7 +145,7 @@ def test_the_release_bound_holds_as_often_as_it_says(shift: float, atoms: bool) 
             release(there, count).round() if atoms else release(there, count)
         )
 
-    bounds = [attack_release(made(seed), 800, 0.01, 0.9)[0] for seed in range(100)]
+    bounds = [attack_release(made(seed), 800, 0.01, 0.9)[0] for seed in range(50)]
     assert np.mean([bound > truth for bound in bounds]) <= 0.1
 
 

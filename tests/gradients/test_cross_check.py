@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients import clipped_sum, cross_check
-from zdp_bench.gradients.same_draws import same_draws
+from zdp_bench.gradients.cross_check import same_draws
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.5),
@@ -84,10 +84,7 @@ def test_what_was_found_holds_for_a_model_with_its_loss() -> None:
             return torch.cat([self.last(x), self.last(x + 0.5 * x.roll(1, dims=0))], dim=1)
 
     model, batch = Heads(DRAWS["noise"], False), (torch.randn(6, 5), torch.arange(6) % 3)
-    losses = (
-        lambda o, t: cross_entropy(o[:, :3], t),
-        lambda o, t: cross_entropy(o[:, 3:], t),
-    )
+    losses = (lambda o, t: cross_entropy(o[:, :3], t), lambda o, t: cross_entropy(o[:, 3:], t))
     for loss in (*losses, *losses):
         found = clipped_sum(model, loss, batch, 0.1)
         right = clipped_sum(model, loss, batch, 0.1, engine="reference")

@@ -13,17 +13,8 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import OwnScale, loss
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import (
-    Engine,
-    clipped_sum,
-    convolution_weights,
-    fast,
-    parameter_gradient,
-    reference,
-    tape,
-)
-from zdp_bench.gradients.layer_gradient import contract
-from zdp_bench.gradients.rules import NoRule
+from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
+from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 
@@ -183,7 +174,7 @@ def test_gradients_formed_for_their_norm_only_give_the_same(
     batch = torch.randn(3, 2, 6, 6), torch.zeros(3)
     kept = fast.clipped_sum(model, loss, batch, 0.01)
     monkeypatch.setattr(fast, "KEEP_BYTES", 0)
-    monkeypatch.setattr(parameter_gradient, "FORM_BYTES", 0)
+    monkeypatch.setattr(layer_gradient, "FORM_BYTES", 0)
     formed = fast.clipped_sum(model, loss, batch, 0.01)
     torch.testing.assert_close(formed.norms, kept.norms, rtol=1e-6, atol=0)
     for name, value in kept.sums.items():
@@ -226,8 +217,8 @@ def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
 def test_columns_and_patches_are_built_for_a_few_examples_at_a_time(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution_weights, "COLUMN_BYTES", 1)
-    monkeypatch.setattr(convolution_weights, "PATCH_BYTES", 1)
+    monkeypatch.setattr(convolution, "COLUMN_BYTES", 1)
+    monkeypatch.setattr(convolution, "PATCH_BYTES", 1)
     monkeypatch.setattr(fast, "KEEP_BYTES", 0)
     torch.manual_seed(0)
     layer: type[nn.Module] = ComplexConv2d if dtype.is_complex else nn.Conv2d
@@ -319,13 +310,6 @@ def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine
         assert not any(value.requires_grad for value in sums.values())
         assert not sums["idle.weight"].any()
         assert not sums["idle.bias"].any()
-
-
-def test_contract_in_any_memory_order() -> None:
-    gradients = torch.randn(3, 4, 5, 6, dtype=torch.complex128).permute(0, 3, 1, 2)
-    factors = torch.rand(3, dtype=torch.float64)
-    expected = torch.einsum("b,bxyz->xyz", factors.to(gradients.dtype), gradients)
-    torch.testing.assert_close(contract(gradients, factors), expected)
 
 
 @pytest.mark.parametrize(

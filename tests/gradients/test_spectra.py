@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.gradients.correlation import Correlation
+from zdp_bench.gradients.rules.circulant import Correlation
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
 
 B = 5
@@ -126,7 +126,7 @@ def test_many_examples_are_transformed_a_few_at_a_time(monkeypatch: pytest.Monke
     x, g = torch.randn(9, 2, 3, 3), torch.randn(9, 1, 2, 2)
     of, factors = Correlation(x, g, (4, 4)), torch.rand(9, dtype=torch.float64)
     at_once = of.squared_norms(), of.weighted_sum(factors)
-    monkeypatch.setattr("zdp_bench.gradients.correlation.SPECTRA_BYTES", 1000)
+    monkeypatch.setattr("zdp_bench.gradients.rules.circulant.SPECTRA_BYTES", 1000)
     of = Correlation(x, g, (4, 4))
     torch.testing.assert_close(of.squared_norms(), at_once[0])
     torch.testing.assert_close(of.weighted_sum(factors), at_once[1])

@@ -142,10 +142,7 @@ def test_no_example_sees_another() -> None:
     filters, back = winograd.transform_weight(w), winograd.transform_weight_backward(w)
 
     def answers(x: Tensor, g: Tensor) -> list[Tensor]:
-        maps = [
-            winograd.convolve(shape, x, filters, bias),
-            winograd.input_gradient(shape, g, back),
-        ]
+        maps = [winograd.convolve(shape, x, filters, bias), winograd.input_gradient(shape, g, back)]
         return [*maps, *winograd.per_sample_gradients(shape, x, g)]
 
     for clean, other, alone in zip(

@@ -1,5 +1,5 @@
 """The closed formulas of the complex Gaussian mechanism, true and as published; see
-`zdp_bench.privacy.complex_gaussian`.
+`zdp_bench.privacy.accounting`.
 """
 
 from __future__ import annotations
@@ -30,36 +30,14 @@ def circular_mu(sigma: float, sensitivity: float = 1.0) -> float:
     return math.sqrt(2) * sensitivity / sigma
 
 
-def per_component_mu(sigma: float, sensitivity: float = 1.0) -> float:
-    """Return μ with variance σ² on the real and on the imaginary part (2024, Corollary 1): Δ/σ."""
-    return sensitivity / sigma
+def correlated_mu(sigma: float, rho: float, sensitivity: float = 1.0) -> float:
+    """Return μ with variance σ² on each part and correlation ρ between the two: Δ/(σ√(1−|ρ|)).
 
-
-def correlated_mu(
-    sigma: float,
-    rho: float,
-    sensitivity: float = 1.0,
-    real: float | None = None,
-    imaginary: float | None = None,
-) -> float:
-    """Return μ with variance σ² on each part and correlation ρ between the two (2024, Theorem 1,
-    eq. 3).
-
-        μ² = Δ²/(σ²(1−ρ²)) + 2|ρ|·Δ_re·Δ_im/(σ²(1−ρ²))
-
-    Args:
-        real, imaginary: the sensitivities Δ_re and Δ_im of the two parts. By default those of the
-            worst split of one shift of length Δ, Δ_re = Δ_im = Δ/√2; then μ = Δ/(σ√(1−|ρ|)), which
-            is attained.
-
-    Returns:
-        ∞ at |ρ| = 1: a direction gets no noise.
+    2024, Theorem 1, eq. 3: μ² = (Δ² + 2|ρ|·Δ_re·Δ_im)/(σ²(1−ρ²)), at its worst split of a shift,
+    Δ_re = Δ_im = Δ/√2, which is attained.
     """
-    if abs(rho) >= 1:
-        return math.inf
-    real = sensitivity / math.sqrt(2) if real is None else real
-    imaginary = sensitivity / math.sqrt(2) if imaginary is None else imaginary
-    return math.sqrt((sensitivity**2 + 2 * abs(rho) * real * imaginary) / (sigma**2 * (1 - rho**2)))
+    parts = sensitivity / math.sqrt(2)
+    return math.sqrt((sensitivity**2 + 2 * abs(rho) * parts**2) / (sigma**2 * (1 - rho**2)))
 
 
 def published_2021_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:

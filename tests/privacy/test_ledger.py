@@ -15,8 +15,7 @@ import pytest
 from tests.ledgers import in_a_fork
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
-from zdp_bench.privacy.ledger_lines import make_line
+from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, make_line, set_aside
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 MECHANISM = Mechanism(
@@ -361,10 +360,7 @@ def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
     }
     more = [
         # its digest taken away
-        (
-            3,
-            [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]],
-        ),
+        (3, [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]]),
         (3, [*lines[:2], "7\n", *lines[3:]]),
         (3, [*lines[:2], "[]\n", *lines[3:]]),
         (3, [*lines[:2], "\n", *lines[3:]]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from itertools import combinations
 
 import numpy as np
@@ -12,17 +13,20 @@ from scipy import stats
 from torch import Tensor
 
 from zdp_bench import kernels
-from zdp_bench.privacy import noise
+from zdp_bench.privacy import noise, sampling
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.privacy.noise import (
     HedgedNoise,
     NoiseSource,
     SecureNoise,
+    SecureRandom,
     SeededNoise,
     White,
     add_noise,
     draw,
+    round_to_grid,
     stream,
+    widen,
 )
 from zdp_bench.privacy.normal_stream import hash_key
 
@@ -81,25 +85,27 @@ def assert_covariance(drawn: Tensor, expected: Tensor) -> None:
 # --------------------------------------------------------------------------------- every kind's law
 
 
-def test_real_noise_is_white(source: NoiseSource) -> None:
-    drawn = coordinates(draw(block("real", (SAMPLES, 3)), source, 0, CPU))
-    assert_covariance(drawn, 2.5**2 * torch.eye(3, dtype=torch.float64))
+def correlated(rho: float) -> list[list[float]]:
+    pair = torch.tensor([[1.0, rho], [rho, 1.0]])
+    return torch.block_diag(pair, pair).tolist()
 
 
-def test_circular_noise_has_the_full_std_on_each_part_and_no_correlation(
-    source: NoiseSource,
+@pytest.mark.parametrize(
+    ("kind", "more", "law"),
+    [
+        ("real", {}, np.eye(2)),
+        ("circular", {}, np.eye(4)),  # the full std on each part, and no correlation
+        *(("correlated", {"rho": rho}, correlated(rho)) for rho in (-0.8, 0.3, 1.0)),
+        ("real_on_complex", {}, np.diag([1.0, 0.0, 1.0, 0.0])),
+    ],
+)
+def test_each_kind_has_its_covariance(
+    source: NoiseSource, kind: NoiseKind, more: dict[str, float], law: object
 ) -> None:
-    drawn = coordinates(draw(block("circular", (SAMPLES, 2)), source, 0, CPU))
-    assert_covariance(drawn, 2.5**2 * torch.eye(4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("rho", [-0.8, 0.3, 1.0])
-def test_correlated_noise_has_its_correlation_within_an_entry_only(
-    source: NoiseSource, rho: float
-) -> None:
-    drawn = coordinates(draw(block("correlated", (SAMPLES, 2), rho=rho), source, 0, CPU))
-    pair = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=torch.float64)
-    assert_covariance(drawn, 2.5**2 * torch.block_diag(pair, pair))
+    drawn = coordinates(draw(block(kind, (SAMPLES, 2), **more), source, 0, CPU))
+    assert_covariance(drawn, 2.5**2 * torch.tensor(law, dtype=torch.float64))
+    if kind == "real_on_complex":
+        assert not drawn[:, 1::2].any()
 
 
 @pytest.mark.parametrize(("shape", "dims"), [((6,), (1,)), ((2, 3), (1, 2)), ((2, 5), (2,))])
@@ -121,16 +127,6 @@ def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
     assert_covariance(coordinates(spectra), 2.5**2 * transform.T @ transform)
 
 
-def test_real_on_complex_noise_leaves_the_imaginary_part_bare(source: NoiseSource) -> None:
-    drawn = coordinates(draw(block("real_on_complex", (SAMPLES, 2)), source, 0, CPU))
-    assert_covariance(drawn, 2.5**2 * torch.diag(torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)))
-    assert not drawn[:, 1::2].any()
-
-
-def test_no_noise_is_zero(source: NoiseSource) -> None:
-    assert not draw(Block("w", (5,), "float32", math.inf, 0.0, "none"), source, 0, CPU).any()
-
-
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
     """Kolmogorov-Smirnov, and the fourth moment, which the distance hardly feels."""
@@ -147,6 +143,7 @@ def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
 
 
 def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
+    assert not draw(Block("w", (5,), "float32", math.inf, 0.0, "none"), source, 0, CPU).any()
     assert not draw(block("circular", (4,), std=0.0), source, 0, CPU).any()
     assert draw(block("circular", (0, 3)), source, 0, CPU).shape == (0, 3)
     assert draw(block("real", ()), source, 0, CPU).shape == ()
@@ -187,35 +184,15 @@ def test_neighbouring_entries_are_independent(source: NoiseSource) -> None:
 
 
 def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
-    keys = [
-        ("noise", step, name)
-        for step in range(300)
-        for name in ("w", "b", "net.0.weight", "net.0.bias")
-    ]
-    keys += (
-        [("sample", step) for step in range(300)]
-        + [("shuffle", step) for step in range(300)]
-        + [("model",)]
-    )
-    seeds = (0, 1, 7, 2**32)
-    # the 64 bits the GPU's generator takes; even 32 hold for this few
-    for bits in (
-        np.uint64,
-        np.uint32,
-    ):
-        states = {
-            tuple(stream(seed, *key).generate_state(4, bits)) for seed in seeds for key in keys
-        }
-        assert len(states) == len(seeds) * len(keys)
-    # what float32 noise is made of
-    words = {hash_key((seed, *key)) for seed in seeds for key in keys}
-    assert len(words) == len(seeds) * len(keys)
-    gpu_seeds = {
-        int(stream(seed, *key).generate_state(1, np.uint64)[0]) % 2**63
-        for seed in seeds
-        for key in keys
-    }
-    assert len(gpu_seeds) == len(seeds) * len(keys)
+    names = ("w", "b", "net.0.weight", "net.0.bias")
+    keys: list[tuple[int | str, ...]] = [("noise", step, n) for step in range(300) for n in names]
+    keys += [(purpose, step) for purpose in ("sample", "shuffle") for step in range(300)]
+    asked = [(seed, *key) for seed in (0, 1, 7, 2**32) for key in [*keys, ("model",)]]
+    of_numpy = [stream(*key).generate_state(4, np.uint64) for key in asked]
+    # The 64 bits that a GPU's generator takes; even 32 hold for this few.
+    for bits in (tuple, lambda state: int(state[0]) % 2**63, lambda state: int(state[0]) % 2**32):
+        assert len({bits(state) for state in of_numpy}) == len(asked)
+    assert len({hash_key(key) for key in asked}) == len(asked)  # what float32 noise is made of
 
 
 def test_seeded_noise_repeats_and_secure_noise_does_not() -> None:
@@ -233,12 +210,7 @@ def test_the_bits_of_a_seed_are_the_same_from_version_to_version() -> None:
     """
     single, double = white(SeededNoise(7), 4), white(SeededNoise(7), 4, torch.float64)
     # to the last, on every machine
-    bits = [
-        "0x1.3b0c60p+0",
-        "0x1.4e4096p-1",
-        "0x1.25e18cp+1",
-        "0x1.298ff0p-1",
-    ]
+    bits = ["0x1.3b0c60p+0", "0x1.4e4096p-1", "0x1.25e18cp+1", "0x1.298ff0p-1"]
     assert single.tolist() == [float.fromhex(number) for number in bits]
     assert double.tolist() == pytest.approx(
         [-0.1211671, -0.2711618, 2.3333487, 1.3351884], abs=1e-6
@@ -273,20 +245,6 @@ def test_seeded_noise_does_not_depend_on_torchs_or_numpys_global_state() -> None
     np.random.seed(9)  # the very state that must not matter
     torch.randn(3)
     assert torch.equal(draw(one, SeededNoise(1), 4, CPU), first)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 200_001, 1_300_001])
-def test_seeded_noise_is_the_same_for_any_number_of_threads(count: int) -> None:
-    def with_threads(threads: int) -> Tensor:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            return white(SeededNoise(3), count)
-        finally:
-            torch.set_num_threads(before)
-
-    alone = with_threads(1)
-    assert all(torch.equal(with_threads(threads), alone) for threads in (2, 3))
 
 
 def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> None:
@@ -424,12 +382,6 @@ def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
     assert add_noise(total, MECHANISM, SeededNoise(3), 0)["w"] is kept
 
 
-def test_one_seeded_draw_is_the_same_on_every_rank() -> None:
-    """So ranks may as well add it after the sums are reduced, and hold the same release."""
-    releases = [add_noise(zero(), MECHANISM, SeededNoise(3), 8) for _ in range(2)]
-    assert all(torch.equal(releases[0][name], releases[1][name]) for name in releases[0])
-
-
 # ----------------------------------------------------------------------------------------- on a GPU
 
 
@@ -465,3 +417,156 @@ def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
     other[7] = other[7].nextafter(torch.tensor(torch.inf))
     for different in (noise_on(other), noise_on(sums, "another")):
         assert abs(float((own * different).mean())) < Z / math.sqrt(5000)
+
+
+SECURE = Mechanism(
+    (
+        Block("real", (301,), "float32", 1.0, 0.7, "real"),
+        Block("double", (301,), "float64", 1.0, 3.0, "real"),
+        Block("circular", (7, 9), "complex64", 1.0, 1.5, "circular"),
+        Block("correlated", (7, 9), "complex64", 1.0, 1.5, "correlated", rho=0.3),
+        Block("hermitian", (3, 5), "complex64", 1.0, 1.5, "hermitian", fft_dims=(1,)),
+        Block("half", (7,), "complex64", 1.0, 1.5, "real_on_complex"),
+    ),
+    Sampling("poisson", 0.1, 10.0, 100),
+)
+
+
+def sum_of(seed: int) -> dict[str, Tensor]:
+    """Sums as examples make them: numbers of every size, with digits of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        b.name: torch.randn(b.shape, dtype=getattr(torch, b.dtype), generator=generator).mul_(
+            10.0 ** (seed - 2)
+        )
+        for b in SECURE.blocks
+    }
+
+
+def off_the_grid(release: dict[str, Tensor]) -> dict[str, float]:
+    """By block, the share of coordinates that are no multiple of 2⁻¹⁶ of the largest power of two
+    below std.
+    """
+    steps = {b.name: 2.0 ** (math.floor(math.log2(b.std)) - 16) for b in SECURE.blocks}
+    whole = {name: coordinates(value.unsqueeze(0)) / steps[name] for name, value in release.items()}
+    return {name: float((value != value.round()).double().mean()) for name, value in whole.items()}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> None:
+    """Every number that can come out can come out whatever the sum was. In float32 alone, sum and
+    noise leave traces: of the sum in the coordinates where they cancel, of the noise where it is
+    large."""
+    bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
+    assert off_the_grid(bare)["real"] > 0.01  # what this test would see
+    release = round_to_grid(
+        add_noise(widen(sum_of(seed), SecureNoise()), SECURE, SecureNoise(), 0),
+        SECURE,
+        SecureNoise(),
+    )
+    assert set(off_the_grid(release).values()) == {0.0}
+    assert {name: str(value.dtype) for name, value in release.items()} == {
+        b.name: f"torch.{b.dtype}" for b in SECURE.blocks
+    }
+
+
+def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
+    """The noise-free share of another rank brings its own digits."""
+    first, second = (widen(sum_of(seed), SecureNoise()) for seed in (2, 1))
+    reduced = {
+        name: value + second[name]
+        for name, value in add_noise(first, SECURE, SecureNoise(), 0).items()
+    }
+    assert set(off_the_grid(round_to_grid(reduced, SECURE, SecureNoise())).values()) == {0.0}
+
+
+def test_rounding_leaves_a_secure_release_its_law() -> None:
+    one = Mechanism((Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"),), SECURE.sampling)
+    sum_ = {"w": torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)}
+    release = round_to_grid(
+        add_noise(widen(dict(sum_), SecureNoise()), one, SecureNoise(), 0), one, SecureNoise()
+    )
+    assert_covariance(
+        coordinates(release["w"] - sum_["w"]), 2.5**2 * torch.eye(4, dtype=torch.float64)
+    )
+
+
+def test_seeded_releases_are_neither_widened_nor_rounded() -> None:
+    total = zero()
+    assert widen(total, SeededNoise(3))["w"] is total["w"]
+    assert round_to_grid(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
+
+
+def test_secure_noise_takes_four_draws_from_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+    real = os.urandom
+
+    def spy(count: int) -> bytes:
+        taken.append(count)
+        return real(count)
+
+    monkeypatch.setattr(noise.os, "urandom", spy)
+    white(SecureNoise(), 1000)
+    assert sum(taken) == 4 * 8 * 1000
+
+
+def test_secure_noise_needs_no_generator_of_torch_or_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("not a cryptographic source")
+
+    for name in ("randn", "normal"):
+        monkeypatch.setattr(torch, name, forbidden)
+    monkeypatch.setattr(np.random, "Generator", forbidden)
+    monkeypatch.setattr(np.random, "default_rng", forbidden)
+    white(SecureNoise(), 10)
+    SecureRandom().random(10)
+
+
+@pytest.mark.parametrize("fill", [b"\x00", b"\xff"])
+def test_the_extreme_random_words_stay_inside_the_open_interval(
+    monkeypatch: pytest.MonkeyPatch, fill: bytes
+) -> None:
+    monkeypatch.setattr(noise.os, "urandom", lambda count: fill * count)
+    uniform = SecureRandom().random(4)
+    assert (uniform > 0).all()
+    assert (uniform < 1).all()
+    assert torch.isfinite(white(SecureNoise(), 4, torch.float64)).all()
+
+
+def test_secure_uniform_numbers_are_uniform() -> None:
+    uniform = SecureRandom().random(SAMPLES)
+    assert stats.kstest(uniform, "uniform").pvalue > P
+
+
+def test_secure_sampling_draws_each_example_at_its_rate() -> None:
+    """Each count against the exact binomial tails: at a small rate they are wider than a normal
+    law's.
+    """
+    random, records, draws = SecureRandom(), 200, 2000
+    counts, pairs = np.zeros(records), 0
+    for _ in range(draws):
+        taken = sampling.poisson(records, 0.05, random)
+        counts[taken] += 1
+        pairs += {0, 1} <= set(taken.tolist())
+
+    def likely(count: np.ndarray | int, probability: float) -> bool:
+        tails = np.minimum(
+            stats.binom.cdf(count, draws, probability),
+            stats.binom.sf(np.asarray(count) - 1, draws, probability),
+        )
+        return bool((tails > P).all())
+
+    assert likely(counts, 0.05)
+    assert likely(pairs, 0.05**2)  # independent of one another
+    spread = ((counts - 100) ** 2 / (draws * 0.05 * 0.95)).sum()
+    assert stats.chi2.sf(spread, records) > P
+    assert stats.chi2.cdf(spread, records) > P
+    fixed = np.zeros(50)
+    for _ in range(draws):
+        batch = sampling.uniform(50, 10, random)
+        assert len(set(batch.tolist())) == 10
+        fixed[batch] += 1
+    assert likely(fixed, 0.2)
+    assert len(sampling.poisson(records, 1.0, random)) == records

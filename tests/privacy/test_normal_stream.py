@@ -14,7 +14,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from zdp_bench import kernels
-from zdp_bench.privacy.normal_stream import GROUP, TOGETHER, _words, add_normals, hash_key
+from zdp_bench.privacy.normal_stream import (
+    GROUP,
+    TOGETHER,
+    _words,
+    add_normals,
+    hash_key,
+    run_parallel,
+)
 
 NAME = (7, "noise", 3, "w")
 KEY = np.frombuffer(hash_key(NAME), "<u4")
@@ -160,3 +167,32 @@ def test_a_sum_is_scaled_after_noise_is_added() -> None:
 def test_noise_is_not_added_to_other_memory(numbers: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="32 bits that lie side by side"):
         add_normals(hash_key(NAME), numbers, 1.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("count", "unit"), [(0, 5), (1, 5), (99, 10), (100, 10), (101, 1)])
+def test_parts_cover_everything_once_and_begin_at_multiples(
+    threads: int, count: int, unit: int, set_threads: Callable[[int], None]
+) -> None:
+    done = np.zeros(count, dtype=int)
+    starts = []
+
+    def work(start: int, stop: int) -> None:
+        starts.append(start)
+        done[start:stop] += 1
+
+    set_threads(threads)
+    run_parallel(work, count, unit, min_parallel=20)
+    assert (done == 1).all()
+    assert all(start % unit == 0 for start in starts)
+    assert len(starts) == (threads if count > 20 else 1)
+
+
+def test_an_error_on_another_thread_is_raised_here(set_threads: Callable[[int], None]) -> None:
+    def work(start: int, stop: int) -> None:
+        if start:
+            raise ZeroDivisionError
+
+    set_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        run_parallel(work, 100, 1, min_parallel=0)

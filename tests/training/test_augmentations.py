@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zdp_bench.audit.subject import Subject
+from zdp_bench.audit.recipe import Subject
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run

@@ -17,8 +17,8 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spent, together
-from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.statement import write_epsilon
 from zdp_bench.report.budget import group_by_data, sheet
 from zdp_bench.training.setup import load_data
 from zdp_bench.training.spending import FILE, read_sources, read_spendings, reserve

@@ -1,5 +1,4 @@
-"""DP-DFA: private direct feedback alignment (Lee & Kifer 2020, Algorithm 1), and its hybrid for
-convolutional networks.
+"""DP-DFA: private direct feedback alignment (Lee & Kifer 2020, Algorithm 1), and its hybrid.
 
 A fully connected layer ℓ learns from the error e at the output, carried back by a fixed random
 matrix instead of by the weights:
@@ -36,21 +35,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
-from zdp_bench.algorithms.layer_cuts import Seen, cut_input, cut_output, split_chain
-from zdp_bench.errors import require
+from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, PerExample, add_up, clipped_sum
-from zdp_bench.gradients.clipping import clip_factors, held, layers, trainable
+from zdp_bench.gradients.clipping import (
+    all_finite,
+    clip_factors,
+    held,
+    layers,
+    squared_norms,
+    trainable,
+)
 from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
-from zdp_bench.gradients.norms import all_finite, squared_norms
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -266,9 +271,7 @@ class DPDFA:
         ).sum(dim=0)
 
     def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
-        """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β, drawn at
-        first use.
-        """
+        """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β."""
         rows = math.prod(like.shape[1:])
         if name not in self._feedback:
             wide = torch.complex128 if like.is_complex() or error.is_complex() else torch.float64
@@ -315,3 +318,77 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _seed(seed: int, layer: str) -> int:
     return int(stream(seed, "feedback", layer).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+# ------------------------------------------------------------------------- a chain of layers, cut
+
+
+@dataclass
+class Seen:
+    """One forward pass, cut in front of every layer that learns by feedback.
+
+    Attributes:
+        arrived: layer -> its input, with the graph that leads back to the layer before.
+        outputs: fully connected layer -> its output z, a leaf [B, n].
+    """
+
+    arrived: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget the pass."""
+        self.arrived.clear()
+        self.outputs.clear()
+
+
+def cut_input(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
+    """Hook before a layer: keep its input, and give it a copy without a graph."""
+    if name in seen.arrived:
+        raise UserError(
+            f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain "
+            "of layers."
+        )
+    # a MapLinear takes whole maps
+    seen.arrived[name] = arguments[0].flatten(1) if isinstance(layer, nn.Linear) else arguments[0]
+    return (arguments[0].detach(),)
+
+
+def cut_output(
+    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor
+) -> Tensor:
+    """Hook after a fully connected layer: its output becomes a leaf."""
+    if output.dim() != 2:
+        raise UserError(
+            f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a "
+            "record; it must be one."
+        )
+    seen.outputs[name] = output.detach().requires_grad_()
+    return seen.outputs[name]
+
+
+def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
+    """Return the names of the layers in front of the fully connected ones, and these by name.
+
+    Raises:
+        UserError: there is no fully connected layer, or another layer with parameters behind the
+            first.
+    """
+    owners = [names[0].rpartition(".")[0] for names in layers(model)]
+    kinds = {name: model.get_submodule(name) for name in owners}
+    first = next(
+        (i for i, name in enumerate(owners) if isinstance(kinds[name], nn.Linear)), len(owners)
+    )
+    for name in owners[first:]:
+        if not isinstance(kinds[name], nn.Linear):
+            raise UserError(
+                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) stands behind a "
+                "fully connected layer, and "
+                "feedback has no rule for it. Take a network that ends in linear layers, with "
+                "activations that train nothing."
+            )
+    if first == len(owners):
+        raise UserError(
+            "algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to "
+            "carry the error to."
+        )
+    return owners[:first], {name: kinds[name] for name in owners[first:]}  # type: ignore[misc]

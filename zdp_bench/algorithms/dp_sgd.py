@@ -1,7 +1,4 @@
-"""DP-SGD for real networks (Abadi et al.
-
-2016, Algorithm 1): clip each gradient at C, add N(0, σ²C²) to the sum.
-"""
+"""DP-SGD for real networks (Abadi et al. 2016, Algorithm 1): clip at C, add N(0, σ²C²)."""
 
 from __future__ import annotations
 

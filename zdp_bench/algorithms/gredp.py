@@ -1,5 +1,4 @@
-"""GReDP (Wang et al. 2024): clip and noise the gradient's unitary spectrum, transform back, keep
-the real part.
+"""GReDP (Wang et al. 2024): clip and noise the gradient's spectrum, and keep the real part.
 
     Σᵢ clip(F(gᵢ), C/√L)  + ξ  →  F⁻¹  →  real part
 

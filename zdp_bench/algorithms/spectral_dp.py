@@ -1,5 +1,4 @@
-"""Spectral-DP (Feng et al., S&P 2023): clip and noise the padded spectrum, keep its low
-frequencies, go back and crop.
+"""Spectral-DP (Feng et al., S&P 2023): clip and noise the padded spectrum, filter, and crop.
 
     Σᵢ clip(F(gᵢ ⋆ xᵢ), C/√L)  + ξ  →  low-pass filter  →  F⁻¹  →  crop to the kernel
 
@@ -102,9 +101,7 @@ class SpectralDP:
 
 
 def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
-    """Return True for the (1 − ratio) lowest frequencies of a spectrum; k and −k are kept or cut
-    together.
-    """
+    """Return True for the (1 − ratio) lowest frequencies; k and −k are kept or cut together."""
     distance = torch.zeros(sizes)
     for dim, size in enumerate(sizes):
         # whole numbers, so that equal distances are exactly equal
@@ -115,9 +112,7 @@ def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
 
 
 def one_sided(sizes: tuple[int, ...], ratio: float) -> Tensor:
-    """Return True for what `[K:-1] = 0` keeps of the last dimension: its first (1 − ratio)
-    frequencies, and the last.
-    """
+    """Return what `[K:-1] = 0` keeps of the last dimension: its first frequencies, and the last."""
     kept = torch.ones(sizes, dtype=torch.bool)
     kept[..., max(1, round((1 - ratio) * sizes[-1])) : -1] = False
     return kept

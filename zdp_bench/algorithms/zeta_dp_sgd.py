@@ -1,5 +1,4 @@
-"""ζ-DP-SGD: DP-SGD for complex networks (Ziller et al. 2021, Algorithm 1; Riess et al. 2024,
-Algorithm 1).
+"""ζ-DP-SGD for complex networks (Ziller et al. 2021 and Riess et al. 2024, Algorithms 1).
 
 The two papers differ in two conventions, and both are here by name:
 
@@ -10,8 +9,13 @@ The two papers differ in two conventions, and both are here by name:
               circular        N_C(0, σ²B²), that is σ²B²/2 on each part: z = σ/√2 (2021,
                               Definition 6)
 
-The 2021 paper's Theorems 1 and 2 give the circular mechanism z = σ. They are off by √2: its privacy
-loss has mean Δ²/σ² and variance 2Δ²/σ², where eq. 7 says Δ²/2σ² and Δ²/σ².
+The 2021 paper's Theorems 1 and 2 give the circular mechanism z = σ. They are off by √2: they put
+N_C(0, σ²I) into the REAL mechanism's formulas, as if each part had σ². Their proofs (eqs. 7 and 10)
+take the complex covariance σ²I for the real one; the density of N_C(0, σ²) at w is
+exp(−|w|²/σ²)/(πσ²), without the 2 of the real exponent. So the privacy loss of neighbours at
+distance Δ has mean Δ²/σ² and variance 2Δ²/σ², where eq. 7 says Δ²/(2σ²) and Δ²/σ²; a Monte-Carlo
+run of the mechanism shows it (`tests/privacy/test_accounting.py`). Δ/σ must read √2·Δ/σ in its
+eq. 5, and its eq. 8 must ask for σ² ≥ αΔ²/ρ, twice as much.
 """
 
 from __future__ import annotations

@@ -28,11 +28,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zdp_bench.audit.canaries import attack_with_gradients, attack_with_inputs
 from zdp_bench.audit.cases import CASES
-from zdp_bench.audit.finding import Finding
-from zdp_bench.audit.recipe import attack_recipe_release
-from zdp_bench.audit.subject import Subject
+from zdp_bench.audit.recipe import (
+    Subject,
+    attack_recipe_release,
+    attack_with_gradients,
+    attack_with_inputs,
+)
+from zdp_bench.audit.release import Finding
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import require, unknown
 from zdp_bench.registry import lookup
@@ -53,8 +56,7 @@ def audit(
     canaries: int = 1000,
     steps: int = 1000,
 ) -> Iterator[Finding]:
-    """Yield the findings of the attacks on a recipe and on the built-in cases; the same for the
-    same seed.
+    """Yield what attacks on a recipe and the built-in cases find; the same for the same seed.
 
     Args:
         cases: all; recipe, for the recipe's own attacks alone; or names of built-in cases,

@@ -1,42 +1,399 @@
 """The built-in cases of an audit: mechanisms whose claim is known to be right or wrong.
 
 An audit must let the right ones pass and catch the wrong ones. Ours are the registered algorithms
-on a tiny network, broken in one place if at all; Opacus is run as it is.
+on a tiny network, broken in one place if at all; Opacus is run as it is; and steps and runs that
+draw or return what they should not.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from zdp_bench.audit.finding import Finding
-from zdp_bench.audit.release import RELEASE_DELTA, Release, attack_release
-from zdp_bench.audit.releases import (
-    SIGMA,
-    drop_imaginary_part,
-    release_at_times,
-    release_cancelling,
-    release_fourier,
-    release_opacus,
-    release_sampled,
-    release_two_runs,
-    release_under_measured,
-    release_zeta,
-    together,
-)
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.audit.release import RELEASE_DELTA, Finding, Release, attack_release
+from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import run_digest
+from zdp_bench.config.schema import Run
+from zdp_bench.gradients import Batch, clipped_sum, reference
+from zdp_bench.gradients.clipping import SAFETY
+from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
-from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
+from zdp_bench.registry import lookup
+from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.setup import Plan
+from zdp_bench.training.step import Total
+
+SIGMA = 1.0
+CPU = torch.device("cpu")
+ONE_STEP = Sampling("full", 1.0, 4.0, 4)
+
+
+class Magnitude(nn.Module):
+    """|z|, the output of a complex network."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z.abs()
+
+
+def build_network(seed: int) -> tuple[nn.Module, Batch]:
+    """Return a small complex network, and four examples with wrong targets."""
+    generator = seeded(seed, "network")
+    layer = nn.Linear(3, 2, dtype=torch.complex64)
+    fill(layer, generator)
+    model = nn.Sequential(layer, Magnitude())
+    inputs = 3 * torch.randn(4, 3, dtype=torch.complex64, generator=generator)
+    with torch.no_grad():
+        return model, (inputs, model(inputs).argmin(dim=1))
+
+
+def fill(layer: nn.Module, generator: torch.Generator) -> None:
+    """Draw every parameter of a layer from a normal law."""
+    with torch.no_grad():
+        for own in layer.parameters():
+            own.copy_(torch.randn(own.shape, dtype=own.dtype, generator=generator))
+
+
+def seeded(seed: int, purpose: str) -> torch.Generator:
+    """Return a generator of an audit's own stream."""
+    number = int(stream(seed, "audit", purpose).generate_state(1, np.uint64)[0])
+    return torch.Generator().manual_seed(number % 2**63)
+
+
+def steep_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return cross-entropy times 1000, so that every gradient is clipped to the bound."""
+    return 1e3 * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def neighbouring_sums(
+    algorithm: Algorithm, batch: Batch
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the algorithm's sums without and with the last of four examples."""
+
+    def accumulate(part: Batch) -> dict[str, Tensor]:
+        total = Total(algorithm.mechanism(), CPU).whole()
+        algorithm.accumulate(total, part)
+        return total
+
+    return accumulate((batch[0][:3], batch[1][:3])), accumulate(batch)
+
+
+def as_rows(releases: Tensor) -> Tensor:
+    """[n, ...] -> [n, real coordinates], float64."""
+    parts = torch.view_as_real(releases) if releases.is_complex() else releases
+    return parts.reshape(len(parts), -1).double()
+
+
+def add_noise_to(
+    sums: tuple[dict[str, Tensor], dict[str, Tensor]],
+    mechanism: Mechanism,
+    seed: int,
+    spoil: Callable[[Tensor], Tensor] = lambda noise: noise,
+    post: Callable[[Tensor], Tensor] = lambda release: release,
+) -> Release:
+    """Return releases of a mechanism: sum + noise, block by block, as a private step makes them.
+
+    Args:
+        sums: without and with the example.
+        spoil: what a broken mechanism does to the noise.
+        post: what is done with the noisy sum.
+    """
+    source = SeededNoise(seed)
+
+    def release(present: bool, count: int) -> Tensor:
+        noisy = [
+            sums[present][block.name].unsqueeze(0)
+            + spoil(draw(_repeat(block, count), source, int(present), CPU))
+            for block in mechanism.blocks
+        ]
+        return torch.cat([as_rows(post(value)) for value in noisy], dim=1)
+
+    return release
+
+
+def _repeat(block: Block, releases: int) -> Block:
+    """Return the block of several independent releases, as one more dimension."""
+    dims = tuple(dim + 1 if dim >= 0 else dim for dim in block.fft_dims)
+    return dataclasses.replace(block, shape=(releases, *block.shape), fft_dims=dims)
+
+
+def release_zeta(
+    seed: int, noise: str = "per_component", spoil: Callable[[Tensor], Tensor] = lambda noise: noise
+) -> Release:
+    """ζ-DP-SGD as it is registered, on a complex network, at σ = 1."""
+    model, batch = build_network(seed)
+    algorithm: Algorithm = lookup("algorithm", "zeta_dp_sgd")(
+        Problem(model, steep_loss, ONE_STEP), noise_multiplier=SIGMA, max_grad_norm=1.0, noise=noise
+    )
+    return add_noise_to(neighbouring_sums(algorithm, batch), algorithm.mechanism(), seed, spoil)
+
+
+def drop_imaginary_part(noise: Tensor) -> Tensor:
+    """Return the noise with imaginary parts of 0."""
+    return torch.complex(noise.real, torch.zeros_like(noise.imag))
+
+
+def release_under_measured(seed: int) -> Release:
+    """Clip by |Σ g²| for ‖g‖² = Σ|g|²: parts of a complex gradient cancel."""
+    model, _ = build_network(seed)
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    inputs = torch.randn(200, 3, dtype=torch.complex64, generator=generator)
+    targets = torch.randint(0, 2, (200,), generator=generator)
+    gradients = reference.per_sample_gradients(model, steep_loss, (inputs, targets))
+    rows = torch.cat([g.flatten(1) for g in gradients.values()], dim=1)  # [200, parameters]
+    rows = rows.to(torch.complex128)
+    measured = rows.square().sum(dim=1).abs().sqrt()
+    shares = rows / measured.clamp(min=1.0).unsqueeze(1)
+    ordinary = int(shares.abs().square().sum(dim=1).argsort()[100])  # not the worst example
+    rest = shares[:4].sum(dim=0)
+    block = Block("gradient", tuple(rest.shape), "complex128", 1.0, SIGMA, "circular")
+    sums = {"gradient": rest}, {"gradient": rest + shares[ordinary]}
+    return add_noise_to(sums, Mechanism((block,), ONE_STEP), seed)
+
+
+def release_fourier(
+    seed: int, algorithm: str = "gredp", noise: str = "sound", std: float = SIGMA, back: bool = True
+) -> Release:
+    """GReDP or Spectral-DP as it is registered, on one circulant block of eight numbers.
+
+    Args:
+        back: release the gradient, else its spectrum.
+    """
+    generator = seeded(seed, "fourier")
+    layer = CirculantLinear(8, 8, 8, bias=False).double()
+    fill(layer, generator)
+    inputs = torch.randn(4, 8, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, 8, (4,), generator=generator)
+    problem = Problem(nn.Sequential(layer), steep_loss, ONE_STEP, like=inputs[:0])
+    made: Algorithm = lookup("algorithm", algorithm)(
+        problem, noise_multiplier=std, max_grad_norm=1.0, noise=noise
+    )
+    sums = neighbouring_sums(made, (inputs, targets))
+    (name,) = sums[0]
+
+    def as_gradient(spectra: Tensor) -> Tensor:
+        return made.postprocess({name: spectra}, 1.0)[name] if back else spectra
+
+    return add_noise_to(sums, made.mechanism(), seed, post=as_gradient)
+
+
+def release_cancelling(seed: int, guarded: bool = True) -> Release:
+    """DP-SGD on a linear layer over 64 positions, and an example whose terms of 10¹⁰ cancel.
+
+    Args:
+        guarded: clip with the package's own clipping, else by exact norms with a float32 sum.
+    """
+    layer = nn.Linear(1, 1, bias=False)
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    rest = torch.randn(3, 64, 1, generator=generator), torch.randn(3, 64, generator=generator)
+    order, (x, w) = torch.randperm(64, generator=generator), torch.rand(2, 32, generator=generator)
+    large, weights = 1e10 * torch.cat([x, x])[order], torch.cat([w, -w])[order]
+    both = torch.cat([rest[0], large.view(1, 64, 1)]), torch.cat([rest[1], weights.view(1, 64)])
+
+    def loss(outputs: Tensor, weights: Tensor) -> Tensor:
+        return (outputs.flatten(1) * weights).sum(dim=1)
+
+    def unguarded_sum(batch: Batch) -> Tensor:
+        terms = batch[0].double().flatten(1) * batch[1].double()
+        norms = terms.sum(dim=1).abs()  # Σ_t w_t x_t, all digits
+        factors = (SAFETY / norms).clamp(max=1.0).float().view(-1, 1)
+        return ((batch[1] * factors).view(1, -1) @ batch[0].view(-1, 1)).double()
+
+    def guarded_sum(batch: Batch) -> Tensor:
+        return clipped_sum(layer, loss, batch, 1.0, engine="fast").sums["weight"].double()
+
+    block = Block("weight", (1, 1), "float64", 1.0, SIGMA, "real")
+    summed = guarded_sum if guarded else unguarded_sum
+    sums = {"weight": summed(rest)}, {"weight": summed(both)}
+    return add_noise_to(sums, Mechanism((block,), ONE_STEP), seed)
+
+
+def release_opacus(seed: int, ghost: bool = False, secure_mode: bool = False) -> Release:
+    """Opacus itself on one complex linear layer: its gradients, its clipping, its noise."""
+    with warnings.catch_warnings(action="ignore"):
+        sums, optimizer = _opacus_sums(seed, ghost, secure_mode)
+
+    def release(present: bool, count: int) -> Tensor:
+        (parameter,) = optimizer.params
+        rows = torch.empty((count, *parameter.shape), dtype=parameter.dtype)
+        with torch.no_grad():
+            for i in range(count):
+                parameter.summed_grad = sums[present].clone()
+                optimizer.add_noise()
+                rows[i] = parameter.grad
+        return as_rows(rows)
+
+    return release
+
+
+def _opacus_sums(seed: int, ghost: bool, secure_mode: bool) -> tuple[tuple[Tensor, Tensor], Any]:
+    """Opacus's sums without and with the example that moves them most, and its optimiser."""
+    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    layer = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+    fill(layer, generator)
+    inputs = 100 * torch.randn(40, 2, dtype=torch.complex64, generator=generator)
+    targets = torch.randint(0, 2, (40,), generator=generator)
+    wrapped = GradSampleModuleFastGradientClipping if ghost else GradSampleModule
+    optimizing = DPOptimizerFastGradientClipping if ghost else DPOptimizer
+    more = {"max_grad_norm": 1.0, "use_ghost_clipping": True} if ghost else {}
+    model = wrapped(layer, batch_first=True, loss_reduction="sum", **more)
+    optimizer = optimizing(
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        noise_multiplier=SIGMA,
+        max_grad_norm=1.0,
+        expected_batch_size=None,
+        loss_reduction="sum",
+        generator=generator,
+        secure_mode=secure_mode,
+    )
+    criterion = nn.CrossEntropyLoss(reduction="sum")
+    loss = (
+        DPLossFastGradientClipping(model, optimizer, criterion, loss_reduction="sum")
+        if ghost
+        else criterion
+    )
+
+    def clipped_sum(batch: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss(model(inputs[batch]).abs(), targets[batch]).backward()
+        if ghost:
+            optimizer.accumulate()
+        else:
+            optimizer.clip_and_accumulate()
+        (parameter,) = optimizer.params
+        return parameter.summed_grad.detach().clone()
+
+    rest = clipped_sum(torch.tensor([0, 1]))
+    with_each = [clipped_sum(torch.tensor([0, 1, extra])) for extra in range(2, len(inputs))]
+    return (rest, max(with_each, key=lambda moved: float((moved - rest).norm()))), optimizer
+
+
+def release_sampled(
+    seed: int, rate: float, std: float, steps: int = 1, fresh: bool = True
+) -> Release:
+    """The share of an example in each step: 1 if it was drawn, else 0, and noise.
+
+    Args:
+        rate: at which examples are really drawn.
+        fresh: noise is drawn in every step, else once.
+    """
+    plan = Plan(Sampling("poisson", rate, 4 * rate, 4), 1, steps)
+
+    def release(present: bool, count: int) -> Tensor:
+        rng = np.random.default_rng(stream(seed, "audit", "sampled", int(present)))
+        noise = rng.standard_normal((count, steps if fresh else 1)) * std
+        keys = (f"{seed}:{int(present)}:{trial}" for trial in range(count))
+        drawn = [[present and 0 in plan.draw(key, i)[0] for i in range(steps)] for key in keys]
+        return torch.from_numpy(np.array(drawn) + noise)
+
+    return release
+
+
+def release_at_times(seed: int, fault: str) -> Release:
+    """A step that does not always return its noisy sum, of an example of norm 1 or of none.
+
+    Args:
+        fault: skipped (0 where the clean sum is long), constant (where the example is there), or
+            none (0 where the noisy sum is long, which reveals nothing new).
+    """
+
+    def release(present: bool, count: int) -> Tensor:
+        clean = torch.tensor([float(present), 0.0, 0.0, 0.0])
+        generator = seeded(seed, f"at times {int(present)}")
+        noisy = clean + SIGMA * torch.randn(count, 4, generator=generator)
+        if fault == "none":
+            return noisy * (noisy.norm(dim=1, keepdim=True) < 2)
+        constant = 0.0 if fault == "skipped" else 0.3
+        return torch.full_like(noisy, constant) if clean.norm() > 0.5 else noisy
+
+    return release
+
+
+def release_two_runs(seed: int, change: str, keyed: bool) -> Release:
+    """One release each of two runs that differ in σ, in the rate, or in one example.
+
+    Args:
+        change: sigma, rate or record.
+        keyed: noise has the run's own key, else the seed's alone, so that both runs have the same
+            noise.
+    """
+    first = _configure()
+    model, batch = build_network(seed)
+    code = foreign_code(first.plugins)
+    second = {
+        "sigma": _configure("algorithm.noise_multiplier=1.25"),
+        "rate": _configure("optimizer.lr=0.25"),
+        "record": first,
+    }[change]
+    runs = []
+    for config, moved in ((first, 0.0), (second, 0.1 if change == "rate" else 0.0)):
+        with torch.no_grad():  # another learning rate has led to other weights
+            for parameter in model.parameters():
+                parameter.add_(moved)
+        algorithm: Algorithm = lookup("algorithm", "zeta_dp_sgd")(
+            Problem(model, steep_loss, ONE_STEP),
+            noise_multiplier=float(config.algorithm.options["noise_multiplier"]),
+            max_grad_norm=1.0,
+        )
+        runs.append((config, algorithm.mechanism(), neighbouring_sums(algorithm, batch)))
+
+    def release(present: bool, count: int) -> Tensor:
+        trials = (seed * 10**6 + 2 * trial + present for trial in range(count))
+        return torch.stack([release_both(trial, present) for trial in trials])
+
+    def release_both(trial: int, present: bool) -> Tensor:
+        parts = []
+        for which, (config, mechanism, sums) in enumerate(runs):
+            # with change=record the second run never has the example
+            left_out = change == "record" and which == 1
+            data = "all but one" if left_out else "with it" if present else "without"
+            key: int | str = trial
+            if keyed:
+                digest = run_digest(dataclasses.replace(config, seed=trial), data)
+                key = run_key(digest, mechanism, code)
+            total = sums[present and not left_out]
+            for block in mechanism.blocks:
+                noise = draw(block, SeededNoise(key), 0, CPU)
+                parts.append(as_rows((total[block.name] + noise).unsqueeze(0))[0])
+        return torch.cat(parts)
+
+    return release
+
+
+@cache
+def _configure(*words: str) -> Run:
+    return parse(compose(["recipe=quickstart", "algorithm.noise_multiplier=1.0", *words]))
+
+
+def together(*z: float) -> float:
+    """Return the noise multiplier of several Gaussian releases seen at once."""
+    return 1 / math.sqrt(sum(1 / each**2 for each in z))
+
+
+# ---------------------------------------------------------------------------------------- the table
 
 TRIALS = 40_000  # of each neighbour
 SHARP = 0.05  # the noise multiplier with which all that shows is whether an example was drawn
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditCase:
     """A mechanism whose claim is known to be right or wrong.
 
     Attributes:
@@ -75,12 +432,12 @@ class Case:
         return Finding.of(*about, bound, self.delta, confidence, self.expected, evidence)
 
 
-def _sound(name: str, claim: str, make: Callable[..., Release], **more: Any) -> Case:
-    return Case(name, claim, "passes", make, **more)
+def _sound(name: str, claim: str, make: Callable[..., Release], **more: Any) -> AuditCase:
+    return AuditCase(name, claim, "passes", make, **more)
 
 
-def _broken(name: str, claim: str, make: Callable[..., Release], **more: Any) -> Case:
-    return Case(name, claim, "flagged", make, **more)
+def _broken(name: str, claim: str, make: Callable[..., Release], **more: Any) -> AuditCase:
+    return AuditCase(name, claim, "flagged", make, **more)
 
 
 circular = partial(release_zeta, noise="circular")
@@ -89,7 +446,7 @@ spectral = partial(release_fourier, algorithm="spectral_dp")
 spectral_2023 = partial(spectral, noise="as_published", back=False)
 HALF = SIGMA / math.sqrt(2)
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[AuditCase, ...] = (
     _sound("per_component", "ζ-DP-SGD, σ on each part: z = σ", release_zeta),
     _sound("circular", "circular noise, at what it gives: z = σ/√2", circular, z=HALF),
     _broken("circular_2021", "circular noise of Ziller et al. 2021: z = σ", circular),

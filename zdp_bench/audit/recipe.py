@@ -1,21 +1,185 @@
-"""Attack one release of a recipe's own mechanism, in full size."""
+"""Attack a recipe: one release of its mechanism, in full size, and its whole run.
+
+For the whole run a fair coin puts each canary in the training set or not, and the adversary guesses
+which. Gradient canaries are worst-case contributions, and their adversary reads every release;
+input canaries are examples with another example's target, judged by their loss.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.audit.coordinates import Coordinates
-from zdp_bench.audit.finding import Expected, Finding
-from zdp_bench.audit.release import RELEASE_DELTA, attack_release
-from zdp_bench.audit.subject import Subject
-from zdp_bench.privacy.accounting import gdp_epsilon
-from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import add_noise
-from zdp_bench.training.step import Total
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.audit.release import RELEASE_DELTA, Expected, Finding, attack_release, guess
+from zdp_bench.config.constraints import require_central
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Source
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import Batch
+from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.privacy.noise import add_noise, run_key, stream
+from zdp_bench.training.batches import micro_batches
+from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.micro_batches import MicroBatches
+from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.setup import Setup
+from zdp_bench.training.step import Total, Training, arguments_of, private_step
+
+
+@dataclass(frozen=True)
+class Subject(Setup):
+    """A recipe's run, ready for its first step.
+
+    Attributes:
+        key: seeds batches and noise, as a run's key does, but gives other streams than the run's
+            own: an audit's releases of the same data must not be subtracted from those of the run.
+    """
+
+    key: str
+
+    @staticmethod
+    def prepare(config: Run) -> Subject:
+        """Set up the run of a recipe.
+
+        Raises:
+            UserError: the data is missing, the model is not fit for private training, or the
+                recipe has no finite ε.
+        """
+        require_central(config, "audit")
+        if config.trainer.augmentations:
+            raise UserError(
+                "zdp-bench audit draws one view of a record, and trainer.augmentations several: "
+                "add trainer.augmentations=null, which is the same mechanism."
+            )
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        setup = Setup.of(config)
+        if setup.mechanism.z == 0 or setup.plan.sampling.scheme == "shuffled":
+            raise UserError(
+                f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute."
+            )
+        setup.check_model()
+        config = setup.config
+        own = f"{digest_of(config, setup.data.digest)}:audit"
+        key = run_key(own, setup.mechanism, foreign_code(config.plugins))
+        return Subject(**vars(setup), key=key)
+
+    @property
+    def units(self) -> int:
+        """How many examples or, with `privacy.unit=patient`, patients a step draws from."""
+        return len(self.data.train) if self.patients is None else self.patients.count
+
+    def examples_of(self, unit: int) -> np.ndarray:
+        """Return the training examples that come and go with one unit."""
+        if self.patients is None:
+            return np.array([unit])
+        start, end = self.patients.starts[unit : unit + 2]
+        return self.patients.examples[start:end]
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return np.random.default_rng(stream(self.config.seed, "audit", purpose))
+
+
+# ----------------------------------------------------------------------- contributions as vectors
+
+
+class Coordinates:
+    """Maps a mechanism's blocks to one real vector and back, isometrically.
+
+    A canary of norm C in the vector is a contribution of norm C. A complex entry is two
+    coordinates. A block with hermitian noise becomes the real signal whose spectrum it is: only
+    such spectra can occur.
+    """
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.blocks = mechanism.blocks
+        self.sizes = [math.prod(b.shape) * (2 if self._two_parts(b) else 1) for b in self.blocks]
+        self.starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
+        self.size = sum(self.sizes)
+
+    @staticmethod
+    def _two_parts(block: Block) -> bool:
+        return block.dtype.startswith("complex") and block.noise != "hermitian"
+
+    def of(self, sums: dict[str, Tensor]) -> Tensor:
+        """Return the vector of the blocks' tensors, [size]."""
+        return torch.cat([self._of_block(block, sums[block.name]) for block in self.blocks])
+
+    def _of_block(self, block: Block, value: Tensor) -> Tensor:
+        if block.noise == "hermitian":
+            return torch.fft.ifftn(value, dim=block.fft_dims, norm="ortho").real.flatten()
+        return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).flatten()
+
+    def add(self, vector: Tensor, to: dict[str, Tensor]) -> None:
+        """Add a vector, [size], to the blocks' tensors."""
+        for block, start, size in zip(self.blocks, self.starts, self.sizes, strict=True):
+            # A copy: torch may crash on a complex view of memory that is not aligned for it.
+            part = vector[start : start + size].to(to[block.name].real.dtype, copy=True)
+            if block.noise == "hermitian":
+                to[block.name] += torch.fft.fftn(
+                    part.view(block.shape), dim=block.fft_dims, norm="ortho"
+                )
+            elif self._two_parts(block):
+                to[block.name] += torch.view_as_complex(part.view(*block.shape, 2))
+            else:
+                to[block.name] += part.view(block.shape)
+
+    def kinds(self) -> np.ndarray:
+        """Number the coordinates by block and part, [size]: one number should get one noise."""
+        return np.concatenate(
+            [
+                2 * i + np.arange(size) % (2 if self._two_parts(block) else 1)
+                for i, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True))
+            ]
+        )
+
+
+def canary_supports(
+    mechanism: Mechanism,
+    coordinates: Coordinates,
+    canaries: int,
+    width: int,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw worst-case contributions with no coordinate in common, which makes them orthogonal.
+
+    Each has exactly the mechanism's bound: a joint bound over all blocks together, else in every
+    block that is large enough for all canaries.
+
+    Returns:
+        indices and values, each [canaries, width].
+    """
+    if mechanism.joint:
+        groups = [(0, coordinates.size, mechanism.blocks[0].bound)]
+    else:
+        groups = [
+            (start, size, block.bound)
+            for block, start, size in zip(
+                coordinates.blocks, coordinates.starts, coordinates.sizes, strict=True
+            )
+            if size >= canaries
+        ]
+    indices, values = [], []
+    for start, size, bound in groups:
+        wide = max(1, min(width, size // canaries))
+        chosen = rng.permutation(size)[: canaries * wide].reshape(canaries, wide)
+        indices.append(start + chosen)
+        values.append(rng.choice([-1.0, 1.0], size=chosen.shape) * bound / math.sqrt(wide))
+    return np.concatenate(indices, axis=1), np.concatenate(values, axis=1)
+
+
+# ------------------------------------------------------------------------------------ one release
 
 MOST_RECORDS = 12  # of a hostile patient
 
@@ -113,9 +277,7 @@ def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[
 def _worst_contribution(
     mechanism: Mechanism, watched: list[np.ndarray], noise: np.ndarray
 ) -> np.ndarray:
-    """Return the contribution of exactly the bound in the direction that got the least noise,
-    jointly or per block.
-    """
+    """Return what has exactly the bound where least noise is, jointly or per block."""
     ends = np.cumsum([len(chosen) for chosen in watched])
     parts = [(0, int(ends[-1]), mechanism.blocks[0].bound)]
     if not mechanism.joint:
@@ -188,3 +350,247 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 
     first = furthest(torch.zeros(coordinates.size, dtype=torch.float64))
     return furthest(first) if mechanism.sampling.shift == 2 else first
+
+
+# ---------------------------------------------------------------------------------- the whole run
+
+
+class WithCanaries:
+    """Insert canaries and record every release, round an algorithm.
+
+    Canaries come as a batch of their own, (their numbers, how much of each), and the others as the
+    arguments of an algorithm's `accumulate`; see `attack_with_gradients`.
+    """
+
+    private = True
+
+    def __init__(
+        self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray
+    ) -> None:
+        self.inner, self.coordinates = inner, coordinates
+        self.noise_multiplier = inner.noise_multiplier
+        self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
+        self.drawn: Any = None
+        self.rest: dict[str, Tensor] = {}
+        self.seen: list[Tensor] = []
+
+    def mechanism(self) -> Mechanism:
+        return self.inner.mechanism()
+
+    def accumulate(self, total: dict[str, Tensor], batch: Any) -> None:
+        if batch is not self.drawn:
+            self.inner.accumulate(total, *batch)
+            return
+        self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
+        numbers, amounts = batch
+        vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
+        vector[self.indices[numbers].flatten()] = (
+            self.values[numbers] * amounts.unsqueeze(1)
+        ).flatten()
+        self.coordinates.add(vector.to(next(iter(total.values())).device), to=total)
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        return self.inner.contributions(batch)
+
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
+        """Read the release before it is used.
+
+        The adversary knows all other examples, and subtracts their sum.
+        """
+        unknown_part = self.coordinates.of(
+            {name: value - self.rest[name] for name, value in noisy.items()}
+        )
+        self.seen.append(unknown_part.cpu()[self.indices].float())  # [canaries, width]
+        return self.inner.postprocess(noisy, expected_batch_size)
+
+
+def attack_with_gradients(
+    subject: Subject, confidence: float, canaries: int, steps: int
+) -> Finding:
+    """Attack the whole run with gradient canaries (white box), drawn by the recipe's own sampling.
+
+    Each takes the place of a training example, or of a patient if patients are drawn. A canary that
+    is out contributes nothing, or, if neighbours differ by a replaced example, its opposite.
+    """
+    mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
+    rng = subject.rng("gradients")
+    steps = min(steps, subject.plan.steps)
+    most = coordinates.size if mechanism.joint else max(coordinates.sizes)
+    canaries = min(canaries, most, subject.units // 2)
+    width = max(1, min(16, int(1e8 / (steps * canaries))))
+    indices, values = canary_supports(mechanism, coordinates, canaries, width, rng)
+    slots = rng.permutation(subject.units)[:canaries]
+    number = np.full(subject.units, -1)
+    number[slots] = np.arange(canaries)
+    included = rng.random(canaries) < 0.5
+    replaced = mechanism.sampling.shift == 2
+    audited = WithCanaries(subject.algorithm, coordinates, indices, values)
+
+    def batches(drawn: np.ndarray) -> Iterator[Any]:
+        yield from arguments_of(_batches(subject, subject.data.train, drawn[number[drawn] < 0]))
+        here = number[drawn][number[drawn] >= 0]
+        amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
+        audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
+        yield audited.drawn
+
+    releases = _train(subject, audited, steps, batches)
+    scores = _gradient_scores(
+        torch.stack(audited.seen).double(), audited, mechanism.sampling.sample_rate, replaced
+    )
+    delta = subject.config.privacy.delta
+    allowed = 1 - (1 - confidence) / len(scores)  # so that the better bound has the confidence
+    guesses = [guess(each, included, delta, allowed) for each in scores]
+    best = max(guesses, key=lambda found: found[0])
+    return _compare_run(subject, "gradient canaries", releases, confidence, best)
+
+
+def _compare_run(
+    subject: Subject, attack: str, releases: int, confidence: float, found: tuple[float, str]
+) -> Finding:
+    """Compare the bound and the evidence of an attack with the tight ε of the steps it saw."""
+    planned, delta = subject.plan.steps, subject.config.privacy.delta
+    bound, evidence = found
+    first = "" if releases == planned else f"the first {releases:,} of "
+    return Finding.of(
+        f"{subject.config.recipe}: run, {attack}",
+        f"tight ε of {first}{planned:,} steps",
+        tight_epsilon(subject.mechanism, releases, delta),
+        bound,
+        delta,
+        confidence,
+        "passes",
+        evidence,
+    )
+
+
+def _gradient_scores(
+    seen: Tensor, audited: WithCanaries, rate: float, replaced: bool
+) -> list[np.ndarray]:
+    """Return log-likelihood ratios of 'in' over 'out', summed over steps: [canaries].
+
+    If only a canary that is in moves, also how far the releases along it are from their mean: noise
+    that comes again in every step hides no single one.
+
+    At each step a canary is drawn with probability q: log(1 − q + q·exp(x − μ/2)), with x the
+    release along it over the noise's variance, and μ its squared length over the same. The variance
+    is measured, by block and part, not taken from the mechanism.
+    """
+    kinds = audited.coordinates.kinds()[audited.indices.numpy()]  # [canaries, width]
+    variance = torch.empty(audited.values.shape, dtype=torch.float64)
+    floor = 1e-12 * float(audited.values.square().max())
+    for kind in np.unique(kinds):
+        chosen = torch.from_numpy(kinds == kind)
+        # of N(0, 1)²
+        variance[chosen] = max(float(seen[:, chosen].square().flatten().median()) / 0.45494, floor)
+    along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
+    length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
+    inside, outside = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf
+
+    def likelihood(x: Tensor) -> Tensor:
+        return torch.logaddexp(torch.full_like(x, outside), inside + x - length / 2)
+
+    ratio = likelihood(along) - (likelihood(-along) if replaced else 0.0)
+    moved = [] if replaced or rate == 1 else [along.var(dim=0, correction=0)]
+    return [each.numpy() for each in (ratio.sum(dim=0), *moved)]
+
+
+@dataclass(frozen=True)
+class WrongTargets:
+    """Examples of which some carry another one's target."""
+
+    of: Source
+    partner: Tensor  # [n]: whose target an example carries
+
+    @property
+    def groups(self) -> Tensor | None:
+        return self.of.groups
+
+    @property
+    def is_stochastic(self) -> bool:
+        return self.of.is_stochastic
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.of.batch(indices, uniforms)[0], self.of.batch(self.partner[indices], uniforms)[
+            1
+        ]
+
+
+def attack_with_inputs(subject: Subject, confidence: float, canaries: int, steps: int) -> Finding:
+    """Attack the whole run with input canaries (black box), by how far their loss fell.
+
+    They are examples with another's target. A patient is one with all records, if patients are
+    drawn.
+
+    A canary that is out is not in the training set, or, if neighbours differ by a replaced example,
+    has its own target.
+    """
+    rng = subject.rng("inputs")
+    train = subject.data.train
+    steps = min(steps, subject.plan.steps)
+    canaries = min(canaries, max(2, subject.units // 5))
+    slots = rng.permutation(subject.units)[:canaries]
+    included = rng.random(canaries) < 0.5
+    owned = [subject.examples_of(slot) for slot in slots]
+    everyone = np.concatenate(owned)
+    wrong, partner = torch.arange(len(train)), torch.arange(len(train))
+    for mine, others, is_in in zip(owned, [owned[-1], *owned[:-1]], included, strict=True):
+        wrong[mine] = torch.from_numpy(np.resize(others, len(mine)))
+        if is_in:
+            partner[mine] = wrong[mine]
+    out = np.zeros(subject.units, dtype=bool)
+    if subject.mechanism.sampling.shift == 1:
+        out[slots[~included]] = True
+    trained_on, judged = WrongTargets(train, partner), WrongTargets(train, wrong)
+
+    def losses() -> np.ndarray:
+        with torch.no_grad():
+            parts = [
+                subject.task.loss(subject.model(x), y).cpu()
+                for x, y in micro_batches(
+                    judged, everyone, subject.config, subject.device, subject.key
+                )
+            ]
+        each = torch.cat(parts).double().numpy()
+        many = [len(mine) for mine in owned]
+        return np.add.reduceat(each, np.cumsum([0, *many[:-1]])) / many
+
+    before = losses()
+    releases = _train(
+        subject,
+        subject.algorithm,
+        steps,
+        lambda drawn: _batches(subject, trained_on, drawn[~out[drawn]]),
+    )
+    delta = subject.config.privacy.delta
+    found = guess(np.nan_to_num(before - losses()), included, delta, confidence)
+    return _compare_run(subject, "input canaries", releases, confidence, found)
+
+
+def _batches(subject: Subject, source: Source, drawn: np.ndarray) -> MicroBatches:
+    """Return the examples of the drawn units, as a run takes them."""
+    return micro_batches(
+        source, drawn, subject.config, subject.device, subject.key, patients=subject.patients
+    )
+
+
+def _train(
+    subject: Subject,
+    algorithm: Algorithm,
+    steps: int,
+    batches: Callable[[np.ndarray], Iterable[Batch]],
+) -> int:
+    """Take `steps` private steps with a temporary ledger; returns how many releases it counted."""
+    noise = subject.noise(subject.key)
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)
+        training = Training(algorithm, subject.model, subject.optimizer, noise, ledger)
+        for step in range(steps):
+            drawn, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
+            private_step(training, step, batches(drawn), divisor)
+        ledger.close()
+        return ledger.releases

@@ -10,19 +10,132 @@ The adversary does not know what is wrong with the mechanism, and looks at a rel
 A part of the releases teaches each of them how to score a release, a threshold, and what to say on
 which side of it; the others test. The errors that the confidence allows are split between the
 three, so that the best of the three bounds holds with that confidence.
+
+Counts become a bound on ε by Clopper-Pearson for one release, and by Steinke, Nasr & Jagielski
+(2023) for a whole run. Every bound has a confidence, and fails no more often than that says.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
-from scipy.stats import mode
+from scipy.stats import beta, binom, mode
 from torch import Tensor
 
-from zdp_bench.audit.bounds import release_bound
+Verdict = Literal["passes", "flagged", "skipped"]
+Expected = Literal["passes", "flagged", "skipped", "either"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One attack and its result."""
+
+    case: str
+    claim: str
+    epsilon_claimed: float
+    lower_bound: float
+    delta: float
+    confidence: float
+    verdict: Verdict
+    expected: Expected
+    evidence: str
+
+    @property
+    def as_expected(self) -> bool:
+        return self.expected in (self.verdict, "either")
+
+    @staticmethod
+    def of(
+        case: str,
+        claim: str,
+        claimed: float,
+        bound: float,
+        delta: float,
+        confidence: float,
+        expected: Expected,
+        evidence: str,
+    ) -> Finding:
+        """Make a finding whose verdict follows from the bound."""
+        verdict: Verdict = "flagged" if bound > claimed else "passes"
+        return Finding(case, claim, claimed, bound, delta, confidence, verdict, expected, evidence)
+
+
+# ----------------------------------------------------------------------------- bounds from counts
+
+
+def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds on a probability; each fails with probability at most `alpha`."""
+    hits = np.asarray(hits, dtype=float)
+    with np.errstate(invalid="ignore"):
+        lower = np.where(hits > 0, beta.ppf(alpha, hits, trials - hits + 1), 0.0)
+        upper = np.where(hits < trials, beta.ppf(1 - alpha, hits + 1, trials - hits), 1.0)
+    return lower, upper
+
+
+def release_bound(
+    hits: np.ndarray, false_alarms: np.ndarray, trials: int, delta: float, confidence: float
+) -> np.ndarray:
+    """Return the ε these counts refute: (ε, δ)-DP has P[hit] ≤ e^ε P[false alarm] + δ."""
+    alpha = (1 - confidence) / 2
+    hit = clopper_pearson(hits, trials, alpha)[0]
+    alarm = clopper_pearson(false_alarms, trials, alpha)[1]
+    return np.log(np.maximum((hit - delta) / alarm, 1.0))
+
+
+def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Bound the probability of `right` or more right guesses if training is (ε, δ)-DP.
+
+    Steinke et al. 2023, Theorem 5.2: P[V ≥ v] ≤ P[W ≥ v] + 2mδ·max_i P[v > W ≥ v − i]/i, with W ~
+    Binomial(r, e^ε/(1 + e^ε)) for r guesses on m canaries.
+    """
+    if right == 0:
+        return 1.0
+    accuracy = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, accuracy))
+    i = np.arange(1, right + 1)
+    below = binom.cdf(right - 1, guesses, accuracy) - binom.cdf(right - i - 1, guesses, accuracy)
+    return min(1.0, tail + 2 * canaries * delta * float(np.max(below / i)))  # P[v > W ≥ v − i] / i
+
+
+def run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
+    """Return the largest ε at which so many right guesses are less likely than 1 − confidence."""
+
+    def refuted(epsilon: float) -> bool:
+        return guess_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high) and high < 64:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def guess(
+    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
+) -> tuple[float, str]:
+    """Guess 'in' for the highest eighth of the scores, 'out' for the lowest: (bound, evidence).
+
+    The number of guesses is fixed beforehand. Trying several would cost confidence, and with it
+    most of the bound, for the theorem's term 2mδ·(…) leaves little of it.
+    """
+    canaries = len(scores)
+    each = max(1, canaries // 8)
+    order = np.argsort(scores, kind="stable")
+    right = int(included[order[-each:]].sum() + (~included[order[:each]]).sum())
+    evidence = f"{right:,} of {2 * each:,} guesses right, {canaries:,} canaries"
+    return run_bound(canaries, 2 * each, right, delta, confidence), evidence
+
+
+# ---------------------------------------------------------------------- the attack on one release
 
 # A Gaussian release with multiplier z claims an ε for EVERY δ. At this one its attack shows most:
 # the likeliest outcomes decide.
@@ -46,9 +159,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Rule:
-    """Says that the example is `present`, or absent, where the score is above the threshold or,
-    with `above=False`, is not; and nothing elsewhere.
-    """
+    """Says `present`, or absent, where the score is above the threshold (or not), else nothing."""
 
     threshold: float
     above: bool
@@ -58,8 +169,7 @@ class Rule:
 def attack_release(
     release: Release, trials: int, delta: float, confidence: float, shift: np.ndarray | None = None
 ) -> tuple[float, str]:
-    """Return a lower bound on ε from `trials` releases of each of two neighbours, and the counts
-    behind it.
+    """Return a lower bound on ε, and its counts, from `trials` releases of each neighbour.
 
     Args:
         shift: the difference of the neighbours' sums, if the adversary knows it; else it is
@@ -133,8 +243,7 @@ def best_bound(
 def score(
     without: np.ndarray, with_it: np.ndarray, learned: int, shift: np.ndarray | None = None
 ) -> tuple[Scores, Scores]:
-    """Return the scores of the first `learned` releases, which teach the best direction, and of the
-    others.
+    """Return scores of the first `learned` releases, which teach the direction, and the others.
 
     Args:
         without, with_it: [releases, features].
@@ -146,9 +255,7 @@ def score(
 
 
 def bound_at(rule: Rule, scores: Scores, delta: float, confidence: float) -> tuple[float, str]:
-    """Return the bound that a rule gives on scores that did not teach it, and the counts behind
-    it.
-    """
+    """Return a rule's bound on scores that did not teach it, and the counts behind it."""
     tested = len(scores.without)
     said = [
         int(((rows > rule.threshold) == rule.above).sum())
@@ -192,9 +299,7 @@ def _best_rule(scores: Scores, delta: float, confidence: float) -> Rule:
 def _loudest(
     scores: Scores, loudness: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, Rule]:
-    """Return the greatest loudness, of (hits, false alarms), and its rule: in the middle of the
-    thresholds that have it.
-    """
+    """Return the greatest loudness and its rule, in the middle of equally good thresholds."""
     best = (-np.inf, Rule(0.0, True, True))
     candidates, rules = _count_by_rule(scores)
     for above, present, hits, alarms in rules:

@@ -10,8 +10,8 @@ from operator import attrgetter
 from zdp_bench.config.ranges import require_count, require_threads
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.privacy.delta import require_delta
 from zdp_bench.privacy.mechanism import MOST
+from zdp_bench.privacy.statement import require_delta
 from zdp_bench.registry import lookup
 
 # The least value of every count; `MOST` is the largest.

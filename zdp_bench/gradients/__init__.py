@@ -2,20 +2,19 @@
 
 How a clipped sum is made, in the order of the code:
 
-    __init__             `clipped_sum` picks the engine: fast, once it agrees with plain autograd on
-                         two examples (`cross_check`), else the reference. It says so in the log.
-    fast                 the fast engine, made of the next five:
-    tape                 one forward and backward pass: every layer's input and output gradient
-    rules/               for each type of layer, a `LayerGradient` from these two
-    layer_gradient       what that is, and the arithmetic that rules share
-    parameter_gradient   how norms are taken: ghost, kept or formed
-    losses               the loss, computed for one example at a time (`PerExample`)
-    clipping             the factor that clips an example, from its norm (`clip_factors`); with it
-                         `fast` takes one weighted sum per parameter: CLIPPING HAPPENS THERE
-    shares               several examples of one patient, clipped as one
-    reference            the same by torch.func, for any model; it defines what is right
-    parts                inputs of several tensors, for models that take more than one
-    spectra, correlation gradients in the Fourier domain, for algorithms that clip there
+    __init__        `clipped_sum` picks the engine: fast, once it agrees with plain autograd on two
+                    examples (`cross_check`), else the reference. It says so in the log.
+    fast            the fast engine, made of the next five:
+    tape            one forward and backward pass: every layer's input and output gradient
+    rules/          for each type of layer, a `LayerGradient` from these two
+    layer_gradient  what that is, the arithmetic that rules share, and how norms are taken
+    losses          the loss, computed for one example at a time (`PerExample`)
+    clipping        the factor that clips an example, from its norm (`clip_factors`); with it `fast`
+                    takes one weighted sum per parameter: CLIPPING HAPPENS THERE
+    shares          several examples of one patient, clipped as one
+    reference       the same by torch.func, for any model; it defines what is right
+    parts           inputs of several tensors, for models that take more than one
+    spectra         gradients in the Fourier domain, for algorithms that clip there
 
 To add a rule for a new layer: write it in `rules/`, in a new file or the one it is akin to; start
 from `rules/linear.py`. Add a `Case` to `tests/gradients/harness.py`, which sends the layer
@@ -124,43 +123,26 @@ def clipped_sum(
         UserError: engine is fast, or there are rules, and fast cannot serve the model.
     """
 
-    def from_reference() -> ClippedSum:
-        return reference.clipped_sum(
-            model,
-            loss,
-            batch,
-            bound,
-            per_layer=per_layer,
-            gamma=gamma,
-            complex_scale=complex_scale,
-            shares=shares,
-            into=into,
-        )
-
+    how: dict[str, Any] = {
+        "per_layer": per_layer,
+        "gamma": gamma,
+        "complex_scale": complex_scale,
+        "shares": shares,
+        "into": into,
+    }
     loss = per_example(loss)
     known = _is_served(model, loss)
     if rules:
         engine = "auto" if engine == "reference" else engine
     elif engine == "reference" or (engine == "auto" and known is False):
-        return from_reference()
+        return reference.clipped_sum(model, loss, batch, bound, **how)
     try:
         if len(batch[0]) > 1 and model not in _trusted:
             _name_layers(model)
             if engine == "auto" and known is None:
                 _check(model, loss, batch)
                 _remember(model, loss, True)  # not before: one that memory cut short is made again
-        return fast.clipped_sum(
-            model,
-            loss,
-            batch,
-            bound,
-            per_layer=per_layer,
-            gamma=gamma,
-            complex_scale=complex_scale,
-            rules=rules,
-            shares=shares,
-            into=into,
-        )
+        return fast.clipped_sum(model, loss, batch, bound, rules=rules, **how)
     except NoRule as error:
         if engine == "fast":
             raise UserError(
@@ -173,7 +155,7 @@ def clipped_sum(
             ) from None
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
         _remember(model, loss, False)
-    return from_reference()
+    return reference.clipped_sum(model, loss, batch, bound, **how)
 
 
 def _place(loss: PerExample) -> tuple[Any, tuple[int, int]]:

@@ -3,7 +3,7 @@ model at small cost").
 
 One forward and one backward pass that computes only the gradients of the layers' OUTPUTS (`tape`).
 From a layer's input and output gradient follow its per-sample gradients (`rules`), which are never
-all formed where that costs more than a way around (`parameter_gradient`). Which way is taken
+all formed where that costs more than a way around (`ParameterGradient`). Which way is taken
 changes a number by rounding only.
 """
 
@@ -20,15 +20,13 @@ from zdp_bench.gradients.clipping import (
     Batch,
     ClippedSum,
     Loss,
+    all_finite,
     clip_factors,
     flushed,
     groups,
 )
-from zdp_bench.gradients.layer_gradient import LayerGradient
-from zdp_bench.gradients.norms import all_finite
-from zdp_bench.gradients.parameter_gradient import ParameterGradient
-from zdp_bench.gradients.rules import NoRule, Rule, rule_of
-from zdp_bench.gradients.rules.any_layer import any_layer
+from zdp_bench.gradients.layer_gradient import LayerGradient, ParameterGradient
+from zdp_bench.gradients.rules import NoRule, Rule, any_layer, rule_of
 from zdp_bench.gradients.shares import Shares, average_shares, select
 from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
 

@@ -17,10 +17,10 @@ from zdp_bench.gradients.clipping import (
     add_up,
     clip_factors,
     groups,
+    squared_norms,
     trainable,
 )
 from zdp_bench.gradients.losses import per_example
-from zdp_bench.gradients.norms import squared_norms
 from zdp_bench.gradients.shares import Shares, cut
 
 # Per-sample gradients of one chunk take at most this many bytes.

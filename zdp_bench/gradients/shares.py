@@ -14,9 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from zdp_bench.gradients.clipping import held
+from zdp_bench.gradients.clipping import held, squared_norms
 from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, summands_of
-from zdp_bench.gradients.norms import squared_norms
 
 SMALL = 2**12  # numbers of a gradient: rather added up for each share than contracted anew
 

@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
-from zdp_bench.gradients.correlation import Correlation
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.rules import Rule
-from zdp_bench.gradients.rules.circulant import correlate
+from zdp_bench.gradients.rules.circulant import Correlation, correlate
 from zdp_bench.gradients.rules.convolution import pad_input
 from zdp_bench.nn.circulant import CirculantLinear
 

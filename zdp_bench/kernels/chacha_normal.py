@@ -17,7 +17,7 @@ from numba import carray, float32, int32, njit, types, uint32, uint64
 
 from zdp_bench.kernels.jit import (
     ARGUMENTS,
-    Loop,
+    CompiledLoop,
     as_intrinsic,
     compile_loop,
     first_chunk,
@@ -219,7 +219,7 @@ def _add_stream(work: Any) -> None:
 
 
 @cache
-def _loop() -> Loop:
+def _loop() -> CompiledLoop:
     return compile_loop(_add_stream)
 
 

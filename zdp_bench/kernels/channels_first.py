@@ -1,7 +1,7 @@
 """Per-sample gradients of real convolutions of few inputs, whose maps are channels first.
 
 A matrix product needs columns: as many copies of the input as a kernel has taps. This loop
-(`channels_first_loops.py`) reads the input where it is, which takes a quarter to four fifths of the
+(`loops.py`) reads the input where it is, which takes a quarter to four fifths of the
 time if an output position meets up to 160 inputs; a product is faster beyond.
 """
 
@@ -69,7 +69,7 @@ def _offsets(sizes: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
 @cache
 def _loop() -> Any:
     """The compiled loop; numba is imported here, at the kernel's first call."""
-    from zdp_bench.kernels.channels_first_loops import correlate
     from zdp_bench.kernels.jit import compile_loop
+    from zdp_bench.kernels.loops import correlate_channels_first
 
-    return compile_loop(correlate)
+    return compile_loop(correlate_channels_first)

@@ -8,7 +8,7 @@ entry by entry, summed over channels:
     the input's gradient    the same, of output gradient and rotated conjugate filter
     the weight's gradient   Gᵀ [ Σ_tiles (A g Aᵀ) ∘ (Bᵀ d B)‾ ] G
 
-The loops (`winograd_loops.py`) transform as many tiles as fit a core's cache, multiply 16 matrices
+The loops (`loops.py`) transform as many tiles as fit a core's cache, multiply 16 matrices
 and transform back, so that only the weight is ever transformed in memory. A weight's gradient costs
 the same for each example as for their sum. Errors are half those of oneDNN's real convolution of
 interleaved channels, because fewer numbers are summed.
@@ -199,7 +199,7 @@ def _slices(channels: int) -> int:
 @cache
 def _loop(name: str) -> Any:
     """The compiled loop of this name; numba is imported here, at a kernel's first call."""
-    from zdp_bench.kernels import winograd_loops
+    from zdp_bench.kernels import loops
     from zdp_bench.kernels.jit import compile_loop
 
-    return compile_loop(getattr(winograd_loops, name))
+    return compile_loop(getattr(loops, name))

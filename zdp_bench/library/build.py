@@ -31,9 +31,9 @@ from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import check, guard
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.delta import require_delta, warn_of
 from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.privacy.mechanism import MOST, Sampling
+from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint

@@ -30,8 +30,8 @@ from torch import nn
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.gradients import Batch
+from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import takes_parts
-from zdp_bench.gradients.same_draws import same_draws
 from zdp_bench.library.examples import Items
 from zdp_bench.library.model_check import synthetic
 from zdp_bench.privacy.ledger import Ledger

@@ -1,5 +1,4 @@
-"""Find σ for a target ε: the inverse of every accountant, kept on disk because finding it can take
-seconds.
+"""Find σ for a target ε: the inverse of every accountant, kept on disk as it can take seconds.
 
 A result is one small JSON file in `$XDG_CACHE_HOME/zdp-bench/calibration` (or `~/.cache/...`),
 named by the SHA-256 of its question. It is written whole or not at all, holds its question, and is
@@ -34,8 +33,7 @@ SMALLEST, LARGEST = 2.0**-6, 2.0**14
 
 
 def calibrate(target: float, accountant: str, claim: Claim) -> float:
-    """Return the smallest σ at which an accountant claims at most `target`;
-    `claim.noise_multiplier` is ignored.
+    """Return the smallest σ (the claim's own is ignored) at which at most `target` is claimed.
 
     Raises:
         ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
@@ -54,8 +52,7 @@ def calibrate(target: float, accountant: str, claim: Claim) -> float:
 
 
 def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float) -> float:
-    """Return the smallest noise multiplier at which `steps` steps have a TIGHT ε of at most
-    `target`.
+    """Return the smallest noise multiplier whose TIGHT ε after `steps` is at most `target`.
 
     Args:
         unit: the mechanism at noise multiplier 1; z is proportional to the multiplier.

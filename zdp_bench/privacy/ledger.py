@@ -23,6 +23,7 @@ cut line by line back to the last checkpoint, looks like that of a run that was 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -32,8 +33,57 @@ from typing import Any, NamedTuple
 
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
-from zdp_bench.privacy.ledger_lines import chain, is_start, is_step, make_line, parse
 from zdp_bench.privacy.mechanism import Mechanism
+
+# --------------------------------------------------------------------------- one line of the file
+
+_KINDS = {"step": int, "of": str, "generation": str, "made": str, "state": str, "sha256": str}
+_STEP = {"step", "of", "generation"}
+_STATE = {"made", "step", "state", "generation"}
+_encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
+
+
+def chain(previous: str, body: dict[str, Any]) -> str:
+    """Return the digest that continues `previous` by a line."""
+    return hashlib.sha256((previous + _encode(body)).encode()).hexdigest()
+
+
+def make_line(previous: str, body: dict[str, Any]) -> bytes:
+    """Return a line of the file, without its end: the entry and the chain's digest."""
+    return _encode(body | {"sha256": chain(previous, body)}).encode()
+
+
+def parse(line: bytes) -> Any:
+    """Return what a line holds.
+
+    Raises:
+        ValueError: it is no JSON, or no UTF-8.
+    """
+    text = line.decode()
+    try:
+        body, end = _decode(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if text[end:].strip():
+        raise ValueError("something stands behind the object")
+    return body
+
+
+def is_start(body: dict[str, Any]) -> bool:
+    """True if the line notes a state from which a process may start, beside the chain."""
+    return "state" in body and body.keys() - {"sha256"} == _STATE and _has_kinds(body)
+
+
+def is_step(body: dict[str, Any]) -> bool:
+    """True if the line, without its digest, is a release."""
+    return "step" in body and body.keys() <= _STEP and _has_kinds(body)
+
+
+def _has_kinds(body: dict[str, Any]) -> bool:
+    return all(type(value) is _KINDS[name] for name, value in body.items())
+
+
+# ------------------------------------------------------------------------------------- the ledger
 
 _START = "0" * 64
 _FORMAT = 6  # version of the file's format
@@ -49,18 +99,14 @@ class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
 
 @dataclass(frozen=True)
 class Position:
-    """The end of a ledger when a checkpoint was written: releases, with those set aside, and the
-    chain's digest.
-    """
+    """The end of a ledger at a checkpoint: releases, with those set aside, and the digest."""
 
     entries: int
     digest: str
 
 
 class Span(NamedTuple):
-    """Releases of steps in a row, `first` to before `end`, and the generation whose noise they
-    have: a ledger of a million steps takes no more memory than one of ten.
-    """
+    """Releases of steps in a row, `first` to before `end`, that have one generation's noise."""
 
     first: int
     end: int
@@ -89,8 +135,7 @@ class Ledger:
         whose: str = "",
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        """Open or create the ledger at `path`, and read those that were set aside there
-        (`set_aside`).
+        """Open or create the ledger at `path`, and read those that were `set_aside` there.
 
         Args:
             mechanism: every entry is one step of it.
@@ -143,8 +188,7 @@ class Ledger:
             _fsync_folder(path.parent)
 
     def begin(self, made: str, step: int, state: str) -> None:
-        """Start, or continue, at `step` from `state`: in the generation of that start, or in a new
-        one.
+        """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
 
         Args:
             made: `environment.execution_digest` of code, libraries, machine and micro-batch;
@@ -169,9 +213,7 @@ class Ledger:
             self._note(made, step, state)
 
     def doubt(self, step: int) -> None:
-        """Write that this generation cannot be repeated from `step` on: memory ran out, and the
-        batch was cut anew.
-        """
+        """Write that this generation cannot be repeated from `step` on: the batch was cut anew."""
         if self.repeatable:
             self._note("", step, "")
 
@@ -190,9 +232,7 @@ class Ledger:
             }
 
     def _read_starts(self, path: Path) -> int:
-        """Read the starts of a ledger that was set aside, as far as possible; returns how many
-        steps it holds at most.
-        """
+        """Read the starts of a ledger that was set aside; return how many steps it has at most."""
         steps = 0
         with open_regular(path) as file:
             for line in file:
@@ -207,8 +247,7 @@ class Ledger:
         return steps
 
     def append(self, step: int, of: str = "") -> None:
-        """Write that `step` is about to be released. Does nothing if the very same release is in
-        the ledger.
+        """Write that `step` is about to be released, unless the very same release is there.
 
         Args:
             of: the digest of the weights that the step starts from, if they may differ when it is
@@ -259,8 +298,7 @@ class Ledger:
         return self.earlier + self._count
 
     def releases_before(self, step: int) -> int:
-        """How many releases were made when `step` steps are done, with what a killed process drew
-        ahead.
+        """Return how many releases were made when `step` steps are done.
 
         What this generation drew ahead will be drawn again, so it counts when its turn comes.
         """
@@ -354,9 +392,7 @@ class Ledger:
         self._digest = claimed
 
     def _mend(self, kept: int, body: dict[str, Any]) -> None:
-        """Keep so many bytes of the file and end it with a line: all or nothing, for a kill may
-        come here too.
-        """
+        """Keep so many bytes of the file and end it with a line, all or nothing."""
         partial = self.path.with_suffix(".partial")
         shutil.copyfile(self.path, partial)
         with partial.open("r+b") as file:
@@ -371,9 +407,7 @@ class Ledger:
 
 
 class Copy(Ledger):
-    """A ledger without a file, for a process that only counts: rank 0 of a run, or a federation's
-    node, has the file.
-    """
+    """A ledger without a file, for a process that only counts; rank 0 or a node has the file."""
 
     def __init__(
         self, spans: tuple[Span, ...], position: Position, repeatable: bool, generation: str = ""

@@ -1,5 +1,4 @@
-"""Build the privacy loss distribution of one step so that a million composed steps stay a tight
-upper bound.
+"""The privacy loss distribution of one step, tight even if a million steps are composed.
 
 A step is dominated by a pair of distributions on the line, U against V (Zhu, Dong & Wang 2021,
 Definition 7): no attack tells neighbours apart better than U from V, and composing steps composes
@@ -70,8 +69,7 @@ def one_example(sample_rate: float) -> Mixture:
 
 
 def several_examples(log_weights: np.ndarray) -> Mixture:
-    """Return the law of several examples, cut where less than 1e-30 is left, which counts as
-    disclosure.
+    """Return the law of several examples; a tail of less than 1e-30 counts as disclosure.
 
     Args:
         log_weights: log P(j drawn), j = 0 … k.
@@ -83,9 +81,7 @@ def several_examples(log_weights: np.ndarray) -> Mixture:
 
 @dataclass(frozen=True)
 class Law:
-    """A distribution of privacy losses on a grid: `mass[i]` at loss (first + i)·width, `infinite`
-    at ∞.
-    """
+    """Privacy losses on a grid: `mass[i]` at loss (first + i)·width, `infinite` at ∞."""
 
     width: float
     first: int
@@ -111,8 +107,7 @@ def poisson_laws(
 def uniform_laws(
     z: float, drawn: Mixture, steps: int, delta: float, width: float | None = None
 ) -> tuple[Law]:
-    """Return the law of ONE step with a fixed-size batch drawn without replacement, for replaced
-    examples.
+    """Return the law of ONE step with a fixed-size batch, for replaced examples.
 
     Args:
         z: noise standard deviation in units of the largest shift that replacing ONE drawn example
@@ -178,8 +173,7 @@ def shared_width(kinds: Sequence[tuple[float, Mixture, int]], delta: float) -> f
 
 
 def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
-    """Return a lower bound on the ε of `steps` steps at `delta` for the pair of data sets behind
-    `law`.
+    """Return a lower bound on the ε of `steps` steps for the data sets behind `law`.
 
     Proof. The grid counts a loss ℓ between two points as either of them, at random, so that the
     mean of e^(−ℓ) is kept. By Hoeffding's lemma this raises a step's mean loss by at most width²/8.
@@ -202,9 +196,7 @@ def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
 
 
 def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float, float]:
-    """Compose `steps` steps: the mass, the first grid point, and what truncation and the FFT's
-    rounding may hide.
-    """
+    """Compose steps: mass, first grid point, what truncation and the FFT's rounding may hide."""
     if steps == 1:
         return law.mass, law.first, 0.0, 0.0
     truncated = min(1e-15, 1e-4 * delta)
@@ -234,9 +226,7 @@ def _log_finite(parts: Sequence[tuple[Law, int]]) -> float:
 
 
 def _epsilon_by_moments(parts: Sequence[tuple[Law, int]], delta: float) -> float:
-    """A looser bound for a δ below the FFT's rounding: the Rényi divergences of the same law, added
-    over the steps.
-    """
+    """Return a looser bound, for a δ below the FFT's rounding: the laws' Rényi divergences."""
     left = delta + math.expm1(_log_finite(parts))
     if left <= 0:
         return math.inf
@@ -286,9 +276,7 @@ def _uniform_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[L
 
 
 def _whole(law: Law, excess: float, rest: int | None = None) -> Law:
-    """Complete the mass to 1: `excess` goes to ∞, and the rest to cell `rest`, by default the
-    fullest.
-    """
+    """Complete the mass to 1: `excess` goes to ∞, the rest to cell `rest` (or the fullest)."""
     mass, infinite = law.mass.copy(), law.infinite + excess
     cell = int(np.argmax(mass)) if rest is None else rest
     mass[cell] = max(0.0, mass[cell] + (1.0 - infinite - math.fsum(mass)))
@@ -364,9 +352,7 @@ def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
 def _cells(
     z: float, log_weights: np.ndarray, width: float, least: float, top: float
 ) -> tuple[Law, float]:
-    """Return U's law at the grid points up to x = `top`, from cells whose loss is at least `least`,
-    and V's mass below.
-    """
+    """Return U's law up to x = `top`, of losses from `least` on, and V's mass below."""
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
     first = math.floor(max(float(lowest), least) / width)
     last = max(first + 1, math.ceil(float(highest) / width))

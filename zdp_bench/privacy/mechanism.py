@@ -99,8 +99,7 @@ class Block:
 
     @property
     def weakest_std(self) -> float:
-        """Noise standard deviation along the direction that gets least; 0 if some direction gets
-        none.
+        """Noise standard deviation along the direction that gets least; 0 if one gets none.
 
         correlated: the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues std²(1 ± ρ). The
             adversary
@@ -138,16 +137,12 @@ class Sampling:
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
-        """Poisson batches hide whether an example is there; fixed-size batches only hide which one
-        it is.
-        """
+        """Poisson batches hide whether an example is there, fixed-size ones only which it is."""
         return "add_or_remove_one" if self.scheme in ("poisson", "full") else "replace_one"
 
     @property
     def shift(self) -> int:
-        """By how many bounds a neighbour can move S: 1 if an example comes or goes, 2 if one is
-        replaced.
-        """
+        """By how many bounds a neighbour can move S: 1 (one comes or goes) or 2 (is replaced)."""
         return 1 if self.adjacency == "add_or_remove_one" else 2
 
 

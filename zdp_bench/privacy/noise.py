@@ -27,13 +27,11 @@ import torch
 from torch import Tensor
 
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.normal_stream import add_normals, hash_key
-from zdp_bench.privacy.threads import run_parallel
+from zdp_bench.privacy.normal_stream import add_normals, hash_key, run_parallel
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
-    """Return the key of a run's streams: the SHA-256 of everything that may distinguish it from
-    another run.
+    """Return the key of a run's streams: the SHA-256 of everything that tells runs apart.
 
     Args:
         run: the digest of configuration, seed and data.
@@ -45,8 +43,7 @@ def run_key(run: str, mechanism: Mechanism, code: str) -> str:
 
 
 def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
-    """Return the seed of an independent stream for one purpose: `stream(key, "noise", step,
-    block)`.
+    """Return the seed of a stream of one purpose: `stream(key, "noise", step, block)`.
 
     Args:
         key: a run's key (`run_key`), or a plain seed for what runs may share (a model's first
@@ -63,8 +60,7 @@ def _word(part: int | str) -> int:
 
 
 class White(NamedTuple):
-    """A request to add white noise: `out` = (`out` + std·N(0, 1)) · times, independently in every
-    real number.
+    """A request: `out` = (`out` + std·N(0, 1)) · times, independently in every real number.
 
     Attributes:
         out: contiguous, of any shape; a complex entry is two real numbers.
@@ -161,21 +157,15 @@ _PIECE = 2**16  # numbers of secure noise drawn at once
 
 
 class SecureRandom:
-    """The operating system's cryptographic randomness with the two methods of numpy's Generator
-    that sampling needs.
-    """
+    """The operating system's randomness with the two methods of numpy's that sampling needs."""
 
     def random(self, size: int) -> np.ndarray:
-        """Return `size` independent numbers, uniform on the odd multiples of 2⁻⁵³ in (0, 1): never
-        0 or 1.
-        """
+        """Return uniform numbers on the odd multiples of 2⁻⁵³ in (0, 1): never 0 or 1."""
         bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(12)
         return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
     def choice(self, examples: int, size: int, replace: bool) -> np.ndarray:
-        """Return `size` different numbers below `examples`: the places of the smallest of as many
-        random ones.
-        """
+        """Return `size` different numbers below `examples`: where the least random ones are."""
         if replace or size > examples:
             raise ValueError(
                 "a secure choice is made without replacement, and of no more than there are"
@@ -185,8 +175,7 @@ class SecureRandom:
 
 @dataclass(frozen=True)
 class SecureNoise:
-    """Noise for a release to an adversary: nobody can draw it again, and its digits reveal nothing
-    of the sum.
+    """Noise for a release to an adversary: nobody can draw it again, nor see the sum's digits.
 
     The randomness is the operating system's (`os.urandom`: ChaCha20 on Linux), made normal by Box
     and Muller in float64. One number is the mean of FOUR independent ones, times two (Holohan &
@@ -225,9 +214,7 @@ def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
 
 
 def _box_muller(count: int) -> np.ndarray:
-    """`count` independent N(0, 1) float64 numbers, |x| ≤ 8.6, from the operating system's
-    randomness.
-    """
+    """Return `count` independent N(0, 1) numbers, |x| ≤ 8.6, of the system's randomness."""
     half = -(-count // 2)
     uniform = SecureRandom().random(2 * half)
     radius = np.sqrt(-2.0 * np.log(uniform[:half]))
@@ -235,12 +222,7 @@ def _box_muller(count: int) -> np.ndarray:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def draw(
-    block: Block,
-    source: NoiseSource,
-    step: int,
-    device: torch.device,
-) -> Tensor:
+def draw(block: Block, source: NoiseSource, step: int, device: torch.device) -> Tensor:
     """Return one step's noise ξ for one block, in the block's shape and dtype.
 
     Formal guarantees: zero mean, and in every entry the covariance that the block's kind declares
@@ -287,8 +269,7 @@ def widen(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
 def round_to_grid(
     release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource
 ) -> dict[str, Tensor]:
-    """Round a sum with secure noise to a grid that depends on `std` alone, in each block's own
-    dtype.
+    """Round a sum with secure noise to a grid that depends on `std` alone, in its own dtype.
 
     The grid is 2⁻¹⁶ of std or a little finer: negligible beside the noise, but coarse beside the
     digits of the sum that float64 keeps (and float32 would show; see `SecureNoise`). Seeded noise

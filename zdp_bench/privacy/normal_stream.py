@@ -10,13 +10,15 @@ of logarithm and sine, in a tenth of the time.
 from __future__ import annotations
 
 import hashlib
-from functools import partial
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 
 import numpy as np
 import torch
 
 from zdp_bench import kernels
-from zdp_bench.privacy.threads import run_parallel
 
 GROUP = 512  # consecutive pairs of a stream, made of 64 blocks of ChaCha
 TOGETHER = 64  # groups that are made at once, in a core's cache
@@ -100,3 +102,29 @@ def _words(key: bytes, group: int, groups: int) -> np.ndarray:
                 row[:] = np.roll(row, by, axis=0)
     rows += start
     return rows.reshape(16, groups, 64).swapaxes(0, 1)
+
+
+def run_parallel(
+    work: Callable[[int, int], None], count: int, unit: int, min_parallel: int
+) -> None:
+    """Call `work(start, stop)` over 0..count, in as many parts as torch uses threads.
+
+    `work` must let go of the interpreter's lock while it computes, as numpy does.
+
+    Args:
+        unit: parts begin at its multiples.
+        min_parallel: up to this count, one part: handing over would take longer.
+    """
+    threads = torch.get_num_threads() if count > min_parallel else 1
+    cuts = [*(count * i // threads // unit * unit for i in range(threads)), count]
+    pool = _pool(os.getpid(), threads)
+    others = [pool.submit(work, *cuts[i : i + 2]) for i in range(1, threads)]
+    work(cuts[0], cuts[1])
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads of this process; a forked process has none of its parent's."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="side-by-side")

@@ -14,8 +14,8 @@ from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, patient_interval
 from zdp_bench.privacy.calibration import calibrate, solve
-from zdp_bench.privacy.delta import question, require_delta
 from zdp_bench.privacy.mechanism import LEAST_NOISE, MOST, MOST_NOISE, Mechanism, Sampling
+from zdp_bench.privacy.statement import question, require_delta
 from zdp_bench.registry import lookup
 from zdp_bench.report.epsilon import mechanism_of
 from zdp_bench.report.number_format import interval, rounded

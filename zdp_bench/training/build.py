@@ -26,9 +26,9 @@ from zdp_bench.nn.weight_standardisation import standardise_weights
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
-from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
+from zdp_bench.privacy.statement import write_epsilon
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.interrupts import explain_memory_error

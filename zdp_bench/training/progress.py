@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.segment import Segment
 
 from zdp_bench.errors import printable
-from zdp_bench.privacy.digits import write_epsilon
+from zdp_bench.privacy.statement import write_epsilon
 
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
 SHORTEST = 12  # a run's name is not cut below this; its metrics are

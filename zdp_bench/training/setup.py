@@ -24,9 +24,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, PerExample
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
-from zdp_bench.privacy.delta import warn_of
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from zdp_bench.privacy.statement import warn_of
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task, is_proved
 from zdp_bench.training import model_checks

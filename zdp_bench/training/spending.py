@@ -20,8 +20,8 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.composition import Spending, Spent, together
-from zdp_bench.privacy.digits import write_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.statement import write_epsilon
 from zdp_bench.training.run_folder import only_one_process
 
 FILE = "spending.json"

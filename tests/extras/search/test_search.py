@@ -25,9 +25,8 @@ from zdp_bench.extras.search import study as studies
 from zdp_bench.extras.search.api import Launch, make_search, read_space, search
 from zdp_bench.extras.search.outcome import _of_best
 from zdp_bench.extras.search.plan import Search
-from zdp_bench.privacy.composition import Spent
+from zdp_bench.privacy.composition import Spent, selected_epsilon
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.selection import selected_epsilon
 from zdp_bench.records import Record
 from zdp_bench.training import evaluation
 

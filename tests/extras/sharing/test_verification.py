@@ -26,7 +26,7 @@ from zdp_bench.extras.sharing.export import export, recipe_of
 from zdp_bench.extras.sharing.folder import write_sums
 from zdp_bench.extras.sharing.loading import config_of
 from zdp_bench.extras.sharing.verification import Check, verify
-from zdp_bench.privacy.ledger_lines import chain, make_line
+from zdp_bench.privacy.ledger import chain, make_line
 from zdp_bench.records import from_json
 from zdp_bench.training.run import run
 

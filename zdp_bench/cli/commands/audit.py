@@ -18,7 +18,7 @@ from zdp_bench.cli.arguments import add_format, add_overrides, add_results, numb
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
-    from zdp_bench.audit.finding import Finding
+    from zdp_bench.audit.release import Finding
 
 GROUP = "understand"
 HELP = "attack a recipe's mechanism, or your own: a lower bound on its ε"

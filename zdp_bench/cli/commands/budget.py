@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.privacy.delta import require_delta
+    from zdp_bench.privacy.statement import require_delta
     from zdp_bench.report import budget
     from zdp_bench.training.spending import read_spendings
 

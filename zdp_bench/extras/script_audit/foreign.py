@@ -26,8 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.audit.finding import Expected, Finding
-from zdp_bench.audit.release import SHARES, Views, best_bound, count_repeats, sharpest_test
+from zdp_bench.audit.release import (
+    SHARES,
+    Expected,
+    Finding,
+    Views,
+    best_bound,
+    count_repeats,
+    sharpest_test,
+)
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling

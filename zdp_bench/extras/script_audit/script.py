@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zdp_bench.audit.finding import Finding
+from zdp_bench.audit.release import Finding
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.script_audit.foreign import RUNS, step
 

@@ -14,10 +14,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.search.plan import Search
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism, solve
-from zdp_bench.privacy.composition import Spent, together
-from zdp_bench.privacy.digits import write_epsilon
+from zdp_bench.privacy.composition import Spent, selected_epsilon, together
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.selection import selected_epsilon
+from zdp_bench.privacy.statement import write_epsilon
 from zdp_bench.training.setup import Setup
 
 SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side

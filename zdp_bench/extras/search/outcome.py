@@ -13,8 +13,7 @@ from zdp_bench import records
 from zdp_bench.extras.search.plan import Search
 from zdp_bench.extras.search.study import Study
 from zdp_bench.extras.search.trials import Trials
-from zdp_bench.privacy.composition import Spent, together
-from zdp_bench.privacy.selection import selected_epsilon
+from zdp_bench.privacy.composition import Spent, selected_epsilon, together
 from zdp_bench.records import Record
 from zdp_bench.training.spending import FILE, read_spending
 
@@ -29,7 +28,7 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
         - `epsilon_all` is the tight ε of everything the search made, in any adaptive order, and
           `epsilon_all_unit` that of who owns several examples;
         - `epsilon_best` is that of the best trial's output alone, if nothing else leaves: see
-          `privacy/selection.py`; None where their number was fixed or not all are done.
+          `privacy/composition.py`; None where their number was fixed or not all are done.
     """
     every = study.trials()
     lines = [_line(trials, trial) for trial in every]

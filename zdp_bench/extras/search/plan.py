@@ -11,7 +11,7 @@ from optuna.distributions import IntDistribution, distribution_to_json
 
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.search.space import EPSILONS, Space
-from zdp_bench.privacy.selection import Law
+from zdp_bench.privacy.composition import Law
 
 SAMPLERS = ("tpe", "random", "grid")
 NUMBERS = ("fixed", "poisson", "geometric", "logarithmic")

@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL
 
 from zdp_bench.errors import Busy
 from zdp_bench.extras.search.plan import Search
-from zdp_bench.privacy.selection import draw_number
+from zdp_bench.privacy.composition import draw_number
 from zdp_bench.records import hold_lock
 
 DRAWN = "number of trials"

@@ -1,11 +1,27 @@
-"""Block-circulant layers: circular correlations of input and output gradient."""
+"""Block-circulant layers, and per-sample correlations by their spectra, of which they are made.
+
+The weight gradients of a convolution and of a circulant layer are Σ_t g[o, t]·x[i, t + lag], whose
+spectrum conj(ĝ)·x̂ is an outer product of channels at each frequency. By Parseval the norm,
+
+    ‖g ⋆ x‖² = 1/N Σ_k (Σ_o |ĝ[o, k]|²)(Σ_i |x̂[i, k]|²),
+
+needs no product, and a weighted sum over examples is one matrix product per frequency. Signals are
+real, so half of the frequencies are enough.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import prod
+
+import torch
 from torch import Tensor, nn
 
-from zdp_bench.gradients.correlation import Correlation
-from zdp_bench.gradients.layer_gradient import LayerGradient, bound_summands, contract
+from zdp_bench.gradients.clipping import flushed
+from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, bound_summands, contract
 from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.nn.circulant import CirculantLinear, in_blocks
 
@@ -40,3 +56,151 @@ def circulant(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
 def correlate(layer: CirculantLinear, x: Tensor, g: Tensor) -> Correlation:
     """Correlate x and g by blocks: lag m of block (p, q) is the gradient of w[p, q, m]."""
     return Correlation(in_blocks(x, layer.block), in_blocks(g, layer.block), (layer.block,))
+
+
+# ------------------------------------------------------------------ correlations by their spectra
+
+# Spectra of at most so many bytes per layer are kept between norm and sum; larger ones are computed
+# again, a few examples at a time.
+SPECTRA_BYTES = 64 * 2**20
+# Transforms of at most so many points are matrix products. Measured: half the time of the FFT at 24
+# and 60 points, the same at 128.
+SHORT = 64
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The circular correlation g ⋆ x of every example.
+
+    Attributes:
+        x: [B, I, *s], real.
+        g: [B, O, *t], real.
+        sizes: lengths N of the transforms; from s + t − 1 on the correlation is the linear one.
+    """
+
+    x: Tensor
+    g: Tensor
+    sizes: tuple[int, ...]
+
+    def squared_norms(self) -> Tensor:
+        """Return ‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64."""
+        twice = multiplicity(self.sizes[-1], self.x.device).unsqueeze(-1)
+        parts = []
+        for x_hat, g_hat in self._spectra:
+            power = _power(x_hat) * _power(g_hat)  # [*half, b]
+            parts.append((power * twice).flatten(0, -2).sum(dim=0, dtype=torch.float64))
+        return torch.cat(parts) / prod(self.sizes)
+
+    def summands(self) -> Summands:
+        """`weighted_sum` adds the very spectra that are measured, but for the inverse transform."""
+        return Summands(self.squared_norms().sqrt(), 1)
+
+    def per_sample(self, start: int, stop: int) -> Tensor:
+        """Return g ⋆ x of these examples, [stop − start, O, I, *sizes]."""
+        part = Correlation(self.x[start:stop], self.g[start:stop], self.sizes)
+        signals = []
+        for x_hat, g_hat in part._spectra:
+            product = g_hat.conj().unsqueeze(-2) * x_hat.unsqueeze(-3)  # [*half, O, I, b]
+            signals.append(self._signal(product.movedim((-1, -3, -2), (0, 1, 2))))
+        return torch.cat(signals)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Return Σᵢ cᵢ·(gᵢ ⋆ xᵢ), [O, I, *sizes]."""
+        total: Tensor | None = None
+        start = 0
+        for x_hat, g_hat in self._spectra:
+            stop = start + x_hat.shape[-1]
+            # x̂ has fewer channels than ĝ, as a rule.
+            weighted = flushed(x_hat * factors[start:stop].to(self.x.dtype)).conj()
+            start = stop
+            product = g_hat @ weighted.mT  # [*half, O, I]
+            total = product if total is None else total.add_(product)
+        assert total is not None
+        return self._signal(total.conj().movedim((-2, -1), (0, 1)))
+
+    def _signal(self, half_spectrum: Tensor) -> Tensor:
+        return torch.fft.irfftn(half_spectrum, s=self.sizes, dim=tuple(range(-len(self.sizes), 0)))
+
+    @cached_property
+    def _spectra(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """x̂ [*half, I, b] and ĝ [*half, O, b], not normalised, a few examples at a time."""
+        made = _Spectra(self)
+        return made if made.at_once < len(self.x) else list(made)
+
+
+@dataclass(frozen=True)
+class _Spectra:
+    """The spectra of a correlation, computed again at each iteration.
+
+    Examples come last, so that transforms, powers and products run along them. Measured: products
+    six times as fast as with examples first, and no transform slower.
+    """
+
+    of: Correlation
+
+    @property
+    def at_once(self) -> int:
+        x, g, sizes = self.of.x, self.of.g, self.of.sizes
+        numbers = (x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2
+        return max(1, SPECTRA_BYTES // (numbers * x.element_size()))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        pieces = self.of.x.split(self.at_once), self.of.g.split(self.at_once)
+        for x, g in zip(*pieces, strict=True):
+            yield _half_spectrum(x, self.of.sizes), _half_spectrum(g, self.of.sizes)
+
+
+def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Transform [b, C, *s] -> [*half, C, b], zero-padded to `sizes`.
+
+    One dimension after the other, so that no row of zeros is transformed.
+    """
+    spectrum = signal.permute(*range(2, signal.dim()), 1, 0).contiguous()
+    last = len(sizes) - 1
+    for dim in reversed(range(len(sizes))):
+        if sizes[dim] <= SHORT:
+            spectrum = _by_matrix(
+                spectrum.to(signal.dtype.to_complex()), dim, sizes[dim], real=dim == last
+            )
+        else:
+            transform = torch.fft.rfft if dim == last else torch.fft.fft
+            spectrum = transform(spectrum, n=sizes[dim], dim=dim).contiguous()
+    return spectrum
+
+
+def _by_matrix(signal: Tensor, dim: int, size: int, real: bool) -> Tensor:
+    """Transform `dim`, zero-padded to `size`, by a product; half of the frequencies if `real`."""
+    before, given, after = signal.shape[:dim], signal.shape[dim], signal.shape[dim + 1 :]
+    matrix = _fourier(size, given, real, signal.dtype, signal.device)  # [k, s]
+    return (matrix @ signal.view(prod(before), given, prod(after))).view(
+        *before, len(matrix), *after
+    )
+
+
+@cache
+def _fourier(size: int, given: int, real: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return exp(−2πi·k·t / size) of all frequencies k and the first `given` times t."""
+    frequencies = torch.arange(size // 2 + 1 if real else size)
+    # Whole numbers below `size`: no large angle is rounded.
+    turns = (torch.outer(frequencies, torch.arange(given)) % size).double()
+    return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size)).to(device, dtype)
+
+
+def _power(z: Tensor) -> Tensor:
+    """Return Σ over channels of |z|²: [*, C, b] -> [*, b]."""
+    squares = torch.view_as_real(z).flatten(-2).square().sum(dim=-2)  # the longer stride first
+    return squares.unflatten(-1, (-1, 2)).sum(dim=-1)
+
+
+def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a real signal's spectrum: the last dimension up to Nyquist."""
+    return (*sizes[:-1], sizes[-1] // 2 + 1)
+
+
+def multiplicity(size: int, device: torch.device) -> Tensor:
+    """Return how often each frequency of the half spectrum is in the whole one: once or twice."""
+    twice = torch.full((size // 2 + 1,), 2.0, device=device)
+    twice[0] = 1.0
+    if size % 2 == 0:
+        twice[-1] = 1.0
+    return twice

@@ -9,31 +9,29 @@ among the ways to per-sample gradients:
                    (measured: as fast as the next two at 16 million products)
     patches        small examples: [O, T] · [T, k·C], of many channels that lie side by side
     columns        small examples: [C·k, T] · [T, O]
+
+A transposed convolution is a convolution run backwards: in its weight gradient x and g change
+places. The `wide` map is the one that kernels slide over, `narrow` has one entry per position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.gradients.convolution_weights import (
-    Geometry,
-    by_columns,
-    by_patches,
-    ghost_norms,
-    one_by_one,
-    weight_gradient,
-)
 from zdp_bench.gradients.layer_gradient import (
     LayerGradient,
     Summands,
     bound_summands,
     ghost_is_cheaper,
+    gram_norms,
+    transform,
     weigh,
 )
 from zdp_bench.gradients.rules import rule
@@ -46,6 +44,7 @@ from zdp_bench.nn.convolution import (
     folded_gradient,
 )
 from zdp_bench.nn.memory_format import as_real_channels, channels_last
+from zdp_bench.nn.weight_standardisation import STANDARDISED, pull_back
 
 # Multiplications of one example's weight gradient from which the backend's own kernel pays.
 LARGE_EXAMPLE = 16_000_000
@@ -76,7 +75,7 @@ def _convolution(
     layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]
 ) -> dict[str, LayerGradient]:
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    geometry = Geometry(
+    geometry = ConvolutionShape(
         tuple(weight.shape),
         layer.stride,  # type: ignore[arg-type]
         padding,
@@ -92,7 +91,7 @@ def _convolution(
     return gradients
 
 
-def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
+def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradient:
     """The weight of a real convolution, from x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
     positions, outputs, inputs = geometry.sizes(wide, narrow)
@@ -131,7 +130,7 @@ def _real_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
     )
 
 
-def _complex_weight(geometry: Geometry, x: Tensor, g: Tensor) -> LayerGradient:
+def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradient:
     """The weight of a complex convolution, from x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
     outputs, inputs, *kernel = geometry.shape
@@ -200,13 +199,13 @@ def _winograd_weight(
     )
 
 
-def _summands(geometry: Geometry, wide: Tensor, narrow: Tensor) -> Summands:
+def _summands(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Summands:
     """Every position of the smaller map meets a kernel of the larger."""
     positions, _, _ = geometry.sizes(wide, narrow)
     return bound_summands(narrow, wide, positions, prod(geometry.kernel))
 
 
-def _suits_patches(geometry: Geometry, wide: Tensor, narrow: Tensor, parts: int) -> bool:
+def _suits_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor, parts: int) -> bool:
     """True if many real numbers lie side by side, and positions outweigh the folding.
 
     Measured, complex: 8 to 24 channels on 32² half the time of columns, 16 on 16² a tenth less;
@@ -215,3 +214,195 @@ def _suits_patches(geometry: Geometry, wide: Tensor, narrow: Tensor, parts: int)
     positions, outputs, _ = geometry.sizes(wide, narrow)
     reals = parts * wide.shape[1]
     return geometry.groups == 1 and reals >= 16 and positions >= 4 * outputs
+
+
+# ---------------------------------------------------------------- weight gradients in plain torch
+
+# Patches of at most so many bytes are built at a time: they stay in the cache until multiplied.
+PATCH_BYTES = 4 * 2**20
+# Likewise columns: the system takes larger blocks back, and clears them each time.
+COLUMN_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class ConvolutionShape:
+    """A convolution's numbers, one per spatial dimension.
+
+    `shape` is the weight's: [O, C/groups, *k], or transposed [C, O/groups, *k].
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return self.shape[2:]
+
+    def wide_and_narrow(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return (g, x) if self.transposed else (x, g)
+
+    def sizes(self, wide: Tensor, narrow: Tensor) -> tuple[int, int, int]:
+        """Return T, O and D of one group's product [D, T] · [T, O]."""
+        inputs = wide.shape[1] // self.groups * prod(self.kernel)
+        return prod(narrow.shape[2:]), narrow.shape[1] // self.groups, inputs
+
+    def work(self, x: Tensor, g: Tensor) -> int:
+        """Return the multiplications of one example's weight gradient."""
+        return prod(self.sizes(*self.wide_and_narrow(x, g))) * self.groups
+
+
+def weight_gradient(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> Tensor:
+    """Return Σᵢ gᵢ from the backend's own kernel; real x [B, C, *] and g [B, O, *]."""
+    if x.dtype == torch.float64:
+        # torch's slow kernels misread other layouts where a map is one pixel wide.
+        x, g = (part.clone(memory_format=torch.contiguous_format) for part in (x, g))
+    like = x.new_empty(1).expand(geometry.shape)  # only its shape is read
+    weight = torch.empty_like(like, memory_format=_memory_format(geometry, x))
+    numbers = (
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        geometry.transposed,
+        geometry.output_padding,
+        geometry.groups,
+    )
+    wanted = [False, True, False]
+    return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, wanted)[1]
+
+
+def _memory_format(geometry: ConvolutionShape, x: Tensor) -> torch.memory_format:
+    """Return the format of the maps: a weight in another one would be copied first.
+
+    A weight of one pixel has both formats, but only as a contiguous one is it read right (torch
+    2.11: one example, several groups).
+    """
+    if x.is_contiguous() or x.dim() < 4 or prod(geometry.kernel) == 1:
+        return torch.contiguous_format
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+
+
+def one_by_one(
+    geometry: ConvolutionShape,
+    x: Tensor,
+    g: Tensor,
+    finish: Callable[[Tensor], Tensor] = lambda gradient: gradient,
+) -> Tensor:
+    """Return `finish(gᵢ)` of every example, [B, ...], each by the backend's own kernel.
+
+    The result keeps the backend's memory format: another one costs a slow copy per example. Where
+    a weight is larger than its maps, channels-first maps make the backend's format contiguous.
+    """
+    if prod(geometry.shape) > x[:1].numel() + g[:1].numel():
+        x, g = _channels_first(x), _channels_first(g)
+    first = finish(weight_gradient(geometry, x[:1], g[:1]))
+    if len(x) == 1:
+        return first.unsqueeze(0)
+    rows = torch.empty_strided(
+        (len(x), *first.shape),
+        (first.numel(), *first.stride()),
+        dtype=first.dtype,
+        device=first.device,
+    )
+    rows[0] = first
+    for i in range(1, len(x)):
+        rows[i] = finish(weight_gradient(geometry, x[i : i + 1], g[i : i + 1]))
+    return rows
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """Return [B, C, *] contiguous, each example copied as a matrix.
+
+    torch copies matrices in blocks but maps line by line, which is four times as slow where lines
+    are powers of two apart.
+    """
+    if x.is_contiguous():
+        return x
+    copy = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for to, of in zip(copy, x, strict=True):
+        to.flatten(1).copy_(of.flatten(1))
+    return copy
+
+
+def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+    """Return [B, *shape], a view; real channels-last maps, one group."""
+    channels_end = _pad(geometry, wide).movedim(1, -1)
+    patches = _unfold(geometry, channels_end, narrow.shape[2:])  # [B, *positions, C, *k]
+    patches = patches.movedim(1 + len(geometry.kernel), -1)  # [B, *positions, *k, C]
+    gradients = narrow.flatten(2)  # [B, O, T]
+    outputs, positions = gradients.shape[1:]
+    inputs = prod(geometry.kernel) * wide.shape[1]
+    few = max(1, min(len(wide), PATCH_BYTES // (positions * inputs * wide.element_size())))
+    copied = wide.new_empty(few, positions, inputs)
+    product = wide.new_empty(len(wide), outputs, inputs)
+    for start in range(0, len(wide), few):
+        some = patches[start : start + few]
+        right = copied[: len(some)]
+        right.view(some.shape).copy_(some)
+        torch.bmm(gradients[start : start + few], right, out=product[start : start + few])
+    return product.unflatten(2, (*geometry.kernel, -1)).movedim(-1, 2)  # [B, O, C, *k]
+
+
+def by_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+    """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
+    per_example = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:])
+    few = max(1, COLUMN_BYTES // (per_example * wide.element_size()))
+    products = [
+        _multiply_columns(geometry, w, n)
+        for w, n in zip(wide.split(few), narrow.split(few), strict=True)
+    ]  # [b, groups, C·k/groups, O/groups] each
+    product = products[0] if len(products) == 1 else torch.cat(products)
+    return product.unflatten(2, (-1, *geometry.kernel)).movedim(-1, 2).flatten(1, 2)
+
+
+def _multiply_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+    groups = geometry.groups
+    columns = _columns(geometry, wide, narrow.shape[2:])  # [b, C·k, T]
+    columns = columns.reshape(len(wide) * groups, -1, columns.shape[2])
+    gradients = narrow.reshape(len(wide) * groups, narrow.shape[1] // groups, -1)
+    return torch.bmm(columns, gradients.transpose(1, 2)).unflatten(0, (-1, groups))
+
+
+def ghost_norms(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+    """Return ‖gᵢ‖², [B] in float64, by Gram matrices; one group."""
+    columns = _columns(geometry, wide, narrow.shape[2:])
+    return gram_norms(narrow.flatten(2).transpose(1, 2), columns.transpose(1, 2))
+
+
+def _columns(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """Return what each weight meets at each position: [B, C, *] -> [B, C·k, T]."""
+    dimensions = len(geometry.kernel)
+    channels_end = _pad(geometry, wide).contiguous().movedim(1, -1)
+    met = _unfold(geometry, channels_end, positions)  # [B, *positions, C, *k]
+    met = met.movedim(tuple(range(1, 1 + dimensions)), tuple(range(-dimensions, 0)))
+    return met.reshape(len(wide), -1, prod(positions))
+
+
+def _pad(geometry: ConvolutionShape, wide: Tensor) -> Tensor:
+    if not any(geometry.padding):
+        return wide
+    return F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
+
+
+def _unfold(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """Return what each position meets: [B, *, C] -> [B, *positions, C, *k], a view."""
+    of = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
+    for dim, (size, stride, dilation, number) in enumerate(of, 1):
+        wide = wide.unfold(dim, (size - 1) * dilation + 1, stride)[..., ::dilation]
+        wide = wide.narrow(dim, 0, number)
+    return wide
+
+
+@rule(*STANDARDISED.values())
+def standardised_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+    """The convolution's rule reads no weight, so it gives the gradient of the standardised one."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    plain = complex_convolution if weight.is_complex() else torch_convolution
+    gradients = plain(layer, x, g)
+    back, most = pull_back(weight.detach())
+    gradients["weight"] = transform(gradients["weight"], back, most, weight[0].numel())
+    return gradients

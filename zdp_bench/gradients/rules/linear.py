@@ -1,4 +1,7 @@
-"""Linear layers, real and complex: y = x Wᵀ + b on [B, *, n]; gᵢ = Σ_t g_t x_tᴴ, positions t."""
+"""Linear layers, real and complex: y = x Wᵀ + b on [B, *, n]; gᵢ = Σ_t g_t x_tᴴ, positions t.
+
+And embedding tables: an example's gradient is non-zero only in the rows that it looks up.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.gradients.clipping import squared_norms
 from zdp_bench.gradients.layer_gradient import (
     LayerGradient,
+    Summands,
     bound_summands,
     ghost_is_cheaper,
     gram_norms,
     matrix_sum,
     weigh,
 )
-from zdp_bench.gradients.norms import squared_norms
-from zdp_bench.gradients.rules import rule
+from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.nn.map_linear import MapLinear
 from zdp_bench.nn.memory_format import in_memory_order, in_own_order
 
@@ -70,3 +74,37 @@ def _over_positions(x: Tensor, g: Tensor) -> LayerGradient:
         squared_norms=(lambda: gram_norms(g, x)) if ghost else None,
         summands=lambda: bound_summands(g, x, positions),
     )
+
+
+@rule(nn.Embedding)
+def embedding(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+    """x [B, *] indices, g [B, *, E]. Norms: sum the output gradients of equal indices, square."""
+    assert isinstance(layer, nn.Embedding)
+    if layer.scale_grad_by_freq or layer.sparse or layer.max_norm is not None:
+        raise NoRule("an embedding with scale_grad_by_freq, sparse or max_norm")
+    examples, table, width = len(x), layer.weight.shape[0], g.shape[-1]
+    x, g = x.reshape(examples, -1), g.reshape(examples, -1, width)  # [B, T], [B, T, E]
+    positions = x.shape[1]
+    if layer.padding_idx is not None:
+        g = g * (x != layer.padding_idx).unsqueeze(-1)
+
+    def per_sample(start: int, stop: int) -> Tensor:
+        index = x[start:stop].unsqueeze(-1).expand(-1, -1, width)
+        return g.new_zeros(stop - start, table, width).scatter_add_(1, index, g[start:stop])
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        weighted = weigh(g, factors).flatten(0, 1)
+        return g.new_zeros(table, width).index_add_(0, x.flatten(), weighted)
+
+    def ghost_norms() -> Tensor:
+        example = torch.arange(examples, device=x.device).unsqueeze(1)
+        pairs, which = torch.unique(example * table + x, return_inverse=True)  # (example, index)
+        summed = g.new_zeros(len(pairs), width).index_add_(0, which.flatten(), g.flatten(0, 1))
+        squares = torch.zeros(examples, dtype=torch.float64, device=g.device)
+        return squares.index_add_(0, pairs // table, squared_norms(summed))
+
+    def summands() -> Summands:
+        return Summands((squared_norms(g) * positions).sqrt(), positions)  # Σ_t ‖g_t‖ ≤ √T ‖g‖
+
+    weight = LayerGradient(per_sample, weighted_sum, squared_norms=ghost_norms, summands=summands)
+    return {"weight": weight}

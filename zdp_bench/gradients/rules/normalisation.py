@@ -1,7 +1,11 @@
-"""Normalisation with scale and shift, y = w·x̂ + b: gradients Σ g·x̂ (x̂ conjugated) and Σ g."""
+"""Normalisation with scale and shift, y = w·x̂ + b: gradients Σ g·x̂ (x̂ conjugated) and Σ g.
+
+And PReLU, whose parameters scale channels as well.
+"""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -69,3 +73,15 @@ def _summed(normalised: Tensor, g: Tensor, dims: tuple[int, ...]) -> dict[str, L
         "weight": LayerGradient.of(weight.sum(dim=dims) if dims else weight),
         "bias": LayerGradient.of(g.sum(dim=dims) if dims else g),
     }
+
+
+@rule(nn.PReLU)
+def prelu(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+    """y = max(x, 0) + w·min(x, 0), w [C] or [1]; x, g [B, C, *]."""
+    assert isinstance(layer, nn.PReLU)
+    gradient = g * torch.clamp(x, max=0)
+    if layer.num_parameters == 1:
+        gradient = gradient.flatten(1).sum(dim=1, keepdim=True)
+    elif gradient.dim() > 2:
+        gradient = gradient.flatten(2).sum(dim=2)
+    return {"weight": LayerGradient.of(gradient)}

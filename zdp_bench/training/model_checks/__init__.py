@@ -24,8 +24,8 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss, per_example, take_over
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import describe, unpack
-from zdp_bench.gradients.same_draws import same_draws
 from zdp_bench.training.micro_batches import initial_size
 from zdp_bench.training.model_checks.batches import PASSES, check_growing_batches, next_size
 from zdp_bench.training.model_checks.probes import (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import shapes
-from zdp_bench.gradients.same_draws import same_draws
 from zdp_bench.training.micro_batches import is_out_of_memory
 from zdp_bench.training.model_checks.probes import (
     ROUNDED,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import map_leaves, takes_parts
-from zdp_bench.gradients.same_draws import same_draws
 
 # An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
 # samples on a GPU, another batch size): then it may be rounded otherwise.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.errors import UserError
-from zdp_bench.gradients.held import Place, places_of
+from zdp_bench.gradients.losses import Place, places_of
 from zdp_bench.training.model_checks.probes import (
     change_sample,
     describe_layer,

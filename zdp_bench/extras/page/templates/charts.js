@@ -9,7 +9,7 @@ const titleOf = (metric) => PAGE.metrics[metric][0];
 const inUnit = (value, metric) => (unitOf(metric) === "%" ? 100 * value : value);
 const axisOf = (metric) => `test ${titleOf(metric)}${unitOf(metric) ? `, ${unitOf(metric)}` : ""}`;
 
-// Three digits that never say less than was spent, as `privacy/digits.py` writes them.
+// Three digits that never say less than was spent, as `privacy/statement.py` writes them.
 function roundUp(value) {
   const unit = 10 ** Math.max(0, 2 - Math.floor(Math.log10(value || 1)));
   return +(Math.ceil(+(value * unit).toPrecision(9)) / unit).toPrecision(12);

@@ -1,0 +1,335 @@
+"""Norms and clip factors: right in any size, layout and dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.gradients.harness import LAYERS, Case, loss
+from tests.gradients.zoo import MODELS
+from zdp_bench.algorithms import Problem
+from zdp_bench.config import configured
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import clipped_sum, fast, reference
+from zdp_bench.gradients.clipping import (
+    MOST,
+    SAFETY,
+    Batch,
+    all_finite,
+    clip_factors,
+    guarded,
+    squared_norms,
+)
+from zdp_bench.gradients.layer_gradient import ParameterGradient, weigh
+from zdp_bench.gradients.rules import convolution, linear
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.registry import lookup
+
+
+def exact(rows: Tensor) -> Tensor:
+    wide = rows.to(torch.complex128)
+    return (wide.real.square() + wide.imag.square()).flatten(1).sum(dim=1)
+
+
+@pytest.mark.parametrize("length", [1, 7, 1023, 2**15 + 1, 3_000_001])
+def test_long_rows_are_not_too_small(length: int) -> None:
+    rows = torch.full((2, length), 0.1)
+    expected = length * float(rows[0, 0].double()) ** 2
+    torch.testing.assert_close(
+        squared_norms(rows), torch.full((2,), expected, dtype=torch.float64), rtol=1e-9, atol=0
+    )
+
+
+@pytest.mark.parametrize("value", [1e30, 1e-30, 1e-44])
+def test_nothing_overflows_or_is_lost(value: float) -> None:
+    rows = torch.full((2, 2000), value)
+    torch.testing.assert_close(
+        squared_norms(rows), 2000 * rows[:, 0].double().square(), rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda x: x,
+        lambda x: x[::2],
+        lambda x: x[:, :, 1:],
+        lambda x: x.transpose(1, 3),
+        lambda x: x.permute(3, 0, 1, 2),
+        lambda x: x.flatten(1)[:, ::3],
+        lambda x: x.flatten(1).T,
+        lambda x: x[:1].expand(4, -1, -1, -1),
+        lambda x: x.conj(),
+        lambda x: x[:0],
+        lambda x: x[:, :0],
+        lambda x: x.flatten(),
+    ],
+)
+def test_rows_in_any_layout(rows: object, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    given = rows(torch.randn(6, 5, 4, 7, dtype=dtype))  # type: ignore[operator]
+    given = given.unsqueeze(1) if given.dim() == 1 else given
+    torch.testing.assert_close(squared_norms(given), exact(given), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_is_noticed(value: float) -> None:
+    rows = torch.ones(3, 2**15)
+    rows[1, -1] = value
+    squares = squared_norms(rows)
+    assert torch.isfinite(squares).tolist() == [True, False, True]
+    assert not all_finite(squares)
+    assert all_finite(squares[::2])
+    assert all_finite(squares[:0])
+    factor = 0.5 * SAFETY / 2**7.5
+    assert clip_factors(squares.sqrt(), 0.5).tolist() == pytest.approx([factor, 0, factor])
+
+
+def test_factors_and_products_too_small_for_float32_are_zero() -> None:
+    """See `clipping.flushed` and `held`: rounded upwards they would exceed the bound."""
+    norms = torch.tensor([1e45, 1.0, 1e-45, 0.0], dtype=torch.float64)
+    factors = clip_factors(norms, 1e-5)
+    assert factors.tolist() == pytest.approx([0.0, 1e-5 * SAFETY, 1.0, 1.0], rel=1e-12)
+    weighted = weigh(torch.tensor([[1e30, 1.0], [1.0, 1e-38]]), factors[:2])
+    assert weighted.flatten().tolist() == pytest.approx([0.0, 0.0, 1e-5 * SAFETY, 0.0], rel=1e-6)
+    assert weighted[1, 1] == 0
+
+
+BOUND, GAMMA = 0.5, 0.01
+STYLES: list[dict[str, Any]] = [
+    {},
+    {"per_layer": True},
+    {"gamma": GAMMA},
+    {"per_layer": True, "gamma": GAMMA},
+]
+CASES = {
+    name: case
+    for name in ("real_cnn", "complex_cnn", "resnet20")
+    for case in MODELS
+    if case.name == f"model {name}"
+}
+
+
+def norm(share: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(part.abs().double().square().sum()) for part in share.values()))
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("name", CASES)
+def test_no_example_adds_more_than_the_bound(name: str, engine: Any, style: dict[str, Any]) -> None:
+    """Losses from 10⁻²⁵ to 10²⁵ times as large, and one that is not finite: with and without an
+    example, the sums are at most C apart."""
+    model = CASES[name].module(torch.float32)
+    inputs, targets = CASES[name].batch(5, torch.float32)
+    scales = torch.tensor([1e-25, 1e-3, 1.0, 1e25, math.nan])
+
+    def scaled(outputs: Tensor, rows: Tensor) -> Tensor:
+        return loss(outputs, rows[:, 0]) * rows[:, 1]
+
+    rows = torch.stack([targets, scales], dim=1)
+
+    def sum_of(chosen: list[int]) -> dict[str, Tensor]:
+        batch = inputs[chosen], rows[chosen]
+        return clipped_sum(model, scaled, batch, BOUND, engine=engine, **style).sums
+
+    shares = [norm(sum_of([i])) for i in range(5)]
+    assert all(share <= BOUND for share in shares)
+    assert shares[3] == pytest.approx(BOUND, rel=1e-2 if style.get("gamma") else 1e-4)
+    assert shares[4] == 0.0
+    whole, without = sum_of([0, 1, 2, 3, 4]), sum_of([0, 1, 2, 4])
+    moved = {name: whole[name] - without[name] for name in whole}
+    assert norm(moved) <= BOUND * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_automatic_clipping_is_its_formula(name: str) -> None:
+    model = CASES[name].module(torch.float64)
+    batch = CASES[name].batch(4, torch.float64)
+    each = reference.per_sample_gradients(model, loss, batch)
+    lengths = [norm({k: v[i] for k, v in each.items()}) for i in range(4)]
+    for engine in ("fast", "reference"):
+        found = clipped_sum(model, loss, batch, BOUND, gamma=0.3, engine=engine).sums  # type: ignore[arg-type]
+        for key, value in found.items():
+            expected = sum(g * BOUND / (n + 0.3) for g, n in zip(each[key], lengths, strict=True))
+            assert torch.allclose(value, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("name", ["dp_sgd", "zeta_dp_sgd"])
+def test_every_style_is_as_private_as_its_noise(name: str, style: dict[str, Any]) -> None:
+    """z = σ: the noise over the most that one example moves the sum."""
+    case = CASES["real_cnn" if name == "dp_sgd" else "complex_cnn"]
+    model = case.module(torch.float32)
+    problem = Problem(model, loss, Sampling("poisson", 0.1, 10, 100))
+    algorithm = lookup("algorithm", name)(
+        problem, noise_multiplier=1.3, max_grad_norm=BOUND, **style
+    )
+    assert algorithm.mechanism().z == pytest.approx(1.3)
+    batch = case.batch(3, torch.float32)
+    total: dict[str, Tensor] = {}
+    algorithm.accumulate(total, batch)
+    shares = algorithm.contributions(batch)
+    for i in range(3):
+        assert norm({key: value[i] for key, value in shares.items()}) <= BOUND
+    for key, value in shares.items():
+        assert torch.allclose(value.sum(dim=0), total[key], atol=1e-4)
+
+
+@pytest.mark.parametrize("gamma", ["0.0", "-0.1", "1e13"])
+def test_other_gammas_are_refused(gamma: str) -> None:
+    with pytest.raises(UserError, match=r"algorithm\.gamma=.*must lie in 1e-12 to 1e\+12"):
+        configured(["recipe=quickstart", f"algorithm.gamma={gamma}"])
+
+
+@pytest.fixture(params=["as it comes", "formed", "ghost"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the fast engine takes norms: `ParameterGradient.measure`."""
+    if request.param == "ghost":
+        for rules in (linear, convolution):
+            monkeypatch.setattr(rules, "ghost_is_cheaper", lambda *_: True)
+    if request.param == "formed":
+        measure = ParameterGradient.measure
+        monkeypatch.setattr(
+            ParameterGradient, "measure", lambda of, examples, *_: measure(of, examples, 0, 0)
+        )
+    return request.param
+
+
+def weighted_outputs(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Σ w·y of each example: the gradient of an output is its weight."""
+    flat = outputs.flatten(1)
+    flat = flat.real + flat.imag if flat.is_complex() else flat
+    return (flat * weights[:, : flat.shape[1]]).sum(dim=1)
+
+
+def signs(count: int, half: bool) -> Tensor:
+    """±1 that add up to 0: by turns, or one half after the other."""
+    ones = torch.ones(count)
+    ones[count // 2 :] = -1
+    return ones if half else torch.where(torch.arange(count) % 2 == 0, 1.0, -1.0)
+
+
+def distance_moved(
+    engine: Any, module: nn.Module, others: Batch
+) -> Callable[[tuple[Tensor, Tensor]], float]:
+    """Return a function: how far an example moves the computed sum of others that come first."""
+    without = engine.clipped_sum(module, weighted_outputs, others, BOUND).sums
+
+    def distance(hostile: tuple[Tensor, Tensor]) -> float:
+        both = torch.cat([others[0], hostile[0]]), torch.cat([others[1], hostile[1]])
+        with_it = engine.clipped_sum(module, weighted_outputs, both, BOUND).sums
+        moved = [with_it[name].to(torch.complex128) - without[name] for name in without]
+        return float(sum(each.abs().square().sum() for each in moved) ** 0.5)
+
+    return distance
+
+
+def hostile_examples(case: Case, scale: float, outputs: int) -> list[tuple[Tensor, Tensor]]:
+    """Examples of one size whose terms cancel, in the input or in the output gradient."""
+    like = case.batch(1, torch.float32)[0]
+    made = []
+    for half in (False, True):
+        flat = torch.full_like(like, 1.0)
+        steep = signs(like.numel(), half).to(like.dtype).view_as(like)
+        even, odd = torch.ones(1, outputs), signs(outputs, half).view(1, -1)
+        for x, w in ((flat, odd), (steep, even), (steep, odd)):
+            made += [(x * scale**0.5, w * scale**0.5), (x * scale, w), (x, w * scale)]
+    return made
+
+
+every_layer = pytest.mark.parametrize(
+    "case", [case for case in LAYERS if case.kind != "index"], ids=lambda case: case.name
+)
+
+
+def assert_bounded(case: Case, engine: Any) -> None:
+    module = case.module(torch.float32)
+    inputs, _ = case.batch(2, torch.float32)
+    with torch.no_grad():
+        outputs = module(inputs)[:1].numel()
+    others = inputs, torch.randn(2, outputs, generator=torch.Generator().manual_seed(0))
+    distance = distance_moved(engine, module, others)
+    large = inputs.numel() > 10_000
+    for scale, every in ((1e10, 9),) if large else ((1e3, 7), (1e10, 2), (1e18, 7), (1e30, 5)):
+        for example in hostile_examples(case, scale, outputs)[::every]:
+            assert distance(example) <= BOUND * (1 + 1e-3)
+
+
+@every_layer
+def test_what_cancels_stays_within_the_bound(case: Case, way: str) -> None:
+    assert_bounded(case, fast)
+
+
+@every_layer
+def test_what_cancels_stays_within_the_bound_of_the_reference(case: Case) -> None:
+    assert_bounded(case, reference)
+
+
+CANCELLING = {
+    "Linear over 4 positions": (nn.Linear(1, 1, bias=False), (4, 1)),
+    "Conv1d of one tap": (nn.Conv1d(1, 1, 1, bias=False), (1, 4)),
+    "Conv2d": (nn.Conv2d(2, 3, 3, bias=False), (2, 12, 12)),
+    "complex Conv1d": (ComplexConv1d(1, 1, 1, bias=False), (1, 4)),
+    "complex Conv2d": (ComplexConv2d(16, 16, 3, bias=False), (16, 10, 10)),
+    "complex Linear": (nn.Linear(2, 2, bias=False, dtype=torch.complex64), (8, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_an_example_of_norm_zero_leaves_no_more_than_its_bound(name: str, way: str) -> None:
+    """Found by an attack: at 1e10 one example moved the sum by 200 bounds, at 1e20 by 2·10¹²."""
+    module, shape = CANCELLING[name]
+    torch.manual_seed(3)
+    dtype = torch.complex64 if next(module.parameters()).is_complex() else torch.float32
+    x = torch.randn(1, *shape, dtype=dtype)
+    outputs = module(x).numel()
+    others = torch.randn(8, *shape, dtype=dtype), torch.randn(8, outputs)
+    distance = distance_moved(fast, module, others)
+    flat = torch.ones_like(x) * torch.randn((), dtype=dtype)
+    weights = torch.randn(1) * signs(outputs, half=True).view(1, -1)
+    for scale in (1e3, 1e6, 1e10, 1e14, 1e20, 1e25, 1e30):
+        for in_input in (0.5, 1.0, 0.0):
+            hostile = flat * scale**in_input, weights * scale ** (1 - in_input)
+            assert distance(hostile) <= BOUND * (1 + 1e-3)
+
+
+def test_natural_examples_lose_next_to_nothing(way: str) -> None:
+    """The norms that clip, against those of torch.func."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 6, 5),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 20 * 20, 10),
+    )
+    batch = torch.rand(6, 1, 28, 28), torch.randn(6, 10)
+    ours, exact = (
+        engine.clipped_sum(module, weighted_outputs, batch, BOUND).norms
+        for engine in (fast, reference)
+    )
+    assert float(((ours - exact) / exact).max()) < 1e-3
+
+
+def test_a_guarded_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
+    squares = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    assert float(guarded(0 * one, one, 9, torch.float32).sqrt()) == 1 / 4096
+    long = float(guarded(one, one, 100, torch.float32).sqrt())
+    assert (long - 1) * 2**24 == pytest.approx(16 + 5)
+    for mass in (0.0, 1.0, 1e3, 1e30, 1e60):
+        for dtype in (torch.float32, torch.float64):
+            lengths = guarded(squares, torch.full((3,), mass, dtype=torch.float64), 9, dtype).sqrt()
+            assert (lengths >= squares.sqrt()).all()
+            assert (lengths * MOST >= mass * (1 - 1e-12)).all()
+            unit = torch.finfo(dtype).eps / 2
+            assert (lengths >= (squares.sqrt() + 17.5 * unit * mass) * (1 - 1e-12)).all()
