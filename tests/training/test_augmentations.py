@@ -57,7 +57,7 @@ def test_the_first_view_is_the_one_there_is_without_the_key(setup: Setup) -> Non
 
 def test_the_clipped_mean_of_its_gradients_is_an_examples_share(setup: Setup) -> None:
     batches, _ = setup.draw("key", 1)
-    got = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device, setup.model)
+    got = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
     (batch,) = batches
     each = reference.per_sample_gradients(setup.model, setup.task.loss, batch)
     means = {name: g.unflatten(0, (-1, 3)).mean(1) for name, g in each.items()}
@@ -71,7 +71,7 @@ def test_the_clipped_mean_of_its_gradients_is_an_examples_share(setup: Setup) ->
 def test_pieces_hold_whole_examples_and_come_to_the_same_sum(setup: Setup) -> None:
     pieces = Setup.of(config(setup.config.data_root, "trainer.micro_batch=4"), data=setup.data)
     whole, cut = (
-        sum_contributions(s.algorithm, s.mechanism, s.draw("key", 2)[0], s.device, s.model)
+        sum_contributions(s.algorithm, s.mechanism, s.draw("key", 2)[0], s.device)
         for s in (setup, pieces)
     )
     for name, value in whole.items():

@@ -3,7 +3,6 @@ there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, add_up
-from zdp_bench.nn import convolution
-from zdp_bench.nn.activations import CReLU
-from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
@@ -215,65 +211,6 @@ def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None
         == (block.shape, f"torch.{block.dtype}")
         for block in mechanism.blocks
     )
-
-
-def test_no_more_than_one_piece_is_fetched_ahead() -> None:
-    model = nn.Linear(3, 2)
-    fetched: list[int] = []
-
-    def pieces() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for number in range(4):
-            fetched.append(number)
-            yield torch.randn(2, 3), torch.zeros(2)
-
-    seen: list[int] = []
-
-    class Watching(ZetaDPSGD):
-        def accumulate(self, total: dict[str, torch.Tensor], batch: Batch) -> None:
-            seen.append(len(fetched))
-            super().accumulate(total, batch)
-
-    loss = lambda outputs, targets: outputs.square().sum(dim=1)  # noqa: E731
-    algorithm = Watching(
-        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    engine.sum_contributions(algorithm, algorithm.mechanism(), pieces(), CPU, model)
-    assert seen == [2, 3, 4, 4]
-
-
-def test_pieces_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(ComplexConv2d(6, 5, 3), CReLU(), ComplexConv2d(5, 3, 3))
-    loss = lambda outputs, targets: outputs.abs().square().flatten(1).sum(dim=1)  # noqa: E731
-    algorithm = ZetaDPSGD(
-        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    inputs, targets = torch.randn(12, 6, 8, 7, dtype=torch.complex64), torch.zeros(12)
-    made: list[torch.Tensor] = []
-    real = convolution.interleaved_weight
-    monkeypatch.setattr(
-        convolution,
-        "interleaved_weight",
-        lambda weight, turned: made.append(weight) or real(weight, turned),
-    )
-
-    def total(pieces: int, of: nn.Module | None = model) -> tuple[int, dict[str, torch.Tensor]]:
-        made.clear()
-        batches = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
-        found = engine.sum_contributions(algorithm, algorithm.mechanism(), batches, CPU, of)
-        return len(made), found
-
-    total(1)  # with its check on two records
-    counts, sums = zip(*(total(pieces) for pieces in (1, 2, 6)), strict=True)
-    assert counts == (3, 2, 2)  # one a layer, forward and, behind the first, backward
-    assert total(6, None)[0] == 6 * counts[0]
-    for found in sums[1:]:
-        for name, value in found.items():
-            torch.testing.assert_close(value, sums[0][name])
 
 
 def test_the_mean_of_complex_and_conjugated_sums() -> None:
