@@ -32,7 +32,7 @@ from zdp_bench.cli import main as command
 from zdp_bench.experiments import reproduce
 from zdp_bench.registry import find
 from zdp_bench.report import papers
-from zdp_bench.training import record, setup
+from zdp_bench.training import run, setup
 
 TABLES = ["zeta_dp_2021/1"]  # of `reproduce`; all take ten minutes
 
@@ -101,7 +101,7 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
     setup.tight_epsilon = functools.cache(setup.tight_epsilon)
-    record.rdp_epsilon = functools.cache(record.rdp_epsilon)
+    run.rdp_epsilon = functools.cache(run.rdp_epsilon)
     reproduce.find = lambda kind, name: None if name == "measure" else find(kind, name)
     papers.available = lambda: TABLES
     for job in jobs:

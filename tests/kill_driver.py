@@ -25,7 +25,7 @@ import torch
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.training import checkpoint, record, run, setup
+from zdp_bench.training import checkpoint, run, setup
 from zdp_bench.training import step as engine
 
 MOMENTS = (
@@ -132,7 +132,7 @@ def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     # ε is a function of its arguments: what the parent has worked out, its children need not.
     setup.tight_epsilon = functools.cache(setup.tight_epsilon)
-    record.rdp_epsilon = functools.cache(record.rdp_epsilon)
+    run.rdp_epsilon = functools.cache(run.rdp_epsilon)
     composed: dict[str, Run] = {}
     for job in jobs:
         results = folder / job["name"]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.nn.map_linear import MapLinear
-from zdp_bench.nn.memory_format import in_memory_order, in_own_order
+from zdp_bench.nn.memory_format import MapLinear, in_memory_order, in_own_order
 
 LAYOUTS: list[Callable[[Tensor], Tensor]] = [
     lambda x: x,

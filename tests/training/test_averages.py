@@ -16,7 +16,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.training import evaluation, run
 from zdp_bench.training.checkpoint import load, state_digest
-from zdp_bench.training.loop import average_weights
+from zdp_bench.training.run import average_weights
 
 
 def test_the_average_moves_slowly_only_after_a_warm_up() -> None:

@@ -23,14 +23,14 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import micro_batches as memory
-from zdp_bench.training.batches import micro_batches
-from zdp_bench.training.micro_batches import (
+from zdp_bench.training.batches import (
     MicroBatches,
     Size,
     available_memory,
     bytes_per_example,
     initial_size,
     is_out_of_memory,
+    micro_batches,
 )
 from zdp_bench.training.step import sum_contributions
 

@@ -21,8 +21,8 @@ from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import checkpoint, model_checks
-from zdp_bench.training.micro_batches import MicroBatches, Size
-from zdp_bench.training.patients import Patients
+from zdp_bench.training.batches import MicroBatches, Size
+from zdp_bench.training.plan import Patients
 from zdp_bench.training.run import Outcome, run
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import sum_contributions

@@ -18,8 +18,8 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
 from zdp_bench.training import step as engine
+from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, Size
 from zdp_bench.training.step import Total, Training, private_step
 
 CPU = torch.device("cpu")

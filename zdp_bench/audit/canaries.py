@@ -28,8 +28,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.training.batches import micro_batches
-from zdp_bench.training.micro_batches import MicroBatches
+from zdp_bench.training.batches import MicroBatches, micro_batches
 from zdp_bench.training.step import Training, arguments_of, private_step
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zdp_bench.errors import UserError, require
-from zdp_bench.training.patients import Patients
+from zdp_bench.training.plan import Patients
 
 Unit = Sequence[Any] | Callable[[int], Any]
 

@@ -1,6 +1,6 @@
-"""Convolutions whose filters have mean 0 and norm 1 (Qiao et al. 2019, in the scale of De et al.
-2022), real and complex.
+"""Convolutions whose filters have mean 0 and norm 1, real and complex.
 
+After Qiao et al. 2019, in the scale of De et al. 2022.
 The parameter v stays as it is; the layer computes with w = (v − mean)/√(‖v − mean‖² + ε), filter by
 filter. No example is read for it, so the examples stay apart.
 """

@@ -19,8 +19,8 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
+from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, free_memory, is_out_of_memory
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.card import card
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
-from zdp_bench.training.finished_runs import command_of, find_weights
+from zdp_bench.training.run_folder import command_of, find_weights
 
 
 def export(results: Path, asked: str, to: Path) -> Record:
