@@ -85,20 +85,6 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
 
 
-def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
-    model, algorithm = problem()
-    for parameter in model.parameters():
-        parameter.detach().zero_()
-    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    private_step(Training(algorithm, model, optimizer, SecureNoise(), ledger), 0, iter([]), 8.0)
-    ledger.close()
-    moved = torch.cat([torch.view_as_real(p.detach()).flatten() for p in model.parameters()])
-    sums = moved * 8 * 2.0**16  # in units of the grid of std 1; both are powers of two
-    assert torch.equal(sums, sums.round())
-    assert not torch.equal(sums / 8, (sums / 8).round())  # as a rounded mean would be
-
-
 def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
     inputs, targets = torch.randn(6, 3, dtype=torch.complex64), torch.zeros(6)
     moved = []
@@ -157,23 +143,21 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
         torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path) -> None:
+def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
     """See `SecureNoise`: sums and noise in float32 would show which records they come from."""
     model, algorithm = problem()
     for parameter in model.parameters():
-        parameter.data.zero_()
-    mechanism = algorithm.mechanism()
-    ledger = Ledger(tmp_path / "ledger.jsonl", mechanism, repeatable=False)
-    training = Training(
-        algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SecureNoise(), ledger
-    )
-    inputs = torch.randn(5, 3, dtype=torch.complex64)
-    private_step(training, 0, iter([(inputs, torch.zeros(5))]), 1.0)  # θ = −release
+        parameter.detach().zero_()
+    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
+    private_step(Training(algorithm, model, optimizer, SecureNoise(), ledger), 0, [batch], 8.0)
     ledger.close()
-    for parameter in model.parameters():
-        steps = torch.view_as_real(parameter.data).double() * 2**16  # std is 1
-        assert torch.equal(steps, steps.round())
-        assert parameter.data.abs().min() > 0
+    moved = torch.cat([torch.view_as_real(p.detach()).flatten() for p in model.parameters()])
+    assert moved.abs().min() > 0
+    sums = moved.double() * 8 * 2.0**16  # in units of the grid of std 1; both are powers of two
+    assert torch.equal(sums, sums.round())
+    assert not torch.equal(sums / 8, (sums / 8).round())  # as a rounded mean would be
 
 
 def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: Path) -> None:
