@@ -25,6 +25,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Column
 
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
@@ -35,7 +36,6 @@ from zdp_bench.registry import lookup, names
 from zdp_bench.training.run import Watcher
 
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
-SHORTEST = 12  # a run's name is not cut below this; its metrics are
 
 
 class PlainText(Console):
@@ -83,26 +83,23 @@ class Live:
             self._bar.stop()
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
-        self._name, self._steps, self._first, self._since = (
-            f"{recipe} seed {seed}",
-            steps,
-            done,
-            time.monotonic(),
-        )
+        self._name, self._steps = f"{recipe} seed {seed}", steps
+        self._first, self._since = done, time.monotonic()
         if done:
             self._console.print(f"{self._name}: goes on at step {done:,} of {steps:,}")
         if self._console.is_terminal:
+            whole = Column(no_wrap=True)  # steps, ε and time are never cut
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", table_column=_cut(1)),
                 *([BarColumn(BAR)] if self._console.width >= BAR_TERMINAL else []),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"),
-                TextColumn("{task.fields[spent]}"),
-                TimeRemainingColumn(),
+                MofNCompleteColumn(table_column=whole),
+                TextColumn("{task.fields[state]}", table_column=_cut(2)),
+                TextColumn("{task.fields[spent]}", table_column=whole),
+                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
             )
-            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar = Progress(*columns, console=self._console, transient=True, expand=True)
             self._task = self._bar.add_task(
-                self._fit([], "")[0], total=steps, completed=done, state="", spent=""
+                self._name, total=steps, completed=done, state="", spent=""
             )
             self._bar.start()
 
@@ -111,36 +108,22 @@ class Live:
             self._bar.update(self._task, completed=step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        shown, spent = (
-            [f"{name} {value:.4g}" for name, value in metrics.items()],
-            f"ε {write_epsilon(epsilon)}",
-        )
+        state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        spent = f"ε {write_epsilon(epsilon)}"
         if self._bar:
-            name, state = self._fit(shown, spent)
-            self._bar.update(self._task, description=name, state=state, spent=spent)
+            self._bar.update(self._task, state=state, spent=spent)
         else:
-            left = (
-                (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
-            )
-            state = "  ".join([*shown, spent])
+            seconds = (time.monotonic() - self._since) / max(1, step - self._first)
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} "
-                "s left",
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {spent}  "
+                f"{seconds * (self._steps - step):.0f} s left",
                 highlight=False,
             )
 
-    def _fit(self, shown: list[str], spent: str) -> tuple[str, str]:
-        """Return name and metrics, cut so that steps, ε and the time left fit beside them."""
-        bar = BAR + 1 if self._console.width >= BAR_TERMINAL else 0
-        room = self._console.width - bar - 2 * len(str(self._steps)) - len(f"/ {spent} 0:00:00") - 3
-        state = ""
-        for metric in shown:
-            longer = f"{state}  {metric}".strip()
-            if len(longer) + SHORTEST > room:
-                break
-            state = longer
-        left = max(1, room - len(state))
-        return (self._name if len(self._name) <= left else self._name[: left - 1] + "…"), state
+
+def _cut(ratio: int) -> Column:
+    """Return a column that takes its share of the room that is left, and is cut to it."""
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
 
 
 class Logger(Protocol):
