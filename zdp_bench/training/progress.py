@@ -93,7 +93,7 @@ class Live:
                 TextColumn("{task.description}", table_column=_cut(1)),
                 *([BarColumn(BAR)] if self._console.width >= BAR_TERMINAL else []),
                 MofNCompleteColumn(table_column=whole),
-                TextColumn("{task.fields[state]}", table_column=_cut(2)),
+                TextColumn("{task.fields[state]}", table_column=_cut(3)),
                 TextColumn("{task.fields[spent]}", table_column=whole),
                 TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
             )
