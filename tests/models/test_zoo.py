@@ -19,9 +19,9 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.models.harmonic import cosines, responses
 from zdp_bench.models.speech_cnn import speech_cnn
 from zdp_bench.nn.activations import IGaussian
-from zdp_bench.nn.batchnorm import replace_batchnorm, surgery
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.surgery import replace_batchnorm, surgery
 from zdp_bench.registry import lookup, names
 
 

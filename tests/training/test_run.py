@@ -19,7 +19,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
-from zdp_bench.training import checkpoint, devices, evaluation
+from zdp_bench.training import checkpoint, evaluation, machine
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.run import Outcome, run
@@ -274,7 +274,7 @@ def test_a_checkpoint_is_whole_or_not_at_all(
 
 def test_a_missing_cuda_device_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"device=cuda:63: this machine has \d+ CUDA devices"):
-        devices.pick_device("cuda:63")
+        machine.pick_device("cuda:63")
 
 
 def test_a_patient_of_several_records_has_an_epsilon_of_their_own(

@@ -11,7 +11,7 @@ from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.noise import run_key, stream
-from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup
 

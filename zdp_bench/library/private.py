@@ -26,9 +26,9 @@ from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, read_in_pieces, seed_layers
-from zdp_bench.training.devices import arithmetic
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import WATCHED
+from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Patients, Plan
 from zdp_bench.training.run import released_report

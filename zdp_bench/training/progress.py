@@ -123,7 +123,7 @@ class Live:
 
 def _cut(ratio: int) -> Column:
     """Return a column that takes its share of the room that is left, and is cut to it."""
-    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=6)
 
 
 class Logger(Protocol):

@@ -21,7 +21,7 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.nn.batchnorm import surgery
+from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
 from zdp_bench.privacy.mechanism import Mechanism
@@ -30,15 +30,7 @@ from zdp_bench.records import Record
 from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.batches import Size
 from zdp_bench.training.build import build_scheduler, count_real, scale_rate
-from zdp_bench.training.devices import pick_device, reserve_gpu
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.environment import (
-    code_digest,
-    environment,
-    execution_digest,
-    foreign_code,
-    peak_memory,
-)
 from zdp_bench.training.evaluation import (
     WATCHED,
     evaluate,
@@ -48,6 +40,15 @@ from zdp_bench.training.evaluation import (
     step_schedule,
 )
 from zdp_bench.training.interrupts import Stopped, stop_signals
+from zdp_bench.training.machine import (
+    code_digest,
+    environment,
+    execution_digest,
+    foreign_code,
+    peak_memory,
+    pick_device,
+    reserve_gpu,
+)
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import digest_of

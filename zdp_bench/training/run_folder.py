@@ -22,8 +22,8 @@ from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_as
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, hold_lock
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.environment import plugin_digests
 from zdp_bench.training.interrupts import explain_write_errors
+from zdp_bench.training.machine import plugin_digests
 
 log = logging.getLogger(__name__)
 

@@ -47,8 +47,8 @@ from zdp_bench.training.build import (
     fit_outputs,
     zeros_like,
 )
-from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.machine import arithmetic, pick_device
 from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic
 from zdp_bench.training.model_checks.state import Guard, watch
 from zdp_bench.training.plan import UNIT, Patients, Plan
@@ -241,7 +241,7 @@ class Setup(ModelSetup):
         return SecureNoise() if self.config.privacy.secure else SeededNoise(key)
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Compute in the configured precision within; see `devices.arithmetic`."""
+        """Compute in the configured precision within; see `machine.arithmetic`."""
         config = self.config
         return arithmetic(
             config.precision,

@@ -20,8 +20,7 @@ from zdp_bench.extras.federated.partition import split_by_patient
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import Ledger, Position
 from zdp_bench.privacy.noise import run_key
-from zdp_bench.training.devices import pick_device
-from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger

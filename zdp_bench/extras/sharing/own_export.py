@@ -15,7 +15,7 @@ from zdp_bench.extras.sharing.own_card import card
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.environment import environment
+from zdp_bench.training.machine import environment
 
 
 def write_own(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from zdp_bench.gradients.layer_gradient import LayerGradient, transform
 from zdp_bench.gradients.rules import rule
 from zdp_bench.gradients.rules.convolution import complex_convolution, torch_convolution
-from zdp_bench.nn.weight_standardisation import STANDARDISED, pull_back
+from zdp_bench.nn.surgery import STANDARDISED, pull_back
 
 
 @rule(*STANDARDISED.values())

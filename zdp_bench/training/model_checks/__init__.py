@@ -5,7 +5,7 @@ samples, or writes what it saw into its own state. A layer's name does not tell 
 LayerNorm mixes, GroupNorm does not), so the model is run on random numbers, never on examples: one
 sample is changed, and the others must come out as before.
 
-BatchNorm is the usual offender; `nn/batchnorm.py` replaces it on request.
+BatchNorm is the usual offender; `nn/surgery.py` replaces it on request.
 """
 
 from __future__ import annotations
