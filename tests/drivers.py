@@ -54,7 +54,7 @@ def fork(work: Callable[[], object], log: Path | None = None) -> int:
 
 def remember_epsilons() -> None:
     """Let children have each ε that the parent has worked out: it follows from its arguments."""
-    from zdp_bench.training import record, setup
+    from zdp_bench.training import run, setup
 
     setup.tight_epsilon = functools.cache(setup.tight_epsilon)
-    record.rdp_epsilon = functools.cache(record.rdp_epsilon)
+    run.rdp_epsilon = functools.cache(run.rdp_epsilon)

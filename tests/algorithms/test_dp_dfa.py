@@ -22,7 +22,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import SAFETY
 from zdp_bench.nn.activations import SeparableSigmoid
 from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.map_linear import MapLinear
+from zdp_bench.nn.memory_format import MapLinear
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import pld_uniform, tight_epsilon
 from zdp_bench.privacy.mechanism import Sampling

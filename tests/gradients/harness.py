@@ -23,10 +23,10 @@ from zdp_bench.nn.convolution import (
     ComplexConv3d,
     ComplexConvTranspose2d,
 )
-from zdp_bench.nn.map_linear import MapLinear
+from zdp_bench.nn.memory_format import MapLinear
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
-from zdp_bench.nn.weight_standardisation import standardise_weights
+from zdp_bench.nn.surgery import standardise_weights
 from zdp_bench.registry import lookup, names
 
 Seq = nn.Sequential

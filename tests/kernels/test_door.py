@@ -14,7 +14,7 @@ from zdp_bench import kernels
 from zdp_bench.gradients import clipped_sum
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
-from zdp_bench.training.environment import execution_digest
+from zdp_bench.training.machine import execution_digest
 
 PLAIN = torch.ones(2, dtype=torch.complex64)
 

@@ -1,16 +1,27 @@
-"""Every architecture: shapes, parameter counts its paper states, and what it refuses."""
+"""Every architecture: shapes, sizes that its paper states, what trains, and what it refuses."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from urllib.error import URLError
+
 import pytest
 import torch
+from torch import nn
+from torchvision.models import ResNet18_Weights, resnet18
 
 from tests.gradients.zoo import ZOO, model_case
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_options
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.clipping import trainable
 from zdp_bench.models.harmonic import cosines, responses
-from zdp_bench.nn.batchnorm import replace_batchnorm, surgery
+from zdp_bench.models.speech_cnn import speech_cnn
+from zdp_bench.nn.activations import IGaussian
+from zdp_bench.nn.circulant import CirculantLinear
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.surgery import replace_batchnorm, surgery
 from zdp_bench.registry import lookup, names
 
 
@@ -27,17 +38,47 @@ def test_every_model_has_a_configuration_that_builds_it() -> None:
         assert set(check_options("model", lookup("model", name), options)) == set(options)
 
 
-def test_table_7s_linear_layer_has_28800_inputs() -> None:
-    assert parameters("complex_conv_linear", (3, 32, 32), 1) == 32 * 27 + 32 + 28800 + 1
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "least", "most"),
+    [
+        ("complex_conv_linear", (3, 32, 32), 1, 29_697, 29_697),  # 28800 inputs: Table 7
+        ("vgg11", (3, 224, 224), 1000, 132_863_336, 132_863_336),
+        ("transposed_unet", (1, 256, 256), 2, 30.9e6, 31.1e6),  # as everywhere quoted
+        ("complex_unet", (1, 320, 320), 1, 7.7e6, 7.8e6),  # fastMRI's
+        ("complex_harmonic", (1, 32, 40), 1, 80, 80),
+        ("lenet5", (28, 28), 10, 44_426, 44_426),  # LeCun's
+        ("resnet20", (3, 32, 32), 10, 269_722, 269_722),  # He's
+    ],
+)
+def test_it_has_as_many_parameters_as_its_paper_says(
+    name: str, shape: tuple[int, ...], outputs: int, least: float, most: float
+) -> None:
+    assert least <= parameters(name, shape, outputs) <= most
 
 
-def test_vgg11_has_as_many_parameters_as_the_paper_says() -> None:
-    assert parameters("vgg11", (3, 224, 224), 1000) == 132_863_336
+SMALL_VGG: dict[str, object] = {"norm": "group", "groups": 4, "width": 4, "pool": 2, "hidden": 4}
 
 
-def test_the_original_unet_has_its_size() -> None:
-    # 31 million, as everywhere quoted
-    assert 30.9e6 < parameters("transposed_unet", (1, 256, 256), 2) < 31.1e6
+@pytest.mark.parametrize(
+    ("name", "shape", "answer", "options"),
+    [
+        ("vgg11", (1, 32, 32), (1,), SMALL_VGG),
+        ("vgg11", (1, 96, 96), (1,), SMALL_VGG),
+        ("complex_unet", (1, 16, 24), (3, 16, 24), {"width": 4, "depth": 2}),
+        ("complex_unet", (1, 19, 31), (1, 19, 31), {"width": 2, "depth": 3}),  # padded on the way
+        ("real_unet", (1, 16, 24), (3, 16, 24), {"width": 4, "depth": 2}),
+        ("transposed_unet", (1, 16, 24), (3, 16, 24), {"width": 4, "depth": 2}),
+        ("vgg11_unet", (3, 32, 64), (2, 32, 64), {"width": 4}),
+        ("speech_cnn", (1, 14, 14), (2,), {}),
+        ("resnet18_transfer", (3, 32, 32), (10,), {"weights": "untrained"}),  # without a file
+    ],
+)
+def test_it_answers_with_a_real_map_or_logits(
+    name: str, shape: tuple[int, ...], answer: tuple[int, ...], options: dict[str, object]
+) -> None:
+    found = lookup("model", name)(shape, answer[0], **options)(torch.randn(2, *shape))
+    assert found.shape == (2, *answer)
+    assert not found.is_complex()
 
 
 @pytest.mark.parametrize("name", ["vgg11", "vgg11_unet"])
@@ -58,31 +99,6 @@ def test_batchnorm_as_deepee_ran_it_is_an_instance_norm(name: str) -> None:
     report = surgery(model)
     assert {(line["was"], line["is"]) for line in report} == {("BatchNorm2d", "InstanceNorm2d")}
     assert len(report) == (8 if name == "vgg11" else 20)
-
-
-@pytest.mark.parametrize("images", [32, 96, 128])
-def test_vgg11_takes_small_films(images: int) -> None:
-    model = lookup("model", "vgg11")(
-        (1, images, images), 1, norm="group", groups=4, width=4, pool=2, hidden=4
-    )
-    assert model(torch.randn(2, 1, images, images)).shape == (2, 1)
-
-
-def test_unet_has_fastmris_size() -> None:
-    assert 7.7e6 < parameters("complex_unet", (1, 320, 320), 1) < 7.8e6
-
-
-@pytest.mark.parametrize("name", ["complex_unet", "real_unet", "transposed_unet"])
-def test_unet_answers_with_a_map(name: str) -> None:
-    model = lookup("model", name)((1, 16, 24), 3, width=4, depth=2)
-    answer = model(torch.randn(2, 1, 16, 24))
-    assert answer.shape == (2, 3, 16, 24)
-    assert not answer.is_complex()
-
-
-def test_the_vgg_unet_answers_with_a_map() -> None:
-    model = lookup("model", "vgg11_unet")((3, 32, 64), 2, width=4)
-    assert model(torch.randn(2, 3, 32, 64)).shape == (2, 2, 32, 64)
 
 
 @pytest.mark.parametrize("name", ["complex_unet", "real_unet"])
@@ -116,12 +132,6 @@ def test_sequence_cnns_are_twins() -> None:
         assert not torch.allclose(answer, model(x.conj().resolve_conj()))
 
 
-@pytest.mark.parametrize("size", [(17, 22), (19, 31)])
-def test_unet_takes_sizes_that_two_does_not_divide(size: tuple[int, int]) -> None:
-    model = lookup("model", "complex_unet")((1, *size), 1, width=2, depth=3)
-    assert model(torch.randn(2, 1, *size)).shape == (2, 1, *size)
-
-
 def test_a_residual_unet_starts_from_its_input_and_answers_slice_by_slice() -> None:
     model = lookup("model", "complex_unet")(
         (3, 1, 8, 9), 1, width=2, depth=1, residual=True, normalisation="instance"
@@ -138,7 +148,6 @@ def test_a_harmonic_block_starts_from_its_input_and_answers_slice_by_slice() -> 
     assert torch.equal(model(x), x.abs())
     torch.nn.init.ones_(model.mix.weight)
     assert torch.allclose(model(x)[1, 2], model(x[1, 2:])[0], atol=1e-5)
-    assert parameters("complex_harmonic", (1, 32, 40), 1) == 80
 
 
 def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() -> None:
@@ -166,84 +175,58 @@ def test_a_harmonic_block_without_a_signal_stays_finite() -> None:
     assert torch.equal(model(torch.zeros(1, 1, 8, 9)), torch.zeros(1, 1, 8, 9))
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match="must divide by 32"):
-        lookup("model", "vgg11_unet")((1, 48, 64), 1)
-    with pytest.raises(UserError, match="at least 32²"):
-        lookup("model", "vgg11")((1, 28, 28), 1)
-    with pytest.raises(UserError, match=r"model\.groups=3"):
-        lookup("model", "vgg11")((1, 32, 32), 1, norm="group", groups=3)
-    with pytest.raises(UserError, match=r"model\.depth=4"):
-        lookup("model", "complex_unet")((1, 12, 100), 1)
-    with pytest.raises(UserError, match=r"model\.size=9: reaches beyond"):
-        lookup("model", "complex_harmonic")((1, 4, 100), 1)
-    with pytest.raises(UserError, match=r"model=complex_harmonic: 1 channels in, 2 out"):
-        lookup("model", "complex_harmonic")((1, 32, 32), 2)
-    with pytest.raises(UserError, match=r"model\.channels"):
-        lookup("model", "complex_cnn")((1, 3, 3), 1, channels=[4, 4])
-    with pytest.raises(UserError, match="halved three times"):
-        lookup("model", "complex_sequence_cnn")((1, 7, 32), 4)
-    with pytest.raises(UserError, match=r"model\.groups=5"):
-        lookup("model", "complex_sequence_cnn")((1, 32, 32), 4, groups=5)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        n
-        for n in names("model")
-        if not n.endswith("mlp") and n not in ("lenet5", "model3", "alexnet", "resnet20")
-    ],
-)
-def test_a_network_that_needs_channels_says_so(name: str) -> None:
-    if name.endswith("dfa_cnn"):
-        pytest.skip("takes [height, width] as one channel")
-    options = (
-        {"channels": [4]}
-        if name.endswith("_cnn") and "sequence" not in name and name != "speech_cnn"
-        else {}
+REFUSED = [
+    ("vgg11_unet", (1, 48, 64), {}, "must divide by 32"),
+    ("vgg11", (1, 28, 28), {}, "at least 32²"),
+    ("vgg11", (1, 32, 32), {"norm": "group", "groups": 3}, r"model\.groups=3"),
+    ("vgg11", (3, 32, 32), {"width": 0}, r"model\.width=0"),
+    ("complex_unet", (1, 12, 100), {}, r"model\.depth=4"),
+    ("complex_unet", (1, 32, 32), {"width": 0}, r"model\.width=0"),
+    ("complex_harmonic", (1, 4, 100), {}, r"model\.size=9: reaches beyond"),
+    ("complex_harmonic", (1, 32, 32), {}, r"model=complex_harmonic: 1 channels in, 10 out"),
+    ("complex_harmonic", (1, 32, 32), {"size": 4}, r"model\.size=4: must be an odd number from 3"),
+    ("complex_cnn", (1, 3, 3), {"channels": [4, 4]}, r"model\.channels"),
+    ("real_cnn", (3, 32, 32), {"channels": [0]}, r"model\.channels=\[0\]"),
+    ("complex_sequence_cnn", (1, 7, 32), {}, "halved three times"),
+    ("complex_sequence_cnn", (1, 32, 32), {"groups": 5}, r"model\.groups=5"),
+    ("resnet20", (3, 32, 32), {"groups": 0}, r"model\.groups=0"),
+    ("resnet20", (3, 32, 32), {"groups": 5}, r"model\.groups=5"),
+    ("lenet5", (8, 8), {}, "8×8: images are too small for that depth"),
+    ("speech_cnn", (1, 13, 40), {}, "at least 14×14"),
+    ("complex_mlp", (8, 8), {"hidden": [0]}, r"model\.hidden=\[0\]"),
+    (
+        "complex_mlp",
+        (8, 8),
+        {"hidden": [8], "activation": "relu"},
+        "'relu' is for real numbers.*Take one of cardioid",
+    ),
+    (
+        "real_mlp",
+        (8, 8),
+        {"hidden": [8], "activation": "cardioid"},
+        "'cardioid' is for complex numbers.*Take one of mish",
+    ),
+    ("lenet5", (28, 28), {"activation": "cardioid"}, "'cardioid' is for complex numbers"),
+]
+# Networks that take [height, width] as one channel, or any shape.
+WITHOUT_CHANNELS = ("mlp", "dfa_cnn", "lenet5", "model3", "alexnet", "resnet20")
+REFUSED += [
+    (
+        name,
+        (28, 28),
+        {"channels": [4]} if name in ("complex_cnn", "real_cnn") else {},
+        r"takes records of shape \[channels, height, width\], and these are \[28, 28\]",
     )
-    with pytest.raises(
-        UserError,
-        match=r"takes records of shape \[channels, height, width\], and these are \[28, 28\]",
-    ):
-        lookup("model", name)((28, 28), 10, **options)
+    for name in names("model")
+    if not name.endswith(WITHOUT_CHANNELS)
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "options", "key"),
-    [
-        ("resnet20", (3, 32, 32), {"groups": 0}, "model.groups=0"),
-        ("resnet20", (3, 32, 32), {"groups": 5}, "model.groups=5"),
-        ("complex_unet", (1, 32, 32), {"width": 0}, "model.width=0"),
-        (
-            "complex_harmonic",
-            (1, 32, 32),
-            {"size": 4},
-            "model.size=4: must be an odd number from 3",
-        ),
-        ("vgg11", (3, 32, 32), {"width": 0}, "model.width=0"),
-        ("real_cnn", (3, 32, 32), {"channels": [0]}, r"model.channels=\[0\]"),
-        ("complex_mlp", (8, 8), {"hidden": [0]}, r"model.hidden=\[0\]"),
-        (
-            "complex_mlp",
-            (8, 8),
-            {"hidden": [8], "activation": "relu"},
-            "'relu' is for real numbers.*Take one of cardioid",
-        ),
-        (
-            "real_mlp",
-            (8, 8),
-            {"hidden": [8], "activation": "cardioid"},
-            "'cardioid' is for complex numbers.*Take one of mish",
-        ),
-        ("lenet5", (28, 28), {"activation": "cardioid"}, "'cardioid' is for complex numbers"),
-    ],
-)
-def test_an_option_that_leaves_no_network_is_named(
-    name: str, shape: tuple[int, ...], options: dict, key: str
+@pytest.mark.parametrize(("name", "shape", "options", "says"), REFUSED)
+def test_what_leaves_no_network_is_named(
+    name: str, shape: tuple[int, ...], options: dict[str, object], says: str
 ) -> None:
-    with pytest.raises(UserError, match=key):
+    with pytest.raises(UserError, match=says):
         lookup("model", name)(shape, 10, **options)
 
 
@@ -270,3 +253,124 @@ def test_every_model_can_be_built_without_numbers(name: str) -> None:
     ours = case.module(torch.float32).state_dict()
     assert all(tensor.is_meta for tensor in sketch.values())
     assert {n: t.shape for n, t in sketch.items()} == {n: t.shape for n, t in ours.items()}
+
+
+@cache
+def some_weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return dict(resnet18().state_dict())
+
+
+def weights_file(folder: Path) -> str:
+    path = folder / "resnet18.pth"
+    if not path.exists():
+        torch.save(some_weights(), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", (28, 28)), ("model3", (3, 32, 32)), ("alexnet", (3, 32, 32))]
+)
+def test_circulant_layers_stand_where_dense_ones_do(name: str, shape: tuple[int, ...]) -> None:
+    dense, circulant = (
+        lookup("model", name)(shape, 10, linear=linear) for linear in ("dense", "circulant")
+    )
+    pairs = [
+        (a, b)
+        for a, b in zip(dense.modules(), circulant.modules(), strict=True)
+        if isinstance(b, CirculantLinear | nn.Linear)
+    ]
+    assert len(pairs) in (2, 3)
+    for of_dense, of_circulant in pairs:
+        assert isinstance(of_circulant, CirculantLinear)
+        assert tuple(of_circulant.dense().shape) == tuple(of_dense.weight.shape)
+    assert pairs[-1][1].block == 10
+    x = torch.randn(2, *shape)
+    assert dense(x).shape == circulant(x).shape == (2, 10)
+
+
+@pytest.mark.parametrize("convolutions", [1, 2])
+def test_transfer_trains_the_last_convolutions_and_a_new_head(
+    tmp_path: Path, convolutions: int
+) -> None:
+    model = lookup("model", "resnet18_transfer")(
+        (3, 32, 32), 10, convolutions=convolutions, weights=weights_file(tmp_path)
+    )
+    retrained = ["network.layer4.1.conv1.weight", "network.layer4.1.conv2.weight"][
+        2 - convolutions :
+    ]
+    assert list(trainable(model)) == [*retrained, "network.fc.weight", "network.fc.bias"]
+    torch.testing.assert_close(model.network.conv1.weight, some_weights()["conv1.weight"])
+    x = torch.randn(3, 3, 32, 32)
+    # nothing mixes examples, and nothing is kept of them
+    one, several = (
+        model.train()(x[:1]),
+        model(x),
+    )
+    torch.testing.assert_close(one, several[:1])
+    assert torch.equal(model.network.bn1.running_mean, some_weights()["bn1.running_mean"])
+
+
+def test_without_weights_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise URLError("no network")
+
+    make = lookup("model", "resnet18_transfer")
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", unreachable)
+    with pytest.raises(UserError, match=r"could not download them.*Set model\.weights=FILE"):
+        make((3, 32, 32), 10)
+    with pytest.raises(UserError, match=r"model\.weights=.*absent\.pth: no such file"):
+        make((3, 32, 32), 10, weights=str(tmp_path / "absent.pth"))
+    (tmp_path / "text.pth").write_text("no weights")
+    with pytest.raises(UserError, match="cannot be read as weights"):
+        make((3, 32, 32), 10, weights=str(tmp_path / "text.pth"))
+    torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match="not the weights of a ResNet-18"):
+        make((3, 32, 32), 10, weights=str(tmp_path / "other.pth"))
+
+
+def test_it_is_the_network_of_the_appendix() -> None:
+    model = speech_cnn((1, 124, 129), 10)
+    convolutions = [m for m in model.modules() if isinstance(m, ComplexConv2d)]
+    assert [(m.in_channels, m.out_channels, m.kernel_size, m.padding) for m in convolutions] == [
+        (a, b, (3, 3), (0, 0)) for a, b in ((1, 8), (8, 16), (16, 32), (32, 64))
+    ]
+    two = ["ComplexConv2d", "IGaussian"] * 2
+    assert [type(m).__name__ for m in model.features] == [
+        *two,
+        "MagnitudeMaxPool2d",
+        *two,
+        "AdaptiveMagnitudeMaxPool2d",
+    ]
+    assert sum(isinstance(m, IGaussian) for m in model.modules()) == 6
+    seen = {}
+    model.features[-2].register_forward_hook(lambda m, i, out: seen.update(shape=out.shape))
+    logits = model(torch.randn(2, 1, 124, 129, dtype=torch.complex64))
+    assert seen["shape"] == (2, 64, 56, 58)
+    assert logits.shape == (2, 10)
+    assert not logits.is_complex()
+    assert (logits < 1).all()  # the inverted Gaussian after the output layer
+
+
+def test_options_do_what_they_say() -> None:
+    torch.manual_seed(0)
+    plain = speech_cnn(
+        (1, 40, 30), 3, activation="cardioid_per_feature", last_activation=False, pooled=2
+    )
+    torch.manual_seed(0)
+    louder = speech_cnn(
+        (1, 40, 30), 3, activation="cardioid_per_feature", last_activation=False, pooled=2, gain=2.0
+    )
+    assert torch.equal(louder.head[0].weight, 2 * plain.head[0].weight)
+    assert torch.equal(louder.head[0].bias, plain.head[0].bias)
+    assert plain.head[0].weight.shape == (64, 64 * 4)
+    assert len(plain.head) == 3
+    assert [a.bias.numel() for a in plain.modules() if hasattr(a, "per_feature")] == [
+        8,
+        16,
+        32,
+        64,
+        64,
+    ]

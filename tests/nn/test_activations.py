@@ -85,15 +85,12 @@ def test_the_wirtinger_gradient_by_finite_differences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPLEX)
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str) -> None:
     edges = [0.0, 1e-30, -1e-30, 1.0, -1.0, 1e3, -1e3, 1e15, -1e15]
     z = torch.tensor(
-        [[complex(x, y) for x in edges for y in edges]], dtype=dtype, requires_grad=True
+        [[complex(x, y) for x in edges for y in edges]], dtype=torch.complex64, requires_grad=True
     )
-    layer = activation(name, z.shape[1]).to(dtype.to_real())
+    layer = activation(name, z.shape[1])
     out = layer(z)
     assert torch.isfinite(torch.view_as_real(out)).all()
     out.abs().sum().backward()
@@ -120,19 +117,6 @@ def test_maps_keep_their_layout_forward_and_backward(name: str) -> None:
         assert gradient.is_contiguous(memory_format=layout)
         results.append((out.detach(), gradient))
     torch.testing.assert_close(*results)
-
-
-def test_parts_of_a_map_are_taken_in_any_layout() -> None:
-    z = torch.randn(4, 6, 5, 7, dtype=torch.complex64)
-    layer = activation("crelu", 6)
-    for cut in (
-        z[:, ::2],
-        z[..., 1:],
-        z.transpose(0, 1),
-        z[:1].expand(4, -1, -1, -1),
-        z.permute(0, 3, 1, 2),
-    ):
-        torch.testing.assert_close(layer(cut), torch.complex(cut.real.relu(), cut.imag.relu()))
 
 
 def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import vmap
 
 from zdp_bench.nn import convolution
@@ -15,7 +13,6 @@ from zdp_bench.nn.convolution import (
     ComplexConv2d,
     ComplexConv3d,
     ComplexConvTranspose2d,
-    weights_kept,
 )
 from zdp_bench.nn.memory_format import as_complex_channels, as_real_channels, channels_last
 
@@ -103,104 +100,19 @@ def test_real_dtypes_and_uneven_groups_are_refused() -> None:
         ComplexConv2d(4, 6, 3, groups=4)
 
 
-# ------------------------------------------------------------------------- weights that are kept
-
-
-def _counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of weights as they are interleaved from now on."""
-    made: list[tuple[int, ...]] = []
-    real = convolution.interleaved_weight
-
-    def count(weight: Tensor, transposed: bool) -> Tensor:
-        made.append(tuple(weight.shape))
-        return real(weight, transposed)
-
-    monkeypatch.setattr(convolution, "interleaved_weight", count)
-    return made
-
-
-def _answers(layer: nn.Module, x: Tensor) -> list[Tensor]:
-    y = layer(x)
-    return [y, *torch.autograd.grad((y * y.conj()).real.sum(), [x, *layer.parameters()])]
-
-
-@pytest.mark.parametrize(
-    "layer", [lambda: ComplexConv2d(6, 5, 3), lambda: ComplexConvTranspose2d(6, 5, 3)]
-)
-def test_a_kept_weight_is_made_once_until_it_changes_and_not_kept_afterwards(
-    layer: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    model, x = layer(), torch.randn(2, 6, 5, 4, dtype=torch.complex64, requires_grad=True)
-    first = _answers(model, x)
-    made = _counted(monkeypatch)
-    with weights_kept(model):
-        for _ in range(2):
-            assert all(
-                torch.equal(mine, before)
-                for mine, before in zip(_answers(model, x), first, strict=True)
-            )
-        assert len(made) == 1
-        with torch.no_grad():
-            model.weight.mul_(2)
-        second = _answers(model, x)
-        assert len(made) == 2
-        model.weight.data.mul_(0.5)  # which torch does not count
-        assert all(
-            torch.equal(mine, before)
-            for mine, before in zip(_answers(model, x), first, strict=True)
-        )
-        assert len(made) == 3
-        model.weight.data.mul_(2)
-        _answers(model, x)
-    outside = _answers(model, x)
-    assert len(made) == 6  # forward and backward
-    assert all(torch.equal(mine, before) for mine, before in zip(second, outside, strict=True))
-    assert not torch.allclose(second[0], first[0])
-    assert not convolution._kept
-
-
-def test_other_weights_conjugates_and_torchs_transforms_make_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_conjugated_weights_and_torchs_transforms_are_convolved_alike() -> None:
     torch.manual_seed(0)
     model, other = ComplexConv2d(6, 5, 3, bias=False), ComplexConv2d(6, 5, 3, bias=False)
     x = torch.randn(2, 6, 5, 4, dtype=torch.complex64)
-    expected = (
-        model(x),
-        other(x),
-        convolution._Convolve.apply(x, model.weight.conj(), None, model.geometry),
+    conjugate = convolution._Convolve.apply(x, model.weight.conj(), None, model.arguments)
+    torch.testing.assert_close(conjugate, model(x.conj().resolve_conj()).conj().resolve_conj())
+    rows = vmap(lambda one: model(one.unsqueeze(0))[0])(x)
+    torch.testing.assert_close(rows, model(x))
+    weights = torch.stack([model.weight.detach(), other.weight.detach()])
+    both = vmap(lambda weight: convolution._Convolve.apply(x, weight, None, model.arguments))(
+        weights
     )
-    with weights_kept(model):
-        model(x)
-        assert torch.equal(other(x), expected[1])
-        assert torch.equal(
-            convolution._Convolve.apply(x, model.weight.conj(), None, model.geometry), expected[2]
-        )
-        assert torch.equal(model(x), expected[0])
-        rows = vmap(lambda one: model(one.unsqueeze(0))[0])(x)
-        torch.testing.assert_close(rows, expected[0])
-        weights = torch.stack([model.weight.detach(), other.weight.detach()])
-        both = vmap(lambda weight: convolution._Convolve.apply(x, weight, None, model.geometry))(
-            weights
-        )
-        torch.testing.assert_close(both, torch.stack(expected[:2]))
-
-
-def test_a_second_derivative_goes_through_a_kept_weight() -> None:
-    torch.manual_seed(0)
-    model = ComplexConv2d(2, 2, 2, dtype=torch.complex128)
-    x = torch.randn(1, 2, 3, 3, dtype=torch.complex128)
-
-    def penalty() -> Tensor:
-        given = x.clone().requires_grad_()
-        (g,) = torch.autograd.grad(model(given).abs().square().sum(), given, create_graph=True)
-        (of_weight,) = torch.autograd.grad(g.abs().square().sum(), model.weight)
-        return of_weight
-
-    expected = penalty()
-    with weights_kept(model):
-        torch.testing.assert_close(penalty(), expected)
+    torch.testing.assert_close(both, torch.stack([model(x), other(x)]))
 
 
 @pytest.mark.filterwarnings(

@@ -1,8 +1,10 @@
-"""privacy.max_epsilon: training stops before the step that would exceed it, and what it stopped
-with is kept and recorded."""
+"""Budgets: `privacy.max_epsilon` ends a run before the step that would exceed it, `target_epsilon`
+and `claimed_epsilon` find its noise, and no order of runs passes `total_budget`."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,21 @@ import torch
 from tests.ledgers import steps_in
 from zdp_bench import records
 from zdp_bench.config import compose, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.privacy.statement import write_epsilon
+from zdp_bench.report.budget import group_by_data, sheet
 from zdp_bench.training import setup
+from zdp_bench.training.build import build_algorithm
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import run
+from zdp_bench.training.setup import load_data
+from zdp_bench.training.spending import FILE, read_sources, read_spendings, reserve
 
 TINY = [
     "recipe=quickstart",
@@ -65,7 +76,7 @@ def epsilon_at(record: records.Record, steps: int) -> float:
     )
 
 
-@pytest.mark.parametrize("budget", [0.6, 0.9, 1.1])
+@pytest.mark.parametrize("budget", [0.6, 1.1])
 def test_one_more_step_would_exceed_the_budget(tmp_path: Path, budget: float) -> None:
     record, home, heard = carry_out(tmp_path, f"privacy.max_epsilon={budget}")
     steps = record["privacy"]["steps"]
@@ -79,6 +90,10 @@ def test_one_more_step_would_exceed_the_budget(tmp_path: Path, budget: float) ->
     )
     assert len(steps_in(home / "ledger.jsonl")) == steps == record["privacy"]["ledger"]["entries"]
     assert record["epochs"][-1]["step"] == steps
+    # the last weights are kept, and are those that were evaluated
+    assert torch.load(home / "checkpoint.pt", weights_only=True)["step"] == steps
+    last = record["epochs"][-1]["accuracy"]
+    assert last == record["metrics"]["accuracy"] == record["headline"]["value"]
     assert heard.epochs[-1] == (-(-steps // 10), steps)  # the epoch under way, of ten steps
     assert record["epochs"][-1]["epsilon_tight"] == record["privacy"]["epsilon_tight"]
     assert [epoch["step"] for epoch in record["epochs"]] == sorted(
@@ -86,34 +101,15 @@ def test_one_more_step_would_exceed_the_budget(tmp_path: Path, budget: float) ->
     )
 
 
-def test_the_last_weights_are_kept_and_are_those_that_were_evaluated(tmp_path: Path) -> None:
-    stopped, home, _ = carry_out(tmp_path / "stopped", "privacy.max_epsilon=1.1")
-    weights = torch.load(home / "checkpoint.pt", weights_only=True)
-    assert weights["step"] == stopped["privacy"]["steps"]
-    assert (
-        stopped["epochs"][-1]["accuracy"]
-        == stopped["metrics"]["accuracy"]
-        == stopped["headline"]["value"]
-    )
-
-
-def test_a_budget_for_the_whole_run_stops_nothing(tmp_path: Path) -> None:
+def test_a_budget_for_the_whole_run_or_for_an_epoch_is_spent_to_its_end(tmp_path: Path) -> None:
     free, _, _ = carry_out(tmp_path / "free")
-    exact = free["privacy"]["epsilon_tight"]
+    exact, first = free["privacy"]["epsilon_tight"], free["epochs"][0]
     enough, _, _ = carry_out(tmp_path / "enough", f"privacy.max_epsilon={exact}")
     assert enough["stopped_by"] == "epochs"
     assert enough["privacy"]["steps"] == free["privacy"]["steps"] == 30
-
-
-def test_a_budget_that_ends_with_an_epoch_records_that_epoch_once(tmp_path: Path) -> None:
-    free, _, _ = carry_out(tmp_path / "free")
-    at_first = free["epochs"][0]
-    stopped, _, _ = carry_out(
-        tmp_path / "stopped", f"privacy.max_epsilon={at_first['epsilon_tight']}"
-    )
-    assert [(epoch["step"], epoch["epsilon_tight"]) for epoch in stopped["epochs"]] == [
-        (10, at_first["epsilon_tight"])
-    ]
+    stopped, _, _ = carry_out(tmp_path / "stopped", f"privacy.max_epsilon={first['epsilon_tight']}")
+    ends = [(epoch["step"], epoch["epsilon_tight"]) for epoch in stopped["epochs"]]
+    assert ends == [(10, first["epsilon_tight"])]  # once
     assert stopped["stopped_by"] == "budget"
 
 
@@ -178,3 +174,270 @@ def test_secure_runs_differ_and_say_so(tmp_path: Path) -> None:
     assert seeded["privacy"]["randomness"] == "seeded"
     assert seeded["run"] != first["run"]
     assert seeded["privacy"]["epsilon_tight"] == first["privacy"]["epsilon_tight"]
+
+
+@pytest.mark.parametrize(
+    ("noise", "trainer"),
+    [("circular", "poisson"), ("per_component", "poisson"), ("circular", "uniform")],
+)
+def test_the_tight_epsilon_of_the_run_is_the_target(
+    tmp_path: Path, noise: str, trainer: str
+) -> None:
+    batches = (
+        []
+        if trainer == "poisson"
+        else ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
+    )
+    record, _, _ = carry_out(
+        tmp_path,
+        "privacy.target_epsilon=2",
+        f"algorithm.noise={noise}",
+        *batches,
+        "trainer.epochs=1",
+    )
+    privacy = record["privacy"]
+    assert privacy["epsilon_tight"] == pytest.approx(2, rel=1e-3)
+    assert privacy["epsilon_tight"] <= 2
+    exact = trainer == "poisson"  # of fixed-size batches only bounds are known
+    assert (privacy["epsilon_tight_at_least"] == privacy["epsilon_tight"]) == exact
+    assert (
+        1.5 < privacy["epsilon_tight_at_least"] < privacy["epsilon_patient_at_least"]
+    )  # of an image in two examples
+    assert record["config"]["algorithm"]["noise_multiplier"] == privacy["noise_multiplier"]
+    shift = 1 if trainer == "poisson" else 2
+    assert privacy["noise_multiplier"] == pytest.approx(
+        privacy["z"] * shift * (2**0.5 if noise == "circular" else 1)
+    )
+
+
+def test_the_claimed_epsilon_is_what_the_accountant_says(tmp_path: Path) -> None:
+    record, _, _ = carry_out(
+        tmp_path, "privacy.claimed_epsilon=3", "accountant=rdp", "algorithm.noise=circular"
+    )
+    assert record["privacy"]["epsilon_claimed"] == pytest.approx(3, rel=1e-3)
+    assert record["privacy"]["epsilon_tight"] > 3  # circular noise gives z = σ/√2
+
+
+def test_what_is_calibrated_is_no_choice() -> None:
+    def digest(*overrides: str) -> str:
+        return experiment_digest(parse(compose(["recipe=quickstart", *overrides])))
+
+    assert digest("privacy.target_epsilon=2") == digest(
+        "privacy.target_epsilon=2", "algorithm.noise_multiplier=9"
+    )
+    assert digest("privacy.target_epsilon=2") != digest("privacy.target_epsilon=3")
+    assert digest("privacy.target_epsilon=2") != digest("privacy.claimed_epsilon=2")
+    assert digest("algorithm.noise_multiplier=9") != digest()
+
+
+class _NoNoiseSomewhere:
+    """An algorithm that leaves a direction without noise."""
+
+    def __init__(self, problem: object, **options: float) -> None:
+        pass
+
+    def mechanism(self) -> Mechanism:
+        sampling = Sampling("poisson", 0.1, 10, 100)
+        return Mechanism((Block("b", (2,), "complex128", 1.0, 1.0, "real_on_complex"),), sampling)
+
+
+def test_a_mechanism_without_noise_somewhere_reaches_no_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = parse(compose(["recipe=quickstart", "privacy.target_epsilon=2"]))
+    monkeypatch.setattr("zdp_bench.training.build.lookup", lambda kind, name: _NoNoiseSomewhere)
+    with pytest.raises(
+        UserError,
+        match=r"target_epsilon=2 with algorithm=zeta_dp_sgd: some direction gets no noise",
+    ):
+        build_algorithm(config, None, Plan.of(config, 1000))  # type: ignore[arg-type]
+
+
+def test_one_search_serves_every_algorithm_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unit(std: float) -> Mechanism:
+        return Mechanism(
+            (Block("b", (2,), "float32", 1.0, std, "real"),), Sampling("poisson", 0.1, 10, 100)
+        )
+
+    found = calibrate_mechanism(1.0, unit(1.0), 20, 1e-5)
+    monkeypatch.setattr(
+        "zdp_bench.privacy.calibration._search", lambda *_: pytest.fail("searched again")
+    )
+    assert calibrate_mechanism(1.0, unit(0.25), 20, 1e-5) == pytest.approx(4 * found, rel=1e-9)
+
+
+OTHER_DATA = ["dataset=synthetic_images", "dataset.shape=[8,8]", "dataset.complex_valued=true"]
+
+
+def spent_by(record: records.Record) -> Spent:
+    privacy = record["privacy"]
+    return Spent(privacy["z"], Sampling(**privacy["sampling"]), privacy["steps"])
+
+
+def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(tmp_path: Path) -> None:
+    first, _, _ = carry_out(tmp_path, "privacy.total_budget=3")
+    spent, delta = spent_by(first), first["privacy"]["delta"]
+    twice = together([spent, spent], delta)
+    assert first["privacy"]["epsilon_tight"] < 1.7 < twice < 2 * first["privacy"]["epsilon_tight"]
+    with pytest.raises(UserError, match=rf"spent a tight ε of .* would be {write_epsilon(twice)}"):
+        carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 0.999}")
+    assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
+    assert [len(steps_in(path)) for path in tmp_path.glob("runs/*/*/ledger.jsonl")].count(0) == 1
+    second, _, _ = carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 1.001}")
+    assert second["privacy"]["steps"] == first["privacy"]["steps"]
+    # one that is done already spends nothing new, whatever the budget
+    again, _, heard = carry_out(tmp_path, "privacy.total_budget=0.001")
+    assert (again, heard.steps) == (first, [])
+
+
+def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(tmp_path: Path) -> None:
+    one, _, _ = carry_out(tmp_path, "algorithm.noise_multiplier=4")
+    two, _, _ = carry_out(tmp_path, "privacy.secure=true")
+    delta = one["privacy"]["delta"]
+    both = together([spent_by(one), spent_by(two)], delta)
+    with pytest.raises(UserError, match=f"2 runs .* have spent a tight ε of {write_epsilon(both)}"):
+        carry_out(tmp_path, "seed=1", f"privacy.total_budget={both}")
+    other = [*OTHER_DATA, f"privacy.total_budget={both}"]
+    assert carry_out(tmp_path, *other)[0]["stopped_by"] == "epochs"
+    found, _ = read_spendings(tmp_path)
+    shown = sheet(found, None, [], tmp_path, "phase_digits").numbers
+    lines = {(line["noise"], line["runs"]): line for line in shown}
+    assert set(lines) == {("seeded", 1), ("secure", 1), ("all", 2)}
+    assert lines["all", 2]["epsilon"] == both
+    assert lines["secure", 1]["epsilon"] == pytest.approx(two["privacy"]["epsilon_tight"])
+    assert lines["secure", 1]["epsilon_unit"] == pytest.approx(two["privacy"]["epsilon_patient"])
+
+
+@pytest.mark.parametrize(
+    ("option", "listed"),
+    [("pairing_seed=3", True), ("validation_share=0.01", False), ("test_share=0.5", True)],
+)
+def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
+    tmp_path: Path, option: str, listed: bool
+) -> None:
+    """Another share to validate on is another digest: a run without noise was not counted."""
+    _, home, _ = carry_out(tmp_path, "algorithm=sgd")
+    if not listed:  # of an older version, or in a clone: its record alone is there
+        (home / FILE).unlink()
+    with pytest.raises(UserError, match=r"1 runs in .* have spent a tight ε of ∞"):
+        carry_out(tmp_path, f"dataset.{option}", "privacy.total_budget=100")
+    carry_out(tmp_path, f"dataset.{option}")
+    found, _ = read_spendings(tmp_path)
+    shown = sheet(found, None, [], tmp_path)
+    assert [(line["noise"], line["runs"]) for line in shown.numbers][-1] == ("all", 2)
+    assert len(str(shown.numbers[-1]["data_digest"]).split(", ")) == 2
+    assert "phase_digits: other options" in " ".join(shown.notes)
+
+
+def test_what_is_counted_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    carry_out(tmp_path, *OTHER_DATA)
+    carry_out(tmp_path, "privacy.total_budget=5")
+    assert f"5: 0 earlier runs in {tmp_path} may share examples with this one" in caplog.text
+    carry_out(tmp_path, "privacy.total_budget=5", "seed=1")
+    assert f"5: 1 earlier runs in {tmp_path} may" in caplog.text
+    notes = sheet(read_spendings(tmp_path)[0], None, [], tmp_path).notes
+    assert f"Counted: the 3 runs in {tmp_path}. Runs in other folders are not." in notes
+
+
+def test_runs_that_share_files_by_way_of_another_are_in_one_group(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    (one,), _ = read_spendings(tmp_path)
+    files = {"a": "1 2", "b": "5 6", "c": "2 5", "d": "7"}
+    runs = [
+        replace(one, dataset=name, data=name, sources=frozenset(own.split()))
+        for name, own in files.items()
+    ]
+    assert sorted(sorted(run.data for run in group) for group in group_by_data(runs)) == [
+        ["a", "b", "c"],
+        ["d"],
+    ]
+
+
+def test_no_record_tells_which_files_were_read(tmp_path: Path) -> None:
+    _, home, _ = carry_out(tmp_path)
+    (source,) = read_sources(home) or ()
+    assert source in (home / FILE).read_text()
+    assert source not in (home / "record.json").read_text()
+
+
+def test_a_patient_is_one_share_where_patients_are_the_unit(tmp_path: Path) -> None:
+    record, _, _ = carry_out(tmp_path, "privacy.unit=patient")
+    found, _ = read_spendings(tmp_path)
+    assert [one.examples for one in found] == [1]
+    (line,) = sheet(found, None, [], tmp_path).numbers
+    assert line["epsilon"] == line["epsilon_unit"]
+    assert line["epsilon_unit"] == pytest.approx(record["privacy"]["epsilon_patient"])
+    (home,) = (path.parent for path in tmp_path.glob("runs/*/*/record.json"))
+    (home / "record.json").unlink()  # what the plan says of a run under way
+    assert [one.examples for one in read_spendings(tmp_path)[0]] == [1]
+
+
+def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:
+    words = ["recipe=quickstart", f"paths.results={tmp_path}", "privacy.total_budget=3"]
+    config = parse(compose(words))
+    data, home = load_data(config), records.folder(tmp_path, "quickstart", "a" * 64)
+    mechanism = Mechanism.of_z(1.5, Sampling("poisson", 0.05, 70.0, 1400))
+    reserve(config, data, mechanism, 200, home)
+    (planned,), unknown = read_spendings(tmp_path)
+    assert (planned.spent.steps, planned.finished, unknown) == (200, False, [])
+    assert "have not ended: 1" in " ".join(sheet([planned], None, [], tmp_path).notes)
+    beside = records.folder(tmp_path, "quickstart", "b" * 64)
+    with pytest.raises(UserError, match=r"1 runs in .* on files of this phase_digits have spent"):
+        reserve(config, data, mechanism, 400, beside)
+    assert not (beside / FILE).exists()
+    reserve(config, data, mechanism, 250, home)  # itself, further
+    # what is not known is not taken for nothing
+    (home / FILE).write_text("{")
+    with pytest.raises(UserError, match="is damaged, so what its run has spent is not known"):
+        reserve(config, data, mechanism, 1, beside)
+
+
+def test_a_ledger_that_nothing_explains_refuses_a_total_budget(tmp_path: Path) -> None:
+    _, home, _ = carry_out(tmp_path, "seed=4")
+    for name in ("record.json", FILE):
+        (home / name).unlink()
+    assert read_spendings(tmp_path) == ([], [home / "ledger.jsonl"])
+    with pytest.raises(UserError, match="holds steps of a run that did not end"):
+        carry_out(tmp_path, "seed=5", "privacy.total_budget=100")
+
+
+def test_force_keeps_what_was_spent(tmp_path: Path) -> None:
+    first, home, _ = carry_out(tmp_path, "privacy.secure=true")
+    carry_out(tmp_path, "privacy.secure=true", "force=true")
+    (found,), _ = read_spendings(tmp_path)
+    assert found.spent.steps == 2 * first["privacy"]["steps"]
+    assert json.loads((home / FILE).read_text())["privacy"]["steps"] == found.spent.steps
+
+
+def test_runs_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    uniform = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
+    with pytest.raises(UserError, match="protect different neighbours, so the ε of all together"):
+        carry_out(tmp_path, *uniform, "privacy.total_budget=100")
+    carry_out(tmp_path, "algorithm=sgd", "seed=2")
+    with pytest.raises(UserError, match="have spent a tight ε of ∞"):
+        carry_out(tmp_path, "seed=3", "privacy.total_budget=100")
+    lines = sheet(read_spendings(tmp_path)[0], None, [], tmp_path).numbers
+    assert [line["epsilon"] for line in lines if line["noise"] in ("none", "all")] == [math.inf] * 2
+
+
+def test_of_a_federation_each_node_is_bounded(tmp_path: Path) -> None:
+    """A patient is at one node, and not the same in every run: the worst of all stands for each."""
+    record, home, _ = carry_out(tmp_path)
+    own = record["privacy"]
+    wide = own["sampling"] | {"sample_rate": 2 * own["sampling"]["sample_rate"]}
+    changes: list[dict[str, Any]] = [{"z": own["z"] / 2}, {"steps": 99}, {"sampling": wide}]
+    record["privacy"]["nodes"] = [own | {"node": i} | new for i, new in enumerate(changes)]
+    (home / "record.json").write_text(json.dumps(record))
+    (found,), unknown = read_spendings(tmp_path)
+    assert found.spent == Spent(own["z"] / 2, Sampling(**wide), 99)
+    assert not unknown
+    with pytest.raises(UserError, match="it refuses central runs only"):
+        parse(compose(["recipe=quickstart", "federated.nodes=2", "privacy.total_budget=1"]))
+
+
+def test_a_budget_is_no_part_of_an_experiment() -> None:
+    plain = parse(compose(["recipe=quickstart"]))
+    limited = parse(compose(["recipe=quickstart", "privacy.total_budget=2"]))
+    assert experiment_digest(plain) == experiment_digest(limited)
+    assert replace(plain.privacy, total_budget=2.0) == limited.privacy

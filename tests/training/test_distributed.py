@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from tests.algorithms.test_properties import CASES, IDS
-from tests.distributed_driver import STEPS, trained
+from tests.distributed_driver import FEW, STEPS, trained
 from tests.ports import free_port
+from zdp_bench import cli
 from zdp_bench.config import compose, parse
 from zdp_bench.privacy.ledger import Copy, Position, Span
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, rank
@@ -60,13 +61,13 @@ def joint(
     return folder, torch.load(folder / "weights.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
+@pytest.mark.parametrize("number", range(len(FEW)), ids=lambda at: f"{FEW[at][0]}-{FEW[at][2]}")
 def test_several_processes_come_to_what_one_comes_to(
     number: int, joint: tuple[Path, dict], tmp_path: Path
 ) -> None:
     folder, found = joint
     weights, everywhere = found["cases"][number]
-    alone = trained(CASES[number], ALONE, tmp_path)
+    alone = trained(FEW[number], ALONE, tmp_path)
     for name in alone:
         torch.testing.assert_close(weights[name], alone[name], rtol=1e-5, atol=1e-5)
     assert everywhere, "a rank came to other weights"
@@ -144,8 +145,6 @@ def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
 def test_a_sweep_is_no_work_for_torchrun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from zdp_bench import cli
-
     assert not is_distributed()
     assert rank() == 0
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
@@ -159,8 +158,6 @@ def test_a_sweep_is_no_work_for_torchrun(
 
 
 def test_every_example_is_in_one_share() -> None:
-    import numpy as np
-
     shares = [Ranks(r, 3).take_share(np.arange(8)) for r in range(3)]
     assert sorted(np.concatenate(shares)) == list(range(8))
 

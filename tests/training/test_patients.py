@@ -1,4 +1,5 @@
-"""The patient as the unit of privacy: who is drawn, what a share is, and whose ε the record has."""
+"""Shares of several examples: a patient's, whose ε the record then has, and augmented views of one
+example."""
 
 from __future__ import annotations
 
@@ -13,16 +14,19 @@ import torch
 from tests.training.test_run import Silent, repeatable
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.dp_sgd import DPSGD
+from zdp_bench.audit.recipe import Subject
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.gradients import reference
+from zdp_bench.gradients.clipping import groups
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import checkpoint, model_checks
-from zdp_bench.training.micro_batches import MicroBatches, Size
-from zdp_bench.training.patients import Patients
+from zdp_bench.training.batches import MicroBatches, Size
+from zdp_bench.training.plan import Patients
 from zdp_bench.training.run import Outcome, run
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import sum_contributions
@@ -269,3 +273,88 @@ def test_the_record_as_unit_changes_no_digest() -> None:
     )
     assert plain == named
     assert len({plain, patient, few}) == 3
+
+
+FILMS = [
+    "recipe=chest_xray_small_strict",
+    "dataset=chest_xray_synthetic",
+    "dataset.count=60",
+    "dataset.size=32",
+    "trainer.epochs=1",
+    "trainer.sample_rate=0.2",
+]
+
+
+def films(root: Path, *overrides: str) -> Run:
+    return configured([*FILMS, f"paths.data={root}", "trainer.augmentations=3", *overrides])
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    return Setup.of(films(tmp_path_factory.mktemp("films")))
+
+
+def test_an_example_comes_in_so_many_views_of_its_own(setup: Setup) -> None:
+    batches, divisor = setup.draw("key", 0)
+    ((inputs, targets),) = batches
+    assert batches.shares == (3,) * (len(inputs) // 3)
+    assert divisor == setup.plan.sampling.expected_batch_size
+    views = inputs.unflatten(0, (-1, 3))
+    assert (views[:, 0] - views[:, 1]).abs().flatten(1).amax(1).min() > 0
+    assert (targets.view(-1, 3) == targets.view(-1, 3)[:, :1]).all()
+    ((again, _),) = setup.draw("key", 0)[0]
+    assert torch.equal(again, inputs)
+
+
+def test_the_first_view_is_the_one_there_is_without_the_key(setup: Setup) -> None:
+    plain = Setup.of(films(setup.config.data_root, "trainer.augmentations=null"), data=setup.data)
+    ((one, _),), ((three, _),) = (s.draw("key", 0)[0] for s in (plain, setup))
+    assert torch.equal(three[::3], one)
+
+
+def test_the_clipped_mean_of_its_gradients_is_an_examples_share(setup: Setup) -> None:
+    batches, _ = setup.draw("key", 1)
+    got = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
+    (batch,) = batches
+    each = reference.per_sample_gradients(setup.model, setup.task.loss, batch)
+    means = {name: g.unflatten(0, (-1, 3)).mean(1) for name, g in each.items()}
+    bound = setup.algorithm.max_grad_norm
+    clipped, norms = reference.clip(means, groups(setup.model, bound, per_layer=False))
+    assert (norms > bound).any()
+    for name, value in clipped.items():
+        torch.testing.assert_close(got[name], value.sum(0), rtol=1e-4, atol=1e-5)
+
+
+def test_pieces_hold_whole_examples_and_come_to_the_same_sum(setup: Setup) -> None:
+    pieces = Setup.of(films(setup.config.data_root, "trainer.micro_batch=4"), data=setup.data)
+    whole, cut = (
+        sum_contributions(s.algorithm, s.mechanism, s.draw("key", 2)[0], s.device)
+        for s in (setup, pieces)
+    )
+    for name, value in whole.items():
+        torch.testing.assert_close(cut[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup) -> None:
+    plain = Setup.of(films(setup.config.data_root, "trainer.augmentations=null"), data=setup.data)
+    assert experiment_digest(plain.config) != experiment_digest(setup.config)
+    assert plain.mechanism == setup.mechanism
+    assert plain.epsilon(5) == setup.epsilon(5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["trainer.augmentations=1"], "must be 2 or more"),
+        (["algorithm=sgd"], "clips nobody's share"),
+        (["dataset.augment=false"], "changes no example as it is drawn"),
+    ],
+)
+def test_what_it_cannot_mean_is_refused(setup: Setup, overrides: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Setup.of(films(setup.config.data_root, *overrides))
+
+
+def test_an_audit_refuses_it(setup: Setup) -> None:
+    with pytest.raises(UserError, match="augmentations"):
+        Subject.prepare(setup.config)

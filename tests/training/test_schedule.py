@@ -1,5 +1,5 @@
-"""The learning rate's schedule: torch's own, one step an epoch; ours, one step a step; the same
-after a kill."""
+"""What follows a run's steps: the learning rate's schedule and `trainer.ema`, the same after a
+kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from tests.gradients.zoo import ZOO
 from tests.training.test_run import Silent, carry_out, configured, repeatable
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
@@ -18,45 +20,42 @@ from zdp_bench.config.schema import Plugin
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.registry import lookup
 from zdp_bench.training import build, evaluation
 from zdp_bench.training import run as experiment
+from zdp_bench.training.checkpoint import load, state_digest
+from zdp_bench.training.run import average_weights
 
 RECORDS, VALIDATION = (Examples(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
 UNVALIDATED = Splits(RECORDS, RECORDS, (3,), 1, "synthetic", "")
-STEP = ["scheduler=step_lr", "scheduler.step_size=1", "scheduler.gamma=0.5", "trainer.epochs=4"]
 
 
-def test_the_rate_follows_torchs_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates: list[float] = []
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The learning rate of every step that is taken from now on."""
+    seen: list[float] = []
     step = experiment.private_step
 
     def watched(training: Any, *rest: Any) -> None:
-        rates.append(training.optimizer.param_groups[0]["lr"])
+        seen.append(training.optimizer.param_groups[0]["lr"])
         step(training, *rest)
 
     monkeypatch.setattr(experiment, "private_step", watched)
-    carry_out(tmp_path / "torchs", *STEP, "optimizer.lr=0.8")
+    return seen
+
+
+def test_the_rate_follows_torchs_schedule(tmp_path: Path, rates: list[float]) -> None:
+    own = ["scheduler=step_lr", "scheduler.step_size=1", "scheduler.gamma=0.5", "optimizer.lr=0.8"]
+    carry_out(tmp_path / "torchs", *own, "trainer.epochs=4")
     assert rates == [0.8] * 10 + [0.4] * 10 + [0.2] * 10 + [0.1] * 10
     rates.clear()
-    scaled = carry_out(
-        tmp_path / "scaled", *STEP, "optimizer.lr=0.8", "trainer.lr_batch=36", "trainer.epochs=1"
-    )
+    scaled = carry_out(tmp_path / "scaled", *own, "trainer.lr_batch=36", "trainer.epochs=1")
     expected = scaled.record["privacy"]["sampling"]["expected_batch_size"]
     assert expected > 100
     assert rates == pytest.approx([0.8 * expected / 36] * 10)
 
 
-def test_warmup_cosine_takes_a_step_every_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates: list[float] = []
-    step = experiment.private_step
-
-    def watched(training: Any, *rest: Any) -> None:
-        rates.append(training.optimizer.param_groups[0]["lr"])
-        step(training, *rest)
-
-    monkeypatch.setattr(experiment, "private_step", watched)
+def test_warmup_cosine_takes_a_step_every_step(tmp_path: Path, rates: list[float]) -> None:
     own = ["scheduler=warmup_cosine", "scheduler.warmup=0.2", "scheduler.final=0.1"]
     carry_out(tmp_path, *own, "optimizer.lr=1.0")  # of 20 steps 4 rise
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -75,12 +74,25 @@ def test_warmup_cosine_without_a_warm_up_starts_at_the_rate() -> None:
         parse(compose(["recipe=quickstart", "scheduler=warmup_cosine", "scheduler.warmup=1"]))
 
 
+class KilledError(Exception): ...
+
+
+class Killer(Silent):
+    """Ends a run at a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def stepped(self, step: int) -> None:
+        if step == self.at:
+            raise KilledError
+
+
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the killed run's ledger stays open
-@pytest.mark.parametrize(
-    "name", ["step_lr", "multi_step_lr", "exponential_lr", "cosine_annealing_lr", "linear_lr"]
-)
+@pytest.mark.parametrize("name", ["multi_step_lr", "cosine_annealing_lr"])
 def test_a_killed_run_resumes_its_schedule(name: str, tmp_path: Path) -> None:
     overrides = [
         f"scheduler={name}",
@@ -89,28 +101,9 @@ def test_a_killed_run_resumes_its_schedule(name: str, tmp_path: Path) -> None:
     ]
     whole = carry_out(tmp_path / "whole", *overrides).record
 
-    class KilledError(Exception): ...
-
-    class Killer(Silent):
-        def stepped(self, step: int) -> None:
-            if step == 25:
-                raise KilledError
-
     with pytest.raises(KilledError):
-        experiment.run(configured(tmp_path / "cut", *overrides), Killer())
+        experiment.run(configured(tmp_path / "cut", *overrides), Killer(25))
     assert repeatable(carry_out(tmp_path / "cut", *overrides).record) == repeatable(whole)
-
-
-def test_no_scheduler_leaves_the_digest_as_it_was() -> None:
-    plain = parse(compose(["recipe=quickstart"]))
-    assert plain.scheduler is None
-    without = {key: value for key, value in plain.resolved.items() if key != "scheduler"}
-    assert experiment_digest(plain) == experiment_digest(
-        type(plain)(**{**vars(plain), "resolved": without})
-    )
-    assert experiment_digest(
-        parse(compose(["recipe=quickstart", "scheduler=step_lr"]))
-    ) != experiment_digest(plain)
 
 
 @pytest.mark.parametrize(
@@ -195,3 +188,110 @@ def test_a_plateau_needs_validation_records() -> None:
         UserError, match=r"has none: use another scheduler, or more dataset\.validation_share\."
     ):
         validate(parse(compose([*films, "dataset.validation_share=0"])), trial=False)
+
+
+def test_the_average_moves_slowly_only_after_a_warm_up() -> None:
+    """Weights 1, 2, …: the decay is 2/11, 3/12, … until it passes 0.3."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.complex64)
+    average = average_weights(model, 0.3)
+    expected = 1 + 1j
+    for step, decay in enumerate([0.0, 2 / 11, 3 / 12, 0.3, 0.3]):
+        weight = (step + 1) * (1 + 1j)
+        nn.init.constant_(model.weight, weight)
+        average.update_parameters(model)
+        expected = decay * expected + (1 - decay) * weight
+        assert torch.allclose(average.module.weight, torch.tensor(expected))
+
+
+def test_the_average_of_all_steps_is_evaluated_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+    after: list[dict[str, Tensor]] = []
+    step, predict = experiment.private_step, evaluation.predict
+
+    def copy(model: nn.Module) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    def stepped(training: Any, *rest: Any) -> None:
+        step(training, *rest)
+        after.append(copy(training.model))
+
+    def predicted(model: nn.Module, *rest: Any) -> Any:
+        seen.append(copy(model))
+        return predict(model, *rest)
+
+    monkeypatch.setattr(experiment, "private_step", stepped)
+    monkeypatch.setattr(evaluation, "predict", predicted)
+    outcome = carry_out(tmp_path, "trainer.ema=0.5")
+    average = after[0]
+    for t, weights in enumerate(after[1:], start=1):
+        decay = min(0.5, (1 + t) / (10 + t))
+        average = {name: decay * average[name] + (1 - decay) * weights[name] for name in weights}
+    saved = load(outcome.path.parent / "checkpoint.pt", outcome.record["run"])
+    assert saved is not None
+    for name, value in average.items():
+        assert torch.allclose(saved.model[name], value, atol=1e-6)
+        assert not torch.allclose(after[-1][name], value, atol=1e-6)
+        assert torch.equal(saved.last[name], after[-1][name])
+        assert all(torch.equal(found[name], saved.model[name]) for found in seen[-2:])
+    assert outcome.record["measured"]["weights"]["digest"] == state_digest(saved.model)
+    assert outcome.record["model"]["weights"] == "averaged, decay 0.5"
+
+
+def test_the_average_costs_no_epsilon_and_leaves_the_steps_as_they_are(
+    finished: experiment.Outcome, tmp_path: Path
+) -> None:
+    plain, averaged = finished.record, carry_out(tmp_path, "trainer.ema=0.9").record
+    assert averaged["privacy"]["epsilon_tight"] == plain["privacy"]["epsilon_tight"]
+    assert averaged["metrics"] != plain["metrics"]
+    assert "weights" not in plain["model"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_killed_run_goes_on_with_its_average(tmp_path: Path) -> None:
+    overrides = ["trainer.ema=0.95", "scheduler=warmup_cosine"]
+    whole = carry_out(tmp_path / "whole", *overrides).record
+
+    with pytest.raises(KilledError):
+        experiment.run(configured(tmp_path / "cut", *overrides), Killer(15))
+    again = carry_out(tmp_path / "cut", *overrides).record
+    assert again["measured"]["resumed_at_step"] == 10
+    assert repeatable(again) == repeatable(whole)
+    assert again["measured"]["weights"] == whole["measured"]["weights"]
+
+
+@pytest.mark.parametrize("name", ["complex_unet", "resnet20"])
+def test_any_network_can_be_averaged(name: str) -> None:
+    shape, outputs, options, _ = ZOO[name]
+    model = lookup("model", name)(shape, outputs, **options)
+    average = average_weights(model, 0.9)
+    average.update_parameters(model)
+    first = {name: value.clone() for name, value in model.named_parameters()}
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(1)
+    for buffer in model.buffers():
+        buffer.add_(1)
+    average.update_parameters(model)
+    for name, value in average.module.named_parameters():
+        torch.testing.assert_close(value, first[name] + 1 - 2 / 11)  # the decay of step 1
+    for found, buffer in zip(average.module.buffers(), model.buffers(), strict=True):
+        assert torch.equal(found, buffer)
+
+
+def test_off_leaves_the_digest_and_on_changes_it(tmp_path: Path) -> None:
+    plain = configured(tmp_path)
+    assert plain.scheduler is None
+    trainer = {k: v for k, v in plain.resolved["trainer"].items() if k not in ("ema", "lr_batch")}
+    older = {k: v for k, v in plain.resolved.items() if k != "scheduler"} | {"trainer": trainer}
+    before = type(plain)(**{**vars(plain), "resolved": older})
+    assert experiment_digest(before) == experiment_digest(plain)
+    for override in ("trainer.ema=0.9", "trainer.lr_batch=256", "scheduler=step_lr"):
+        assert experiment_digest(configured(tmp_path, override)) != experiment_digest(plain)
+
+
+@pytest.mark.parametrize("decay", ["1", "0"])
+def test_other_decays_are_refused(decay: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"trainer\.ema={decay}.*must lie in \(0, 1\)"):
+        configured(tmp_path, f"trainer.ema={decay}")

@@ -3,7 +3,6 @@ there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,12 @@ from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, add_up
-from zdp_bench.nn import convolution
-from zdp_bench.nn.activations import CReLU
-from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
 from zdp_bench.training import step as engine
+from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, Size
 from zdp_bench.training.step import Total, Training, private_step
 
 CPU = torch.device("cpu")
@@ -89,20 +85,6 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
 
 
-def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
-    model, algorithm = problem()
-    for parameter in model.parameters():
-        parameter.detach().zero_()
-    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    private_step(Training(algorithm, model, optimizer, SecureNoise(), ledger), 0, iter([]), 8.0)
-    ledger.close()
-    moved = torch.cat([torch.view_as_real(p.detach()).flatten() for p in model.parameters()])
-    sums = moved * 8 * 2.0**16  # in units of the grid of std 1; both are powers of two
-    assert torch.equal(sums, sums.round())
-    assert not torch.equal(sums / 8, (sums / 8).round())  # as a rounded mean would be
-
-
 def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
     inputs, targets = torch.randn(6, 3, dtype=torch.complex64), torch.zeros(6)
     moved = []
@@ -161,23 +143,21 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
         torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_secure_release_is_rounded_before_the_model_moves_by_it(tmp_path: Path) -> None:
+def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
     """See `SecureNoise`: sums and noise in float32 would show which records they come from."""
     model, algorithm = problem()
     for parameter in model.parameters():
-        parameter.data.zero_()
-    mechanism = algorithm.mechanism()
-    ledger = Ledger(tmp_path / "ledger.jsonl", mechanism, repeatable=False)
-    training = Training(
-        algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SecureNoise(), ledger
-    )
-    inputs = torch.randn(5, 3, dtype=torch.complex64)
-    private_step(training, 0, iter([(inputs, torch.zeros(5))]), 1.0)  # θ = −release
+        parameter.detach().zero_()
+    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
+    private_step(Training(algorithm, model, optimizer, SecureNoise(), ledger), 0, [batch], 8.0)
     ledger.close()
-    for parameter in model.parameters():
-        steps = torch.view_as_real(parameter.data).double() * 2**16  # std is 1
-        assert torch.equal(steps, steps.round())
-        assert parameter.data.abs().min() > 0
+    moved = torch.cat([torch.view_as_real(p.detach()).flatten() for p in model.parameters()])
+    assert moved.abs().min() > 0
+    sums = moved.double() * 8 * 2.0**16  # in units of the grid of std 1; both are powers of two
+    assert torch.equal(sums, sums.round())
+    assert not torch.equal(sums / 8, (sums / 8).round())  # as a rounded mean would be
 
 
 def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: Path) -> None:
@@ -215,65 +195,6 @@ def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None
         == (block.shape, f"torch.{block.dtype}")
         for block in mechanism.blocks
     )
-
-
-def test_no_more_than_one_piece_is_fetched_ahead() -> None:
-    model = nn.Linear(3, 2)
-    fetched: list[int] = []
-
-    def pieces() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for number in range(4):
-            fetched.append(number)
-            yield torch.randn(2, 3), torch.zeros(2)
-
-    seen: list[int] = []
-
-    class Watching(ZetaDPSGD):
-        def accumulate(self, total: dict[str, torch.Tensor], batch: Batch) -> None:
-            seen.append(len(fetched))
-            super().accumulate(total, batch)
-
-    loss = lambda outputs, targets: outputs.square().sum(dim=1)  # noqa: E731
-    algorithm = Watching(
-        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    engine.sum_contributions(algorithm, algorithm.mechanism(), pieces(), CPU, model)
-    assert seen == [2, 3, 4, 4]
-
-
-def test_pieces_share_what_became_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(ComplexConv2d(6, 5, 3), CReLU(), ComplexConv2d(5, 3, 3))
-    loss = lambda outputs, targets: outputs.abs().square().flatten(1).sum(dim=1)  # noqa: E731
-    algorithm = ZetaDPSGD(
-        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    inputs, targets = torch.randn(12, 6, 8, 7, dtype=torch.complex64), torch.zeros(12)
-    made: list[torch.Tensor] = []
-    real = convolution.interleaved_weight
-    monkeypatch.setattr(
-        convolution,
-        "interleaved_weight",
-        lambda weight, turned: made.append(weight) or real(weight, turned),
-    )
-
-    def total(pieces: int, of: nn.Module | None = model) -> tuple[int, dict[str, torch.Tensor]]:
-        made.clear()
-        batches = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
-        found = engine.sum_contributions(algorithm, algorithm.mechanism(), batches, CPU, of)
-        return len(made), found
-
-    total(1)  # with its check on two records
-    counts, sums = zip(*(total(pieces) for pieces in (1, 2, 6)), strict=True)
-    assert counts == (3, 2, 2)  # one a layer, forward and, behind the first, backward
-    assert total(6, None)[0] == 6 * counts[0]
-    for found in sums[1:]:
-        for name, value in found.items():
-            torch.testing.assert_close(value, sums[0][name])
 
 
 def test_the_mean_of_complex_and_conjugated_sums() -> None:

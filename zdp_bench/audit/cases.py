@@ -32,7 +32,7 @@ from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
 from zdp_bench.registry import lookup
-from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.setup import Plan
 from zdp_bench.training.step import Total
 

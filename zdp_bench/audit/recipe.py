@@ -29,9 +29,8 @@ from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.noise import add_noise, run_key, stream
-from zdp_bench.training.batches import micro_batches
-from zdp_bench.training.environment import foreign_code
-from zdp_bench.training.micro_batches import MicroBatches
+from zdp_bench.training.batches import MicroBatches, micro_batches
+from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import Total, Training, arguments_of, private_step

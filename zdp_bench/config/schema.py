@@ -206,15 +206,15 @@ class Run(Scalars):
 
     Attributes:
         replace_batchnorm: `model.replace_batchnorm`, a key of every model: what takes BatchNorm's
-            place in private training; see `nn/batchnorm.py`.
+            place in private training; see `nn/surgery.py`.
         weight_standardisation: `model.weight_standardisation`, likewise: convolutions compute with
-            filters of mean 0 and norm 1; see `nn/weight_standardisation.py`.
+            filters of mean 0 and norm 1; see `nn/surgery.py`.
         start: `model.start`, likewise: how the weights are scaled before training; see
             `nn/initialisation.py`.
         init_from: `model.init_from`, a key of every model: RECIPE or RECIPE/RUN, a finished run
             on public data whose weights the model starts from; see `training/public_start.py`.
         complex_as: `model.complex_as`, likewise: how complex records become real ones for a model
-            with real weights; see `nn/complex_input.py`.
+            with real weights; see `nn/surgery.py`.
         resolved: the same configuration as plain values, for the record.
     """
 

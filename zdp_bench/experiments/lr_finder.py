@@ -28,9 +28,8 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.noise import run_key
-from zdp_bench.training.devices import pick_device
-from zdp_bench.training.environment import foreign_code
 from zdp_bench.training.evaluation import evaluate
+from zdp_bench.training.machine import foreign_code, pick_device
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup, count_units, load_data

@@ -220,8 +220,7 @@ def _carry_out(
 ) -> None:
     """Check a composed configuration and run it; print what `Job` says."""
     from zdp_bench.report.summary import sheet
-    from zdp_bench.training.loggers import Reporter
-    from zdp_bench.training.progress import Live, Silent, console
+    from zdp_bench.training.progress import Live, Reporter, Silent, console
     from zdp_bench.training.run import run
 
     checked = parse(config, overrides)

@@ -16,11 +16,11 @@ from zdp_bench.data import DatasetInfo
 from zdp_bench.experiments.cost import Cost, predict
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
-from zdp_bench.nn.batchnorm import surgery
+from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.build import build_scheduler, count_real
-from zdp_bench.training.devices import check_precision, pick_device
+from zdp_bench.training.machine import check_precision, pick_device
 from zdp_bench.training.plan import Plan, evenly
 from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, build_dataset, count_units

@@ -11,7 +11,7 @@ What each saves is measured in docs/performance.md.
 
 To delete the package, remove this folder and tests/kernels; the branches on `kernels` in
 nn/convolution.py, gradients/rules/convolution.py, gradients/cross_check.py and privacy/noise.py;
-and the key `execution.kernels` in config/schema.py, conf/config.yaml and training/environment.py.
+and the key `execution.kernels` in config/schema.py, conf/config.yaml and training/machine.py.
 """
 
 from __future__ import annotations

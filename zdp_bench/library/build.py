@@ -37,11 +37,9 @@ from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
-from zdp_bench.training.batches import MICRO_BATCH, seed_layers
-from zdp_bench.training.devices import check_precision
+from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.distributed import Ranks, join
-from zdp_bench.training.environment import code_digest, execution_digest
-from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.machine import check_precision, code_digest, execution_digest
 from zdp_bench.training.plan import Plan
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.patients import Patients
+from zdp_bench.training.plan import Patients
 
 Unit = Sequence[Any] | Callable[[int], Any]  # each example's owner
 DIGESTED = 256  # examples at once

@@ -44,7 +44,7 @@ from zdp_bench.privacy.noise import (
 )
 from zdp_bench.training.batches import seed_layers
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.environment import foreign_code
+from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.model_checks.state import copy_apart
 from zdp_bench.training.plan import Plan
 
@@ -107,7 +107,7 @@ def make_keys(
     """Return the keys of a training; with a seed, every example is read once.
 
     Args:
-        made: whatever else decides a step's bits; see `environment.execution_digest`.
+        made: whatever else decides a step's bits; see `machine.execution_digest`.
     """
     if seed is None or secure:
         return Keys("", None, secure)

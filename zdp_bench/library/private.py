@@ -25,15 +25,13 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
-from zdp_bench.training.batches import read_in_pieces, seed_layers
-from zdp_bench.training.devices import arithmetic
+from zdp_bench.training.batches import Size, read_in_pieces, seed_layers
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import WATCHED
-from zdp_bench.training.micro_batches import Size
+from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard
-from zdp_bench.training.patients import Patients
-from zdp_bench.training.plan import Plan
-from zdp_bench.training.record import released_report
+from zdp_bench.training.plan import Patients, Plan
+from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's

@@ -1,10 +1,9 @@
-"""The CNN of Lee & Kifer 2020, section 5.1: (conv 5×5, max-pool 2) twice, then 384, 384 and the
-classes.
+"""The CNN of Lee & Kifer 2020, section 5.1, complex or real.
 
-It is that of Abadi et al. 2016, trained from scratch. In the paper BP has ReLU throughout, DFA tanh
-in the convolutions and sigmoid in the fully connected layers. Padding is not stated; here there is
-none. Max-pooling commutes with every rising activation, so it comes first: the same numbers for a
-quarter of the work.
+It is (conv 5×5, max-pool 2) twice, then 384, 384 and the classes: that of Abadi et al. 2016,
+trained from scratch. In the paper BP has ReLU throughout, DFA tanh in the convolutions and sigmoid
+in the fully connected layers. Padding is not stated; here there is none. Max-pooling commutes with
+every rising activation, so it comes first: the same numbers for a quarter of the work.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models.shape import at_least_one
+from zdp_bench.models import at_least_one
 from zdp_bench.nn.activations import activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models.shape import image_shape
+from zdp_bench.models import image_shape
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import as_complex_channels
 from zdp_bench.registry import register
@@ -26,8 +26,7 @@ class HarmonicFilter(nn.Module):
     """|x + Σ wₖ·uₖ|, with uₖ the response of x to the k-th cosine over its root mean square.
 
     Shapes: [B, C, H, W] -> the same. An example of several slices, [B, slices, C, H, W], is
-        computed slice
-    by slice.
+    computed slice by slice.
 
     The weights start at zero, so training starts from the input itself. Every cosine but the
     constant is used, of every channel: C·(size² − 1) weights per channel, and no bias. The image is
@@ -66,9 +65,7 @@ class HarmonicFilter(nn.Module):
 
 
 def cosines(size: int) -> Tensor:
-    """Return [size, size], row k the k-th vector of the orthonormal discrete cosine transform (DCT-
-    II).
-    """
+    """Return [size, size], row k the k-th vector of the orthonormal cosine transform (DCT-II)."""
     k, position = torch.arange(size)[:, None], torch.arange(size)[None]
     vectors = torch.cos(math.pi / size * (position + 0.5) * k) * math.sqrt(2 / size)
     vectors[0] /= math.sqrt(2)

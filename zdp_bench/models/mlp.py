@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.models.shape import at_least_one
+from zdp_bench.models import at_least_one
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.initialisation import Initialisation, initialise
 from zdp_bench.registry import register
@@ -18,8 +18,7 @@ class MLP(nn.Module):
     """Linear layers with an activation between them.
 
     Shapes: [B, *input_shape] -> [B, outputs]. Complex weights take complex inputs and return |z|,
-        the real
-    logits.
+    the real logits.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""The network that classifies MRI sequences in k-space (Riess et al.
-
-2024, section 5), complex or real.
-"""
+"""The network for MRI sequences in k-space (Riess et al. 2024, section 5), complex or real."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models.shape import image_shape
+from zdp_bench.models import image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.normalisation import ComplexGroupNorm
@@ -22,16 +19,14 @@ WIDTHS = (32, 64, 128)
 
 
 class SequenceCNN(nn.Module):
-    """Three blocks of 3×3 convolution, GroupNorm, activation and 2×2 average pooling; mean; linear
-    128 → classes.
+    """Three blocks of convolution, GroupNorm, activation and pooling; mean; linear layer.
 
     The paper states: three blocks of 32, 64 and 128 filters, GroupNorm of 16 groups, ConjMish,
     average pooling, one linear layer of 128 units. The kernel, the number of convolutions in a
     block, and the mean over the last map are ours.
 
     Shapes: [B, C, H, W], H and W at least 8, -> [B, outputs]; complex weights return |z|. The real
-        network
-    takes a complex input as two channels, (Re, Im).
+    network takes a complex input as two channels, (Re, Im).
     """
 
     def __init__(
@@ -85,9 +80,7 @@ class SequenceCNN(nn.Module):
 
 
 def two_channels(x: Tensor) -> Tensor:
-    """[B, C, H, W] -> real [B, 2C, H, W]: all real parts, then all imaginary parts (0 for a real
-    input).
-    """
+    """Return [B, 2C, H, W]: all real parts, then all imaginary ones (0 for a real input)."""
     return torch.cat([x.real, x.imag if x.is_complex() else torch.zeros_like(x)], dim=1)
 
 

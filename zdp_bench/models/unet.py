@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models.shape import at_least_one, image_shape
+from zdp_bench.models import at_least_one, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import per_sample_norm

@@ -16,7 +16,6 @@ from zdp_bench.nn.activations import (
     SingleTrainedCardioid,
     ZReLU,
 )
-from zdp_bench.nn.batchnorm import FrozenBatchNorm, replace_batchnorm
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import (
     ComplexConv1d,
@@ -30,6 +29,7 @@ from zdp_bench.nn.pooling import (
     ComplexAvgPool2d,
     MagnitudeMaxPool2d,
 )
+from zdp_bench.nn.surgery import FrozenBatchNorm, replace_batchnorm
 
 __all__ = [
     "AdaptiveMagnitudeMaxPool2d",

@@ -10,10 +10,7 @@ to 8 times as long as its real twin where this takes 1 to 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +20,12 @@ from zdp_bench.nn.memory_format import (
     as_complex_channels,
     as_real_channels,
     channels_last,
-    in_transform,
 )
 
 Size = int | tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Geometry:
+class ConvArguments(NamedTuple):
     """A convolution's numbers, one for each spatial dimension, in the order of aten's arguments."""
 
     stride: tuple[int, ...]
@@ -40,28 +35,12 @@ class Geometry:
     output_padding: tuple[int, ...]
     groups: int
 
-    def numbers(self) -> tuple[Any, ...]:
-        return (
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.transposed,
-            self.output_padding,
-            self.groups,
-        )
-
     def kernel(self, weight: Tensor, x: Tensor, *others: Tensor) -> winograd.Shape | None:
         """The shape for the Winograd kernel, or None if the real convolution does this one."""
         if torch.compiler.is_compiling():  # it would try to compile the kernel's checks
             return None
-        shape = winograd.shape_of(
-            tuple(weight.shape),
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.transposed,
-            self.groups,
-        )
+        sizes = self.stride, self.padding, self.dilation, self.transposed, self.groups
+        shape = winograd.shape_of(tuple(weight.shape), *sizes)
         return shape if shape is not None and shape.serves(x, weight, *others) else None
 
 
@@ -94,60 +73,6 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
     )
 
 
-@dataclass(frozen=True)
-class _Derived:
-    """A tensor made from a weight, and how to see that the weight is still the same.
-
-    Attributes:
-        version: torch's count of its changes, its shape, strides and such.
-        sample: a view of some of its numbers.
-        before: a copy of them at the time.
-    """
-
-    version: tuple[Any, ...]
-    sample: Tensor
-    before: Tensor
-    tensor: Tensor
-
-
-_kept: dict[int, dict[Callable[..., Tensor], _Derived]] = {}  # by the weight's address and function
-
-
-@contextmanager
-def weights_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, derive a tensor from a weight once, until the weight changes.
-
-    For a batch that comes in pieces. It takes twice the weight's memory, and seven times that of a
-    weight that `kernels.winograd` serves, which is small beside its maps. Of changes that torch
-    does not count (`.data`), those of most numbers are seen.
-    """
-    own = [
-        p.data_ptr()
-        for p in model.parameters()
-        if p.is_complex() and p.dim() > 2 and p.is_contiguous()
-    ]
-    try:
-        _kept.update((place, {}) for place in own)
-        yield
-    finally:
-        for place in own:
-            _kept.pop(place, None)
-
-
-def _derived(weight: Tensor, make: Callable[..., Tensor], *how: bool) -> Tensor:
-    """`make(weight, *how)`, kept inside of `weights_kept`."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform(weight):
-        return make(weight, *how)  # its own gradient may be asked for
-    if (of_weight := _kept.get(weight.data_ptr())) is None or not weight.is_contiguous():
-        return make(weight, *how)
-    version = weight._version, weight.shape, weight.stride(), weight.dtype, weight.is_conj(), how
-    kept = of_weight.get(make)
-    if kept is None or kept.version != version or not torch.equal(kept.sample, kept.before):
-        sample = weight.detach().view(-1)[:: 1 + weight.numel() // 64]
-        of_weight[make] = kept = _Derived(version, sample, sample.clone(), make(weight, *how))
-    return kept.tensor
-
-
 class _Convolve(torch.autograd.Function):
     """Complex convolution by a real one, with a backward of its own.
 
@@ -157,13 +82,13 @@ class _Convolve(torch.autograd.Function):
     generate_vmap_rule = True  # so that torch.func's vmap(grad), the reference, goes through it
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        if (shape := geometry.kernel(weight, x)) is not None:
-            return winograd.convolve(shape, x, _derived(weight, winograd.transform_weight), bias)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+        if (shape := arguments.kernel(weight, x)) is not None:
+            return winograd.convolve(shape, x, winograd.transform_weight(weight), bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
-        real_weight = _derived(weight, interleaved_weight, geometry.transposed)
+        real_weight = interleaved_weight(weight, arguments.transposed)
         y = torch.convolution(
-            as_real_channels(channels_last(x)), real_weight, real_bias, *geometry.numbers()
+            as_real_channels(channels_last(x)), real_weight, real_bias, *arguments
         )
         return as_complex_channels(
             y.to(real_weight.dtype)
@@ -171,27 +96,27 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Geometry], output: Tensor
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, ConvArguments], output: Tensor
     ) -> None:
-        x, weight, bias, ctx.geometry = inputs
+        x, weight, bias, ctx.arguments = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        geometry: Geometry = ctx.geometry
+        arguments: ConvArguments = ctx.arguments
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
-        if (shape := geometry.kernel(weight, x, g)) is not None:
+        if (shape := arguments.kernel(weight, x, g)) is not None:
             of_input = of_weight = None
             if to_input:
-                transformed = _derived(weight, winograd.transform_weight_backward)
+                transformed = winograd.transform_weight_backward(weight)
                 of_input = winograd.input_gradient(shape, g, transformed)
             if to_weight:
                 of_weight = winograd.weight_gradient(shape, x, g)
         else:
             of_input, of_weight = _interleaved_gradients(
-                x, g, weight, (to_input, to_weight), geometry
+                x, g, weight, (to_input, to_weight), arguments
             )
         return (
             of_input,
@@ -214,24 +139,24 @@ class _ConvolvePlainly(torch.autograd.Function):
 
 
 def _interleaved_gradients(
-    x: Tensor, g: Tensor, weight: Tensor, wanted: tuple[bool, bool], geometry: Geometry
+    x: Tensor, g: Tensor, weight: Tensor, wanted: tuple[bool, bool], arguments: ConvArguments
 ) -> tuple[Tensor | None, Tensor | None]:
     """Of input and weight, those `wanted`, by the gradients of the real convolution."""
     if not any(wanted):
         return None, None
     x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
-    real_weight = _derived(weight, interleaved_weight, geometry.transposed)
+    real_weight = interleaved_weight(weight, arguments.transposed)
     if (
         x.dtype != torch.float32 or x.is_contiguous()
     ):  # torch's slow kernel: of a map of one pixel no layout can be told
         x, g, real_weight = (
             y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight)
         )
-    given = g, x, real_weight, None, *geometry.numbers(), [*wanted, False]
+    given = g, x, real_weight, None, *arguments, [*wanted, False]
     of_input, of_weight, _ = torch.ops.aten.convolution_backward(*given)
     return (
         as_complex_channels(of_input) if of_input is not None else None,
-        folded_gradient(of_weight.flatten(2), geometry.transposed).view_as(weight)
+        folded_gradient(of_weight.flatten(2), arguments.transposed).view_as(weight)
         if of_weight is not None
         else None,
     )
@@ -306,20 +231,13 @@ class _Convolution(nn.Module):
             not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
         )
         function = _ConvolvePlainly if outside else _Convolve
-        return function.apply(x, weight, bias, self.geometry)
+        return function.apply(x, weight, bias, self.arguments)
 
     @property
-    def geometry(self) -> Geometry:
+    def arguments(self) -> ConvArguments:
         """What the convolution of interleaved channels is called with."""
-        numbers = (
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.transposed,
-            self.output_padding,
-            self.groups,
-        )
-        return Geometry(*numbers)
+        sizes = self.stride, self.padding, self.dilation
+        return ConvArguments(*sizes, self.transposed, self.output_padding, self.groups)
 
 
 class ComplexConv1d(_Convolution):

@@ -1,4 +1,4 @@
-"""Memory order of maps, and complex channels as interleaved real ones.
+"""Memory order of maps, complex channels as interleaved real ones, and a linear layer on maps.
 
 Channel c becomes 2c (real part) and 2c + 1 (imaginary part). In channels-last memory both are the
 same bytes, so neither direction copies, and real kernels (convolution, pooling) do complex work.
@@ -10,7 +10,8 @@ torch makes their gradients contiguous. So the channels are moved last before, a
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def in_transform(x: Tensor) -> bool:
@@ -58,3 +59,14 @@ def in_own_order(flat: Tensor, x: Tensor) -> Tensor:
     mapped = flat.unflatten(-1, [x.shape[dim] for dim in order])
     back = (before + order.index(dim) for dim in range(1, x.dim()))
     return mapped.permute(*range(before), *back).flatten(before)
+
+
+class MapLinear(nn.Linear):
+    """`nn.Linear` after `flatten(1)`: [B, *map] -> [B, out].
+
+    It permutes the weight, as long as one example, to the map's memory order instead of the batch.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.unflatten(1, x.shape[1:]).permute(0, *memory_order(x)).flatten(1)
+        return F.linear(in_memory_order(x), weight, self.bias)

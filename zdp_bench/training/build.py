@@ -19,10 +19,8 @@ from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.nn.batchnorm import replace_batchnorm
-from zdp_bench.nn.complex_input import RealInput, real_shape
 from zdp_bench.nn.initialisation import scale_to_unit_variance
-from zdp_bench.nn.weight_standardisation import standardise_weights
+from zdp_bench.nn.surgery import RealInput, real_shape, replace_batchnorm, standardise_weights
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism

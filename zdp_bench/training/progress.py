@@ -1,10 +1,19 @@
-"""The console, and a run's progress: a bar on a terminal, plain lines anywhere else."""
+"""The console, a run's progress, and what experiment trackers are told.
+
+Loggers (`execution.loggers=[tensorboard,mlflow,wandb]`) get the record's test metrics and tight ε
+by step, and the recorded configuration. Numbers from training examples, such as a loss or a batch's
+size, would cost privacy, as would time and memory of a step: no logger gets any. Nothing is sent
+over a network: each writes below the results folder.
+
+To add one, write a class as `Logger` below, under `@register("logger", "NAME")`.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -16,12 +25,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Column
 
-from zdp_bench.errors import printable
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import OPERATIONAL, Run
+from zdp_bench.errors import UserError, printable, unknown
 from zdp_bench.privacy.statement import write_epsilon
+from zdp_bench.records import flatten
+from zdp_bench.registry import lookup, names
+from zdp_bench.training.run import Watcher
 
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
-SHORTEST = 12  # a run's name is not cut below this; its metrics are
 
 
 class PlainText(Console):
@@ -69,26 +83,23 @@ class Live:
             self._bar.stop()
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
-        self._name, self._steps, self._first, self._since = (
-            f"{recipe} seed {seed}",
-            steps,
-            done,
-            time.monotonic(),
-        )
+        self._name, self._steps = f"{recipe} seed {seed}", steps
+        self._first, self._since = done, time.monotonic()
         if done:
             self._console.print(f"{self._name}: goes on at step {done:,} of {steps:,}")
         if self._console.is_terminal:
+            whole = Column(no_wrap=True)  # steps, ε and time are never cut
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", table_column=_cut(1)),
                 *([BarColumn(BAR)] if self._console.width >= BAR_TERMINAL else []),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"),
-                TextColumn("{task.fields[spent]}"),
-                TimeRemainingColumn(),
+                MofNCompleteColumn(table_column=whole),
+                TextColumn("{task.fields[state]}", table_column=_cut(3)),
+                TextColumn("{task.fields[spent]}", table_column=whole),
+                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
             )
-            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar = Progress(*columns, console=self._console, transient=True, expand=True)
             self._task = self._bar.add_task(
-                self._fit([], "")[0], total=steps, completed=done, state="", spent=""
+                self._name, total=steps, completed=done, state="", spent=""
             )
             self._bar.start()
 
@@ -97,33 +108,86 @@ class Live:
             self._bar.update(self._task, completed=step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        shown, spent = (
-            [f"{name} {value:.4g}" for name, value in metrics.items()],
-            f"ε {write_epsilon(epsilon)}",
-        )
+        state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        spent = f"ε {write_epsilon(epsilon)}"
         if self._bar:
-            name, state = self._fit(shown, spent)
-            self._bar.update(self._task, description=name, state=state, spent=spent)
+            self._bar.update(self._task, state=state, spent=spent)
         else:
-            left = (
-                (time.monotonic() - self._since) / max(1, step - self._first) * (self._steps - step)
-            )
-            state = "  ".join([*shown, spent])
+            seconds = (time.monotonic() - self._since) / max(1, step - self._first)
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {left:.0f} "
-                "s left",
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {spent}  "
+                f"{seconds * (self._steps - step):.0f} s left",
                 highlight=False,
             )
 
-    def _fit(self, shown: list[str], spent: str) -> tuple[str, str]:
-        """Return name and metrics, cut so that steps, ε and the time left fit beside them."""
-        bar = BAR + 1 if self._console.width >= BAR_TERMINAL else 0
-        room = self._console.width - bar - 2 * len(str(self._steps)) - len(f"/ {spent} 0:00:00") - 3
-        state = ""
-        for metric in shown:
-            longer = f"{state}  {metric}".strip()
-            if len(longer) + SHORTEST > room:
-                break
-            state = longer
-        left = max(1, room - len(state))
-        return (self._name if len(self._name) <= left else self._name[: left - 1] + "…"), state
+
+def _cut(ratio: int) -> Column:
+    """Return a column that takes its share of the room that is left, and is cut to it."""
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=6)
+
+
+class Logger(Protocol):
+    """Writes numbers of one run; a run that goes on after a kill opens it again."""
+
+    def __init__(self, config: Run, name: str, settings: dict[str, Any]) -> None:
+        """Write nothing yet.
+
+        Args:
+            name: of the run, the same whenever it goes on.
+            settings: the recorded configuration by dotted key.
+        """
+
+    def write(self, numbers: dict[str, float], step: int) -> None:
+        """Write numbers by name, 'test/accuracy' or 'privacy/epsilon_tight'."""
+
+    def close(self) -> None:
+        """End it; nothing was written if the run was found done."""
+
+
+class Reporter:
+    """A `loop.Watcher` that tells loggers and passes everything on; a context manager.
+
+    Raises:
+        UserError: there is no such logger, or its package is not installed.
+    """
+
+    def __init__(self, beside: Watcher, config: Run) -> None:
+        self._beside = beside
+        name = f"{config.recipe}-{experiment_digest(config)[:8]}-seed{config.seed}"
+        kept = {key: value for key, value in config.resolved.items() if key not in OPERATIONAL}
+        asked = dict.fromkeys(config.execution.loggers or ())
+        self._loggers: list[Logger] = [
+            _find(logger)(config, name, flatten(kept)) for logger in asked
+        ]
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for logger in self._loggers:
+            logger.close()
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+        self._beside.started(recipe, seed, steps, done)
+
+    def stepped(self, step: int) -> None:
+        self._beside.stepped(step)
+
+    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
+        numbers = {f"test/{name}": value for name, value in metrics.items()}
+        for logger in self._loggers:
+            logger.write(numbers | {"privacy/epsilon_tight": epsilon}, step)
+        self._beside.evaluated(epoch, step, metrics, epsilon)
+
+
+def _find(name: str) -> type[Logger]:
+    if name not in names("logger"):
+        raise unknown("logger", name, names("logger"))
+    try:
+        found: Any = lookup("logger", name)
+    except ImportError:
+        raise UserError(
+            f"execution.loggers=[{name}]: its package is not installed: "
+            f"`pip install 'zdp-bench[{name}]'`."
+        ) from None
+    return found

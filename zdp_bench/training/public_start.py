@@ -19,8 +19,8 @@ from zdp_bench.data.files import Card, card
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
-from zdp_bench.training.environment import plugin_digests
-from zdp_bench.training.finished_runs import find_weights
+from zdp_bench.training.machine import plugin_digests
+from zdp_bench.training.run_folder import find_weights
 from zdp_bench.training.spending import read_sources
 
 

@@ -3,33 +3,75 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.config.schema import Run
+from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.surgery import surgery
+from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
+from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint, distributed
-from zdp_bench.training.build import build_scheduler, scale_rate
-from zdp_bench.training.devices import pick_device, reserve_gpu
-from zdp_bench.training.distributed import Ranks
-from zdp_bench.training.environment import code_digest, execution_digest, foreign_code
-from zdp_bench.training.evaluation import evaluate_trained
-from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.loop import Loop, Watcher
+from zdp_bench.training.batches import Size
+from zdp_bench.training.build import build_scheduler, count_real, scale_rate
+from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.evaluation import (
+    WATCHED,
+    evaluate,
+    evaluate_trained,
+    outputs_are_finite,
+    refuse_divergence,
+    step_schedule,
+)
+from zdp_bench.training.interrupts import Stopped, stop_signals
+from zdp_bench.training.machine import (
+    code_digest,
+    environment,
+    execution_digest,
+    foreign_code,
+    peak_memory,
+    pick_device,
+    reserve_gpu,
+)
+from zdp_bench.training.model_checks.state import Guard
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.public_start import digest_of
-from zdp_bench.training.record import Stopwatch, epsilon_of, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
-from zdp_bench.training.setup import Setup, load_data
+from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import reserve
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
+
+# Keys that may differ between a run and its resumption.
+NOT_RECORDED = set(OPERATIONAL) - {"claims"}
+
+
+class Watcher(Protocol):
+    """Follows a run. Nothing it gets costs privacy, or was computed from training examples."""
+
+    def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def evaluated(
+        self, epoch: int, step: int, metrics: dict[str, float], epsilon: float
+    ) -> None: ...
+
 
 # Carries a run out on a device; the last argument says whether to wait for another process at it.
 Runner = Callable[[Run, Watcher, torch.device, bool], Outcome]
@@ -99,15 +141,10 @@ def _train(
     )
     loop.restore(saved)
 
-    def state() -> tuple[str, int, str]:
-        """Name what the next step starts from; see `Ledger.begin`."""
-        deterministic = config.execution.deterministic
-        made = execution_digest(config.plugins, device, size.examples, ranks.size, deterministic)
-        return made, loop.step, checkpoint.state_digest(*loop.states())
-
-    repeatable, at_least = not config.privacy.secure, saved.ledger if saved else None
     file, facts = home / "ledger.jsonl", {"epsilon_of": epsilon_of(config, data.unit)}
-    ledger = open_ledger(file, mechanism, repeatable, at_least, state(), ranks, facts=facts)
+    repeatable, at_least = not config.privacy.secure, saved.ledger if saved else None
+    start = loop.starting_point()
+    ledger = open_ledger(file, mechanism, repeatable, at_least, start, ranks, facts=facts)
     if ledger.counted_again:
         log.warning(
             f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps that a stopped "
@@ -121,26 +158,357 @@ def _train(
         setup.algorithm, setup.model, setup.optimizer, setup.noise(key), ledger, limit, ranks
     )
 
-    def take_step(step: int) -> bool:
-        batches, divisor = setup.draw(key, step, size, ranks)
-        private_step(training, step, batches, divisor)
-        return True
-
-    def epsilon(steps: int) -> float:
-        return setup.epsilon(ledger.releases_before(steps))
-
-    def save() -> None:
-        if ranks.is_first:
-            ledger.note(*state())  # before the checkpoint: a saved state is always a noted one
-            loop.save(ledger.position)
-
+    steps = _CentralSteps(loop, setup, training, key)
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
         loop.guard = setup.guard()  # here, where the hooks of bf16 are the model's
         if ranks.is_first:
             reserve(config, data, mechanism, plan.range_test_steps + planned, home)
-        stopped_by = loop.take_steps(take_step, epsilon, save, signal)
+        stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
         if not ranks.is_first:
             return {}
         metrics = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
     return run_record(loop, watch, fixed_state, privacy, stopped_by, metrics)
+
+
+@dataclass(frozen=True)
+class _CentralSteps:
+    """The private steps of a model trained in one place, as `Loop.take_steps` asks for them."""
+
+    loop: Loop
+    setup: Setup
+    training: Training
+    key: str
+
+    def take(self, step: int) -> bool:
+        batches, divisor = self.setup.draw(self.key, step, self.loop.size, self.loop.ranks)
+        private_step(self.training, step, batches, divisor)
+        return True
+
+    def epsilon(self, steps: int) -> float:
+        return self.setup.epsilon(self.training.ledger.releases_before(steps))
+
+    def save(self) -> None:
+        if self.loop.ranks.is_first:
+            ledger = self.training.ledger
+            # Before the checkpoint: a saved state is always a noted one.
+            ledger.note(*self.loop.starting_point())
+            self.loop.save(ledger.position)
+
+
+@dataclass
+class Loop:
+    """A training between two of its steps: evaluations after every epoch, checkpoints, signals.
+
+    A central run and the server of a federation share it; a step of the server's plan is a round.
+
+    Attributes:
+        run: the run's digest; a checkpoint of another run is refused.
+        size: examples at once, in steps and in evaluations.
+        checkpoint_steps: save after so many steps, beside the ends of epochs.
+        round_steps: private steps in one step of the plan.
+        step: steps of the plan that are done.
+        epochs: the evaluations so far, as the record lists them.
+        average: the averaged weights, with `trainer.ema`.
+        guard: finds what changed beside the weights, at the end of every epoch.
+    """
+
+    setup: ModelSetup
+    plan: Plan
+    scheduler: LRScheduler | None
+    run: str
+    home: Path
+    watcher: Watcher
+    size: Size
+    checkpoint_steps: int | None
+    ranks: Ranks = ALONE
+    round_steps: int = 1
+    step: int = 0
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    resumed_at: int | None = None
+    average: AveragedModel | None = None
+    guard: Guard | None = None
+
+    def __post_init__(self) -> None:
+        if (ema := self.setup.config.trainer.ema) is not None:
+            self.average = average_weights(self.setup.model, ema)
+
+    @property
+    def trained(self) -> nn.Module:
+        """The model that is evaluated and saved: the average of the weights, if there is one."""
+        return self.average.module if self.average else self.setup.model
+
+    @property
+    def steps_done(self) -> int:
+        """Private steps that the model has taken."""
+        return self.step * self.round_steps
+
+    def restore(self, saved: checkpoint.Checkpoint | None) -> None:
+        """Go on from a checkpoint, if there is one."""
+        if saved:
+            saved.restore(self.setup.model, self.setup.optimizer, self.scheduler)
+            self.step, self.epochs = saved.step, saved.epochs
+            self.resumed_at = self.steps_done
+            if self.average:
+                self.average.module.load_state_dict(saved.model)
+                self.average.n_averaged.fill_(self.step)
+
+    def states(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return the state of the model, the optimiser and the schedule."""
+        rates = self.scheduler.state_dict() if self.scheduler else {}
+        return self.setup.model.state_dict(), self.setup.optimizer.state_dict(), rates
+
+    def starting_point(self) -> tuple[str, int, str]:
+        """Name what the next step starts from; see `Ledger.begin`."""
+        config, device = self.setup.config, self.setup.device
+        how = self.size.examples, self.ranks.size, config.execution.deterministic
+        made = execution_digest(config.plugins, device, *how)
+        return made, self.step, checkpoint.state_digest(*self.states())
+
+    def save(self, ledger: Position, nodes: dict[int, dict[str, Any]] | None = None) -> None:
+        """Write the checkpoint of this moment."""
+        weights, moments, rates = self.states()
+        trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
+        state = checkpoint.Checkpoint(
+            self.run, self.step, trained, moments, ledger, self.epochs, rates, nodes or {}, last
+        )
+        checkpoint.save(self.home / "checkpoint.pt", state)
+
+    def take_steps(
+        self,
+        take_step: Callable[[int], bool],
+        epsilon: Callable[[int], float],
+        save: Callable[[], None],
+        signal: Callable[[], int],
+    ) -> str:
+        """Take the steps that are left.
+
+        Args:
+            take_step: takes the step of this number, from 0; False if it stopped waiting instead.
+            epsilon: the tight ε of so many steps of the plan.
+            save: saves the loop.
+            signal: the number of a signal that asks to stop, or 0.
+
+        Returns:
+            "epochs" after the last step, "budget" if the next one would exceed the budget.
+
+        Raises:
+            UserError: the model diverged, or has changed beside its weights.
+            Stopped: a signal asked for it; the loop is saved.
+        """
+        config, plan = self.setup.config, self.plan
+        self.watcher.started(
+            config.recipe, config.seed, plan.steps * self.round_steps, self.steps_done
+        )
+        stopped_by = "epochs"
+        while self.step < plan.steps and stopped_by == "epochs":
+            try:
+                if take_step(self.step):
+                    self._count_step()
+            except BudgetExceeded:
+                stopped_by = "budget"
+            epoch = plan.epoch_ending_at(self.step)
+            every = self.checkpoint_steps
+            due = every is not None and self.step % every == 0
+            evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
+            if (epoch is not None or stopped_by == "budget") and not evaluated:
+                if self.guard:
+                    self.guard.require_unchanged()
+                self._evaluate(epoch, epsilon)
+                last = epoch is None or self.step == plan.steps
+                due = due or last or (epoch or 0) % config.trainer.checkpoint_epochs == 0
+            elif due or self.step % WATCHED == 0:  # before a useless state is saved
+                self._check_outputs()
+            number = self.ranks.max(signal())
+            if due or number:
+                save()
+            if number and self.step < plan.steps and stopped_by == "epochs":
+                raise Stopped(number)
+        return stopped_by
+
+    def _count_step(self) -> None:
+        self.step += 1
+        setup = self.setup
+        if self.average:
+            self.average.update_parameters(setup.model)
+        is_end = self.plan.epoch_ending_at(self.step) is not None
+        if self.scheduler and (is_end or getattr(self.scheduler, "each_step", False)):
+            step_schedule(
+                self.scheduler, self.trained, setup.task, setup.data.validation, setup.device
+            )
+        self.watcher.stepped(self.steps_done)
+
+    def _evaluate(self, epoch: int | None, epsilon: Callable[[int], float]) -> None:
+        """Measure the model on the test set; rank 0 does, for all have the same weights."""
+        setup, step = self.setup, self.steps_done
+        metrics, spent = {}, 0.0
+        if self.ranks.is_first:
+            spent = epsilon(self.step)
+            metrics = evaluate(
+                self.trained, setup.task, setup.data.test, setup.device, self.size.examples
+            )
+        metrics, spent = self.ranks.broadcast((metrics, spent))
+        refuse_divergence(metrics, epoch, step, setup.config.optimizer.options.get("lr"))
+        self.epochs.append({"epoch": epoch, "step": step, "epsilon_tight": spent, **metrics})
+        self.watcher.evaluated(self.plan.epoch_of(self.step), step, metrics, spent)
+
+    def _check_outputs(self) -> None:
+        setup = self.setup
+        finite = self.ranks.broadcast(
+            self.ranks.is_first and outputs_are_finite(setup.model, setup.data.test, setup.device)
+        )
+        epoch, rate = self.plan.epoch_of(self.step), setup.config.optimizer.options.get("lr")
+        refuse_divergence({"loss": 0.0 if finite else math.nan}, epoch, self.steps_done, rate)
+
+
+def average_weights(model: nn.Module, decay: float) -> AveragedModel:
+    """Return an average that moves by 1 − min(decay, (1 + t)/(10 + t)) at step t.
+
+    The smaller decay of the first steps forgets where training started (De et al. 2022, section 3).
+    Without it the average would need 1/(1 − decay) steps to do so. Buffers are the model's own.
+    """
+
+    def move(average: Tensor, weights: Tensor, averaged: Tensor | int) -> Tensor:
+        t = int(averaged)
+        return weights.lerp(average, min(decay, (1 + t) / (10 + t)))
+
+    return AveragedModel(model, avg_fn=move)
+
+
+class Stopwatch:
+    """Measures a run's seconds from its creation."""
+
+    def __init__(self) -> None:
+        self.started, self._clock = datetime.now(UTC), time.perf_counter()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._clock
+
+
+def run_record(
+    loop: Loop,
+    watch: Stopwatch,
+    fixed_state: list[str],
+    privacy: dict[str, Any],
+    stopped_by: str,
+    metrics: dict[str, float],
+) -> Record:
+    """Return the record of a run that has ended.
+
+    Args:
+        fixed_state: what `Setup.check_model` returned.
+        privacy: the section that `privacy_report` returned.
+        metrics: of the trained model on the test set.
+    """
+    setup = loop.setup
+    config, data, headline = setup.config, setup.data, setup.task.headline
+    start, ema = setup.start, config.trainer.ema
+    return {
+        "format": 1,
+        "recipe": config.recipe,
+        "run": loop.run,
+        "experiment": experiment_digest(config),
+        "seed": config.seed,
+        "claims": vars(config.claims),
+        "config": {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED},
+        "data": {
+            "name": config.dataset.name,
+            "provenance": data.provenance,
+            "digest": data.digest,
+            "notes": "; ".join(part for part in (data.notes, start and start.note()) if part),
+            "train": len(data.train),
+            "test": len(data.test),
+            "validation": len(data.validation) if data.validation else 0,
+            "example": _example(setup),
+        },
+        "model": {
+            "parameters_real": count_real(trainable(setup.model).values()),
+            "surgery": surgery(setup.model),
+            "fixed_state": fixed_state,
+            **({"weights": f"averaged, decay {ema:g}"} if ema else {}),
+        },
+        **({"start": start.described()} if start else {}),
+        "privacy": privacy,
+        "stopped_by": stopped_by,
+        "headline": {"name": headline, "value": metrics[headline]},
+        "metrics": metrics,
+        "epochs": loop.epochs,
+        "environment": environment(setup.device, config.plugins)
+        | {"ranks": loop.ranks.size, "execution": vars(config.execution)},
+        "measured": {
+            "started_utc": watch.started.isoformat(timespec="seconds"),
+            "train_seconds": round(watch.seconds(), 2),
+            "peak_memory_bytes": peak_memory(setup.device),
+            "micro_batch": loop.size.examples,
+            "resumed_at_step": loop.resumed_at,
+            # Of the trained model, in this folder; `zdp-bench export` reads them.
+            "weights": {
+                "file": "checkpoint.pt",
+                "digest": checkpoint.state_digest(loop.trained.state_dict()),
+            },
+        },
+    }
+
+
+def _example(setup: ModelSetup) -> dict[str, Any]:
+    """Return shapes and dtypes of an example: what the model takes, and what the loss holds it to.
+
+    `zdp-bench export` builds the model from them where no data is.
+    """
+    inputs, targets = setup.empty_batch()
+    return {
+        "input_shape": list(inputs.shape[1:]),
+        "input_dtype": str(inputs.dtype).removeprefix("torch."),
+        "outputs": setup.data.outputs,
+        "target_shape": list(targets.shape[1:]),
+        "target_dtype": str(targets.dtype).removeprefix("torch."),
+    }
+
+
+def privacy_report(
+    setup: Setup, ledger: Ledger, examples_per_patient: int, unit: str
+) -> dict[str, Any]:
+    """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
+    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
+    releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
+    by_patient, most = config.privacy.by_patient, config.privacy.max_records
+    together = 1 if by_patient else examples_per_patient  # shares of one patient
+    patient_at_least, patient = patient_interval(mechanism, together, releases, delta)
+    return {
+        "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
+        "claimed_by": config.accountant,
+        "epsilon_patient": patient,
+        "epsilon_patient_at_least": patient_at_least,
+        "records_per_patient": min(examples_per_patient, most or examples_per_patient),
+        "unit": unit,
+        "epsilon_of": epsilon_of(config, unit),
+        "range_test_steps": plan.range_test_steps,
+        "noise_multiplier": setup.algorithm.noise_multiplier,
+        **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
+    }
+
+
+def epsilon_of(config: Run, unit: str) -> str:
+    """Return whose ε a run's is: that of an example ("record"), or of who owns several."""
+    return unit if config.privacy.by_patient else "record"
+
+
+def released_report(
+    mechanism: Mechanism, ledger: Ledger, releases: int, delta: float, secure: bool
+) -> dict[str, Any]:
+    """Return what follows from the releases alone: tight ε, and what it was computed from."""
+    position = ledger.position
+    at_least, tight = tight_interval(mechanism, releases, delta)
+    return {
+        "epsilon_tight": tight,
+        "epsilon_tight_at_least": at_least,
+        "epsilon_rdp": rdp_epsilon(mechanism, releases, delta),
+        "delta": delta,
+        "z": mechanism.z,
+        "steps": releases,
+        "adjacency": mechanism.sampling.adjacency,
+        "sampling": vars(mechanism.sampling),
+        "mechanism": mechanism.as_dict(),
+        "randomness": "cryptographic" if secure else "seeded",
+        "ledger": {"entries": position.entries, "digest": position.digest},
+    }

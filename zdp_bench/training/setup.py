@@ -30,7 +30,14 @@ from zdp_bench.privacy.statement import warn_of
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task, is_proved
 from zdp_bench.training import model_checks
-from zdp_bench.training.batches import MICRO_BATCH, micro_batches, seed_layers
+from zdp_bench.training.batches import (
+    MICRO_BATCH,
+    MicroBatches,
+    Size,
+    initial_size,
+    micro_batches,
+    seed_layers,
+)
 from zdp_bench.training.build import (
     build_algorithm,
     build_model,
@@ -40,13 +47,11 @@ from zdp_bench.training.build import (
     fit_outputs,
     zeros_like,
 )
-from zdp_bench.training.devices import arithmetic, pick_device
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, Size, initial_size
+from zdp_bench.training.machine import arithmetic, pick_device
 from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic
 from zdp_bench.training.model_checks.state import Guard, watch
-from zdp_bench.training.patients import UNIT, Patients
-from zdp_bench.training.plan import Plan
+from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, find_start
 
 
@@ -236,7 +241,7 @@ class Setup(ModelSetup):
         return SecureNoise() if self.config.privacy.secure else SeededNoise(key)
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Compute in the configured precision within; see `devices.arithmetic`."""
+        """Compute in the configured precision within; see `machine.arithmetic`."""
         config = self.config
         return arithmetic(
             config.precision,

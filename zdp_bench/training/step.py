@@ -6,10 +6,8 @@ Nothing else adds noise to what is trained on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
@@ -18,12 +16,11 @@ from torch import Tensor
 from zdp_bench.algorithms import Algorithm, mean
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
-from zdp_bench.nn.convolution import weights_kept
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
+from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.micro_batches import MicroBatches, free_memory, is_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def private_step(
     ledger.append(step, of)  # before any of the release or its noise exists
     taken_again = ledger.releases == counted
     pieces = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
-    own = sum_contributions(algorithm, mechanism, micro_batches, device, training.model)
+    own = sum_contributions(algorithm, mechanism, micro_batches, device)
     total = widen(own, training.noise)  # this rank's share of S
     if isinstance(micro_batches, MicroBatches) and ranks.max(micro_batches.size.examples != pieces):
         ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces
@@ -125,14 +122,10 @@ def sum_contributions(
     mechanism: Mechanism,
     micro_batches: Iterable[Batch],
     device: torch.device,
-    model: torch.nn.Module | None = None,
 ) -> dict[str, Tensor]:
     """Return S, the sum of every example's share, over all micro-batches.
 
     When memory runs out the sum starts again from zero, in smaller pieces: no example counts twice.
-
-    Args:
-        model: its weights are prepared once for all pieces, if it is given.
 
     Raises:
         UserError: memory does not hold one example at a time.
@@ -140,12 +133,8 @@ def sum_contributions(
     while True:
         total = Total(mechanism, device)  # S, one tensor a block
         try:
-            pieces = arguments_of(micro_batches)
-            ahead = list(islice(pieces, 2))
-            with weights_kept(model) if model is not None and len(ahead) > 1 else nullcontext():
-                while ahead:
-                    algorithm.accumulate(total, *ahead.pop(0))  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
-                    ahead += islice(pieces, 1)
+            for piece in arguments_of(micro_batches):
+                algorithm.accumulate(total, *piece)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
             return total.whole()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):

@@ -22,7 +22,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
-from zdp_bench.training.patients import Patients
+from zdp_bench.training.plan import Patients
 from zdp_bench.training.setup import load_data
 
 # Every record in every step: then a central run and a federation's nodes together draw the same

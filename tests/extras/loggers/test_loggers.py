@@ -15,7 +15,7 @@ import pytest
 from tests.training.test_run import Silent, configured
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.training.loggers import Reporter
+from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import run
 
 EPSILON = "privacy/epsilon_tight"

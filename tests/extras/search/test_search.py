@@ -161,7 +161,7 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
     def diverge(metrics: dict[str, float], epoch: Any, step: int, rate: Any) -> None:
         refuse(metrics | ({"loss": math.nan} if rate == 1 else {}), epoch, step, rate)
 
-    monkeypatch.setattr("zdp_bench.training.loop.refuse_divergence", diverge)
+    monkeypatch.setattr("zdp_bench.training.run.refuse_divergence", diverge)
     found = carry_out(tmp_path, "optimizer.lr=1,0.1", sampler="grid")
     assert [line["state"] for line in found["trials"]] == ["failed", "done"]
     assert found["best"] == 2

@@ -24,8 +24,8 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.folder import read_weights, write_weights
 from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.training.finished_runs import command_of
 from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.run_folder import command_of
 
 
 def head_of(card: Path) -> dict:

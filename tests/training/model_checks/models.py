@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Problem
-from zdp_bench.nn import batchnorm
+from zdp_bench.nn import surgery
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
@@ -70,7 +70,7 @@ def clean() -> dict[str, tuple[nn.Module, Tensor]]:
         "group norm": (convolutional(nn.GroupNorm(2, 8)), IMAGES),
         "instance norm": (convolutional(nn.InstanceNorm2d(8, affine=True)), IMAGES),
         "batch norm in evaluation": (
-            convolutional(batchnorm.FrozenBatchNorm(nn.BatchNorm2d(8))),
+            convolutional(surgery.FrozenBatchNorm(nn.BatchNorm2d(8))),
             IMAGES,
         ),
         "fold and unfold": (mlp(Layer(lambda x: torch.tanh(x.view(-1, 2)).view(-1, 8))), VECTORS),

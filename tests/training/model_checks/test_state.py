@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from tests.library.conftest import Make, make  # noqa: F401 - a fixture
 from tests.library.small import CLASSES, network, train
 from tests.training.model_checks.models import VECTORS, Layer, check, mlp
-from tests.training.model_checks.test_model_checks import Silent
 from zdp_bench import UserError, registry
 from zdp_bench.config import compose, parse
 from zdp_bench.registry import names
-from zdp_bench.training.model_checks import batches
+from zdp_bench.training.model_checks import mixing
 from zdp_bench.training.model_checks.state import fingerprint, watch
+from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
 # -------------------------------------------------------------------------- what the check leaves
@@ -221,7 +221,7 @@ def probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 6) -> nn.
 def test_a_buffer_that_is_written_late_ends_a_run(
     passes: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "SECONDS", 0.0)  # or the check itself would come that far
+    monkeypatch.setattr(mixing, "SECONDS", 0.0)  # or the check itself would come that far
     names("model")  # loads the real ones first
     monkeypatch.setitem(registry._builders["model"], "late_probe", probe)
     words = ["recipe=quickstart", "trainer.epochs=12", "trainer.sample_rate=0.25", "threads=1"]

@@ -25,8 +25,7 @@ from zdp_bench.extras.federated.messages import content, digest, tensors_of, val
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
 from zdp_bench.privacy.noise import run_key, stream
-from zdp_bench.training.devices import pick_device
-from zdp_bench.training.environment import execution_digest, foreign_code
+from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger

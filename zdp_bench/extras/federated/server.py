@@ -48,9 +48,8 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.build import build_scheduler, scale_rate
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.loop import Loop, Watcher
 from zdp_bench.training.plan import rounds_of, steps_of
-from zdp_bench.training.record import Stopwatch, privacy_report, run_record
+from zdp_bench.training.run import Loop, Stopwatch, Watcher, privacy_report, run_record
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units
 from zdp_bench.training.step import descend

@@ -31,9 +31,9 @@ from zdp_bench.extras.federated.server import Result, ServerContext, server_app
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
 from zdp_bench.training.distributed import ALONE
-from zdp_bench.training.environment import plugin_digests
 from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.loop import Watcher
+from zdp_bench.training.machine import plugin_digests
+from zdp_bench.training.run import Watcher
 from zdp_bench.training.run_folder import Outcome, find_or_run
 from zdp_bench.training.setup import load_data
 

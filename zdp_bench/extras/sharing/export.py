@@ -19,8 +19,8 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import count_real
-from zdp_bench.training.environment import environment
-from zdp_bench.training.finished_runs import command_of, find_weights
+from zdp_bench.training.machine import environment
+from zdp_bench.training.run_folder import command_of, find_weights
 
 
 def export(results: Path, asked: str, to: Path) -> Record:

@@ -35,7 +35,7 @@ from zdp_bench.records import Record, get, to_json
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.plan import rounds_of, steps_of
-from zdp_bench.training.record import epsilon_of, privacy_report, released_report
+from zdp_bench.training.run import epsilon_of, privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]

@@ -44,7 +44,7 @@ from zdp_bench.nn.convolution import (
     folded_gradient,
 )
 from zdp_bench.nn.memory_format import as_real_channels, channels_last
-from zdp_bench.nn.weight_standardisation import STANDARDISED, pull_back
+from zdp_bench.nn.surgery import STANDARDISED, pull_back
 
 # Multiplications of one example's weight gradient from which the backend's own kernel pays.
 LARGE_EXAMPLE = 16_000_000

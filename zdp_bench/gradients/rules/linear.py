@@ -22,8 +22,7 @@ from zdp_bench.gradients.layer_gradient import (
     weigh,
 )
 from zdp_bench.gradients.rules import NoRule, rule
-from zdp_bench.nn.map_linear import MapLinear
-from zdp_bench.nn.memory_format import in_memory_order, in_own_order
+from zdp_bench.nn.memory_format import MapLinear, in_memory_order, in_own_order
 
 
 @rule(nn.Linear)

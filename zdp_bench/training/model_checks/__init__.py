@@ -5,14 +5,13 @@ samples, or writes what it saw into its own state. A layer's name does not tell 
 LayerNorm mixes, GroupNorm does not), so the model is run on random numbers, never on examples: one
 sample is changed, and the others must come out as before.
 
-BatchNorm is the usual offender; `nn/batchnorm.py` replaces it on request.
+BatchNorm is the usual offender; `nn/surgery.py` replaces it on request.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from typing import Any
 
 import torch
@@ -26,8 +25,13 @@ from zdp_bench.gradients import Batch, Loss, per_example, take_over
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import describe, unpack
-from zdp_bench.training.micro_batches import initial_size
-from zdp_bench.training.model_checks.batches import PASSES, check_growing_batches, next_size
+from zdp_bench.training.batches import initial_size
+from zdp_bench.training.model_checks.mixing import (
+    SAMPLES,
+    check_growing_batches,
+    check_samples_stay_apart,
+    next_size,
+)
 from zdp_bench.training.model_checks.probes import (
     INTEGERS,
     ROUNDED,
@@ -37,16 +41,14 @@ from zdp_bench.training.model_checks.probes import (
     differs,
     draw_synthetic,
     forward,
+    gradients_of,
     probe,
-    sample_gradients,
 )
-from zdp_bench.training.model_checks.sample_independence import check_samples_stay_apart
 from zdp_bench.training.model_checks.state import copy_apart, watch
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 3
-OWNED = (2, 1)  # of them, in two shares
+OWNED = (2, 1)  # examples of two shares
 
 
 def check(
@@ -93,22 +95,16 @@ def check(
     model, algorithm = copy_apart(model, algorithm)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), kernels.disabled():
-        _check_shapes(model, batch[0])
-        start = time.perf_counter()
-        with torch.no_grad():
-            forward(model, batch[0])
-        a_pass = time.perf_counter() - start
+        for samples in (SAMPLES, 1):
+            _check_shapes(model, batch[0][:samples])
         try:
-            check_samples_stay_apart(model, batch[0])
+            took = check_samples_stay_apart(model, batch[0])
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
             raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
         watch(original, batch[0])
         _check_losses(model, loss, batch)
-        start = time.perf_counter()
         _check_gradients(model, batch[0])
-        there_and_back = time.perf_counter() - start
-        seconds = a_pass, there_and_back
-        tried = _check_large_batch(model, loss, like, outputs, examples, seconds)
+        tried = _check_large_batch(model, loss, like, examples, took)
         if tried < examples:
             log.info(
                 "large model: that it keeps records apart was checked in batches of %d, not of %d",
@@ -138,29 +134,20 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
 
 
 def _check_large_batch(
-    model: nn.Module,
-    loss: Loss,
-    like: Batch,
-    outputs: int,
-    examples: int,
-    seconds: tuple[float, float],
+    model: nn.Module, loss: Loss, like: Batch, examples: int, took: float
 ) -> int:
     """Repeat the checks on larger batches; return the size of the largest one.
 
     Args:
         examples: the most to try, as far as time and memory allow.
-        seconds: of a forward pass of three samples, and of a forward and backward pass.
+        took: seconds of one comparison of three samples.
     """
-    forward_pass, there_and_back = (PASSES * one for one in seconds)
-    if next_size(SAMPLES, forward_pass, examples) is None:
+    if next_size(SAMPLES, took, examples) is None:
         return SAMPLES
     device = next(model.parameters()).device
-    _check_shapes(model, draw_synthetic(like[0], 1, INTEGERS, device))
     fit = min(examples, initial_size(model, loss, like, examples, device).examples)
     inputs = draw_synthetic(like[0], fit, INTEGERS, device)
-    size = check_growing_batches(model, inputs, SAMPLES, there_and_back, backward=True)
-    forward_pass *= size / SAMPLES
-    size = check_growing_batches(model, inputs, size, forward_pass, backward=False)
+    size = check_growing_batches(model, inputs, took)
     if size > SAMPLES:
         watch(model, inputs[:size])
     return size
@@ -184,7 +171,9 @@ def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
-    reached = sample_gradients(model, inputs, 0)
+    """Refuse a parameter that the output does not depend on."""
+    with torch.enable_grad():
+        reached = gradients_of(model, forward(model, inputs))
     for name in trainable(model):
         if name not in reached:
             raise UserError(

@@ -50,12 +50,6 @@ def forward(model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
 
 
-def sample_gradients(model: nn.Module, inputs: Tensor, sample: int) -> dict[str, Tensor]:
-    """Return the gradient of one sample's output, for each parameter that it reaches."""
-    with torch.enable_grad():
-        return gradients_of(model, forward(model, inputs)[sample])
-
-
 def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
     """Return the gradient of a weighted sum of all entries of an output, by parameter."""
     parameters = trainable(model)

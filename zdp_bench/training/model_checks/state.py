@@ -19,13 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.losses import Place, places_of
+from zdp_bench.training.model_checks.mixing import REPLACE_BATCHNORM
 from zdp_bench.training.model_checks.probes import (
     change_sample,
     describe_layer,
     describe_owner,
     forward,
 )
-from zdp_bench.training.model_checks.sample_independence import REPLACE_BATCHNORM
 
 State = dict[Place, Any]
 GLOBAL_HOOKS = (

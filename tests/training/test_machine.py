@@ -18,7 +18,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.training.batches import micro_batches, read_ahead
-from zdp_bench.training.devices import arithmetic, pick_device, reserve_gpu
+from zdp_bench.training.machine import arithmetic, pick_device, reserve_gpu
 
 CPU = torch.device("cpu")
 PRIVATE, PLAIN = SimpleNamespace(private=True), SimpleNamespace(private=False)

@@ -1,4 +1,14 @@
-"""Replacement of BatchNorm, which lets one example see another, by norms that do not."""
+"""What is done to a built model: BatchNorm replaced, filters standardised, complex inputs mapped.
+
+BatchNorm lets one example see another; the norms that take its place do not.
+
+Standardised filters have mean 0 and norm 1 (Qiao et al. 2019, in the scale of De et al. 2022), real
+and complex. The parameter v stays as it is; the layer computes with
+w = (v − mean)/√(‖v − mean‖² + ε), filter by filter. No example is read for it, so the examples stay
+apart.
+
+Complex inputs become magnitudes, or two channels, for networks with real weights.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +21,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.errors import UserError
+from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d
 
 Replacement = Literal["group", "instance", "frozen"]
+ComplexAs = Literal["magnitude", "channels"]
+
+EPSILON = 1e-6
+_BASES: tuple[type[nn.Module], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    ComplexConv1d,
+    ComplexConv2d,
+    ComplexConv3d,
+)
 
 
 def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
@@ -117,3 +139,99 @@ def surgery(model: nn.Module) -> list[dict[str, str]]:
         for name, module in model.named_modules()
         if hasattr(module, "in_place_of")
     ]
+
+
+def standardise(weight: Tensor) -> Tensor:
+    """Return the weight [O, C, *k] with filters of mean 0 and norm 1."""
+    centred, norms = _centred(weight)
+    return centred / norms
+
+
+def pull_back(weight: Tensor) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Return what turns the standardised weight's gradients [*, O, C, *k] into those of `weight`.
+
+    It is linear, and the same for every example: P(G/s − c·Re⟨c, G⟩/s³) for the centred filter c of
+    norm s, where P takes the mean off. Also returns by how much it lengthens a gradient at most.
+    """
+    centred, norms = _centred(weight)
+    dims = tuple(range(1 - weight.dim(), 0))
+    unit = centred / norms
+
+    def back(gradients: Tensor) -> Tensor:
+        along = (unit.conj() * gradients).real.sum(dims, keepdim=True)
+        moved = (gradients - unit * along) / norms
+        return moved - moved.mean(dims, keepdim=True)
+
+    return back, 1 / float(norms.min())
+
+
+def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
+    dims = tuple(range(1 - weight.dim(), 0))
+    centred = weight - weight.mean(dims, keepdim=True)
+    parts = torch.view_as_real(centred).square().sum(-1) if centred.is_complex() else centred**2
+    return centred, (parts.sum(dims, keepdim=True) + EPSILON).sqrt()
+
+
+class _Standardised(nn.Module):
+    """Mixed into a convolution, in front of its own type."""
+
+    _conv_forward: Any
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, standardise(self.weight), self.bias)
+
+
+STANDARDISED: dict[type[nn.Module], type[nn.Module]] = {
+    base: type(f"Standardised{base.__name__}", (_Standardised, base), {}) for base in _BASES
+}
+
+
+def standardise_weights(model: nn.Module) -> nn.Module:
+    """Standardise the weights of every convolution, in place; parameters keep names and values.
+
+    Transposed convolutions and filters of a single number stay as they are.
+
+    Raises:
+        UserError: the model has no such convolution.
+    """
+    found = [
+        module
+        for module in model.modules()
+        if type(module) in STANDARDISED and module.weight[0].numel() > 1  # type: ignore[index]
+    ]
+    if not found:
+        raise UserError(
+            "model.weight_standardisation=true: the model has no convolution to standardise. "
+            "Leave the key out."
+        )
+    for module in found:
+        module.__class__ = STANDARDISED[type(module)]
+    return model
+
+
+class RealInput(nn.Module):
+    """Turns complex inputs into |z|, or into real and imaginary parts as channels.
+
+    Shapes: [B, ...] -> [B, ...], or as `real_shape` says.
+    """
+
+    def __init__(self, complex_as: ComplexAs) -> None:
+        super().__init__()
+        self.complex_as = complex_as
+
+    def forward(self, z: Tensor) -> Tensor:
+        if not z.is_complex():
+            raise TypeError(f"model.complex_as={self.complex_as}: they are real already")
+        if self.complex_as == "magnitude":
+            return z.abs()
+        parts = torch.stack([z.real, z.imag], dim=1)  # [B, 2, ...]
+        return parts.flatten(1, 2) if z.dim() > 3 else parts
+
+
+def real_shape(shape: tuple[int, ...], complex_as: ComplexAs) -> tuple[int, ...]:
+    """Return what the shape of an example becomes: [C, H, W] -> [2C, H, W], [H, W] -> [2, H, W]."""
+    if complex_as == "magnitude":
+        return shape
+    return (2 * shape[0], *shape[1:]) if len(shape) > 2 else (2, *shape)

@@ -1,0 +1,175 @@
+"""What is done to a built model: other norms, standardised weights, mapped complex records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.model_checks.models import IMAGES, check, convolutional, mlp
+from zdp_bench.config import configured
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.errors import UserError
+from zdp_bench.nn import surgery
+from zdp_bench.nn.convolution import ComplexConv2d
+from zdp_bench.nn.surgery import RealInput, real_shape, standardise, standardise_weights
+from zdp_bench.training.setup import Setup
+
+
+@pytest.mark.parametrize("how", ["group", "instance", "frozen"])
+def test_batchnorm_is_replaced_in_place_with_its_weights(how: surgery.Replacement) -> None:
+    norm = nn.BatchNorm2d(8)
+    with torch.no_grad():
+        norm.weight.copy_(torch.arange(8.0) + 1)
+        norm.bias.copy_(-torch.arange(8.0))
+    model = surgery.replace_batchnorm(convolutional(nn.Identity(), norm), how)
+    new = model.get_submodule("1.1")
+    assert torch.equal(new.weight, torch.arange(8.0) + 1)
+    assert torch.equal(new.bias, -torch.arange(8.0))
+    kind = {"group": "GroupNorm", "instance": "InstanceNorm2d", "frozen": "FrozenBatchNorm"}[how]
+    assert surgery.surgery(model) == [
+        {"layer": "1.1", "was": "BatchNorm2d", "is": kind, "why": "batch statistics mix samples"},
+    ]
+    assert check(model, IMAGES) == (["1.1.mean", "1.1.variance"] if how == "frozen" else [])
+
+
+def test_a_frozen_batchnorm_is_batchnorm_in_evaluation() -> None:
+    norm = nn.BatchNorm2d(3)
+    norm(torch.randn(20, 3, 4, 4) * 3 + 1)
+    frozen, x = surgery.FrozenBatchNorm(norm), torch.randn(5, 3, 4, 4)
+    torch.testing.assert_close(frozen(x), norm.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(1, 1), (3, 1), (8, 2), (12, 3), (64, 16), (256, 32), (514, 2)]
+)
+def test_a_group_keeps_four_channels_where_it_can(channels: int, groups: int) -> None:
+    model = surgery.replace_batchnorm(nn.Sequential(nn.BatchNorm1d(channels)), "group")
+    assert model[0].num_groups == groups
+
+
+def test_instance_norm_on_vectors_has_nothing_to_normalise_and_is_refused() -> None:
+    with pytest.raises(UserError):
+        check(surgery.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "instance"))
+    assert check(surgery.replace_batchnorm(mlp(nn.BatchNorm1d(8)), "group")) == []
+
+
+def test_a_layer_may_say_itself_what_takes_its_place() -> None:
+    class ComplexBatchNorm(nn.Module):
+        def per_sample_norm(self, how: str) -> nn.Module:
+            return nn.Identity() if how == "group" else nn.Tanh()
+
+    model = surgery.replace_batchnorm(mlp(ComplexBatchNorm()), "group")
+    assert surgery.surgery(model)[0]["is"] == "Identity"
+
+
+def test_a_replacement_without_a_batchnorm_is_refused() -> None:
+    with pytest.raises(UserError, match="has no BatchNorm"):
+        surgery.replace_batchnorm(mlp(), "group")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_filters_have_mean_0_and_norm_1(dtype: torch.dtype) -> None:
+    weight = 3 * torch.randn(4, 2, 3, 3, dtype=dtype) + 1
+    found = standardise(weight).flatten(1)
+    assert torch.allclose(found.mean(dim=1), torch.zeros(4, dtype=dtype), atol=1e-12)
+    assert torch.allclose(found.abs().square().sum(dim=1), torch.ones(4).double(), atol=1e-5)
+    assert torch.allclose(standardise(5 * weight - 2), standardise(weight), atol=1e-5)
+
+
+def test_the_layer_computes_with_them_and_keeps_its_parameters() -> None:
+    for layer in (nn.Conv2d(2, 3, 3), ComplexConv2d(2, 3, 3)):
+        weight, names = layer.weight.clone(), [*layer.state_dict()]
+        x = torch.randn(2, 2, 5, 5, dtype=weight.dtype)
+        expected = layer._conv_forward(x, standardise(weight), layer.bias)
+        model = standardise_weights(nn.Sequential(layer))
+        assert torch.equal(model(x), expected)
+        assert torch.equal(layer.weight, weight)
+        assert [*layer.state_dict()] == names
+
+
+def test_a_filter_of_one_number_and_a_transposed_convolution_stay() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ConvTranspose2d(2, 2, 2), nn.Conv2d(2, 2, 2))
+    types = [type(layer) for layer in standardise_weights(model)]
+    assert types[:2] == [nn.Conv2d, nn.ConvTranspose2d]
+    assert types[2] is not nn.Conv2d
+
+
+def test_without_a_convolution_it_is_refused() -> None:
+    with pytest.raises(UserError, match="no convolution"):
+        standardise_weights(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["algorithm=gredp", "model=real_mlp"], "sums whole gradients: sgd, dp_sgd or zeta"),
+        (["model.start=unit_variance"], "have no scale that a start could set"),
+    ],
+)
+def test_what_it_does_not_go_with_is_one_sentence(more: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        configured(["recipe=quickstart", "model.weight_standardisation=true", *more])
+
+
+def test_off_leaves_the_digest_as_it_was() -> None:
+    plain = configured(["recipe=quickstart"])
+    node = {k: v for k, v in plain.resolved["model"].items() if k != "weight_standardisation"}
+    before = type(plain)(**{**vars(plain), "resolved": plain.resolved | {"model": node}})
+    assert experiment_digest(before) == experiment_digest(plain)
+
+
+# An example's shape [1, 16, 16], and networks with real weights that take it.
+COMPLEX = ["recipe=quickstart", "algorithm=dp_sgd", "dataset=synthetic_images"]
+COMPLEX += ["dataset.complex_valued=true", "dataset.shape=[1,16,16]", "dataset.train=60"]
+REAL = ["real_mlp", "real_cnn", "real_conv_linear", "real_dfa_cnn", "lenet5"]
+
+
+@pytest.mark.parametrize("model", REAL)
+def test_no_real_network_drops_an_imaginary_part(model: str) -> None:
+    for _ in range(2):  # torch warns once a process
+        with pytest.raises(UserError, match="complex_as=channels"):
+            Setup.of(configured([*COMPLEX, f"model={model}"]))
+    for mapped, channels in (("magnitude", 1), ("channels", 2)):
+        setup = Setup.of(configured([*COMPLEX, f"model={model}", f"model.complex_as={mapped}"]))
+        inputs, _ = setup.data.train.batch(torch.arange(3))
+        seen = setup.model[0](inputs)  # type: ignore[index]
+        assert seen.shape == (3, channels, 16, 16)
+        assert not seen.is_complex()
+        setup.check_model()
+
+
+def test_the_mapping_is_what_it_says() -> None:
+    for shape in ((5,), (4, 6), (3, 4, 6), (2, 3, 4, 6)):
+        z = torch.randn(2, *shape, dtype=torch.complex64)
+        magnitude, channels = (RealInput(mapped)(z) for mapped in ("magnitude", "channels"))
+        assert torch.equal(magnitude, z.abs())
+        assert tuple(channels.shape[1:]) == real_shape(shape, "channels")
+        assert torch.allclose(channels.norm(), z.norm())
+        assert torch.equal(channels.flatten()[:4], z.real.flatten()[:4])
+    with pytest.raises(TypeError, match="real already"):
+        RealInput("magnitude")(torch.ones(1, 2))
+
+
+def test_the_key_is_part_of_a_run_only_where_it_is_set() -> None:
+    plain, null, mapped = (
+        experiment_digest(configured([*COMPLEX, "model=real_mlp", *words]))
+        for words in ([], ["model.complex_as=null"], ["model.complex_as=magnitude"])
+    )
+    assert plain == null != mapped
+
+
+def test_a_mapped_model_trains_and_is_exported(tmp_path: Path) -> None:
+    from tests.training.test_run import Silent
+    from zdp_bench.extras.sharing.export import export
+    from zdp_bench.extras.sharing.loading import load
+    from zdp_bench.training.run import run
+
+    words = [*COMPLEX, "model=real_mlp", "model.complex_as=channels", f"paths.results={tmp_path}"]
+    record = run(configured([*words, "trainer.epochs=1"]), Silent()).record
+    assert record["config"]["model"]["complex_as"] == "channels"
+    export(tmp_path, "quickstart", tmp_path / "model")
+    outputs = load(tmp_path / "model")(torch.randn(2, 1, 16, 16, dtype=torch.complex64))
+    assert outputs.shape == (2, 10)
