@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from zdp_bench.data import Splits
-from zdp_bench.data.formats import nifti
+from zdp_bench.data import Splits, nifti
+from zdp_bench.data.derived_kspace import KSpaceFromVolumes
+from zdp_bench.data.mri_sequences import MriSequencesFromVolumes
 from zdp_bench.data.msd import Msd
 from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.kspace_from_volumes import KSpaceFromVolumes
-from zdp_bench.extras.standins.mri_sequences_from_volumes import MriSequencesFromVolumes
 
 TASK = "Task09_Spleen"
 MADE: dict[str, Callable[[Path], Splits]] = {

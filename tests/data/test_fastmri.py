@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,9 +13,8 @@ import torch
 
 from tests.data.helpers import assert_refused
 from zdp_bench.data import N_UNIFORMS, Splits
-from zdp_bench.data.fastmri import FastMri, KSpaceExamples
-from zdp_bench.data.formats.kspace import Undersampling, centre_crop, fixed_mask, to_image
-from zdp_bench.data.formats.single_coil import FOLDERS, find_volumes
+from zdp_bench.data.fastmri import FOLDERS, FastMri, KSpaceExamples, find_volumes
+from zdp_bench.data.kspace import Undersampling, centre_crop, fixed_mask, to_image
 from zdp_bench.errors import UserError
 
 SLICES, ROWS, COLUMNS, SIDE = 5, 24, 18, 16
@@ -201,118 +199,3 @@ def test_volumes_that_are_too_small_are_left_out_and_counted(root: Path) -> None
     assert_refused(
         lambda: FastMri(height=17, width=12).load(root), "dataset.height=17", "as large as 17 by 12"
     )
-
-
-NO_NUMBER = arrays(0)["kspace"].copy()
-NO_NUMBER[2, 3, 4] = np.nan
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-300])
-
-
-def huge(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "kspace", shape=(10**6, 10**5, 10**5), dtype=np.complex64, chunks=(1, 64, 64)
-        )
-        file.create_dataset(
-            "reconstruction_esc", shape=(10**6, 10**5, 10**5), dtype=np.float32, chunks=(1, 64, 64)
-        )
-        file["ismrmrd_header"] = HEADER
-
-
-def huge_chunks(path: Path) -> None:
-    write(path, 0, kspace=None, reconstruction_esc=None)
-    with h5py.File(path, "a") as file:
-        for name, kind in (("kspace", np.complex64), ("reconstruction_esc", np.float32)):
-            file.create_dataset(name, (64, 4096, 4096), kind, chunks=(16, 4096, 4096))
-
-
-def linked(path: Path) -> None:
-    outside = path.parents[3] / "outside.h5"
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
-def external_link(path: Path) -> None:
-    outside = write(path.parents[3] / "outside.h5", 0)
-    write(path, 0, kspace=h5py.ExternalLink(outside, "kspace"))
-
-
-def external_storage(path: Path) -> None:
-    kspace = arrays(0)["kspace"]
-    outside = path.parents[3] / "outside.raw"
-    outside.write_bytes(kspace.tobytes())
-    write(path, 0, kspace=None)
-    with h5py.File(path, "a") as file:
-        place = [(str(outside), 0, h5py.h5f.UNLIMITED)]
-        file.create_dataset("kspace", kspace.shape, kspace.dtype, external=place)
-
-
-def virtual(path: Path) -> None:
-    outside = write(path.parents[3] / "outside.h5", 0)
-    kspace = arrays(0)["kspace"]
-    layout = h5py.VirtualLayout(kspace.shape, kspace.dtype)
-    layout[:] = h5py.VirtualSource(outside, "kspace", kspace.shape)
-    write(path, 0, kspace=None)
-    with h5py.File(path, "a") as file:
-        file.create_virtual_dataset("kspace", layout)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (cut, "cut off, damaged"),
-    "wrong dtype": (
-        lambda path: write(path, 0, kspace=arrays(0)["kspace"].real),
-        "kspace is float32 where complex",
-    ),
-    "wrong shape": (
-        lambda path: write(path, 0, kspace=arrays(0)["kspace"][None]),
-        "multi-coil files are not read",
-    ),
-    "NaN": (
-        lambda path: write(path, 0, kspace=NO_NUMBER),
-        "slice 2 holds samples that are no numbers",
-    ),
-    "empty": (lambda path: path.write_bytes(b""), "no whole HDF5 file"),
-    "empty arrays": (lambda path: write(path, 0, **arrays(0, slices=0)), "is empty"),
-    "wrong extension": (lambda path: path.rename(path.with_suffix(".hdf")), r"is no \.h5 file"),
-    "duplicate id": (
-        lambda path: write(path.parents[1] / FOLDERS[1] / path.name, 0),
-        "stands in both",
-    ),
-    "symlink out of the root": (linked, "link that leads out of"),
-    "external link": (external_link, "its 'kspace' is a link"),
-    "soft link": (
-        lambda path: write(path, 0, kspace=h5py.SoftLink("/reconstruction_esc")),
-        "its 'kspace' is a link",
-    ),
-    "external storage": (external_storage, "its 'kspace' is stored externally"),
-    "virtual data set": (virtual, "its 'kspace' is a virtual data set"),
-    "huge declared size": (huge, "no side may exceed 4,096"),
-    "huge chunks": (huge_chunks, "chunks of 2,147,483,648 bytes"),
-    "not the format at all": (lambda path: path.write_text("kspace"), "no whole HDF5 file"),
-    "no reference": (
-        lambda path: write(path, 0, reconstruction_esc=None),
-        "has no data set 'reconstruction_esc'",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_file_is_named_and_refused(root: Path, kind: str) -> None:
-    spoil, says = BROKEN[kind]
-    path = root / "fastMRI" / FOLDERS[0] / "file1000000.h5"
-    spoil(path)
-    assert_refused(
-        lambda: everything(as_examples(FastMri(**SMALL).load(root).train)), path.stem, says
-    )
-
-
-def test_without_the_data_it_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"sign up for it .*kspace_phantom"):
-        FastMri().load(tmp_path)
-    write(tmp_path / "fastMRI" / FOLDERS[0] / "a.h5", 0)
-    write(tmp_path / "fastMRI" / FOLDERS[1] / "b.h5", 1)
-    with pytest.raises(UserError, match=r"dataset\.slices=null: unit=volume needs a number"):
-        FastMri(unit="volume").load(tmp_path)

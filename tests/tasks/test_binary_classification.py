@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zdp_bench.tasks.binary_classification import BinaryClassification
+from zdp_bench.tasks.classification import BinaryClassification
 
 TASK = BinaryClassification()
 

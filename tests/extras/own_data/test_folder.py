@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.data.helpers import assert_refused
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.data import Part
-from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.report.validation import sheets
@@ -49,21 +47,6 @@ def scans(tmp_path: Path) -> Path:
 
 def folder(path: Path, **options: Any) -> Folder:
     return Folder(path=str(path), size=8, **options)
-
-
-def test_pictures_their_classes_and_patients_are_read(scans: Path, tmp_path: Path) -> None:
-    splits = folder(scans, mean=0.0, deviation=1.0).load(tmp_path)
-    assert splits.provenance == "own"
-    assert splits.notes == "classes 0 benign, 1 malignant"
-    assert (splits.outputs, splits.input_shape, splits.unit) == (2, (1, 8, 8), "patient")
-    assert splits.examples_per_patient == 2
-    assert (len(splits.train), len(splits.test)) == (32, 8)
-    inputs, targets = splits.train.batch(torch.arange(32))
-    for picture, label, owner in zip(inputs, targets, splits.train.groups, strict=True):
-        level = float(picture.mean()) * 255  # 100 · class + 10 · patient + number
-        assert level // 100 == label
-        assert abs(level - 10 * int(owner)) < 3  # owners are numbered by name: b0 … b9, m0 …
-    assert not set(splits.train.groups.tolist()) & set(splits.test.groups.tolist())
 
 
 def test_info_is_what_is_loaded_and_shows_the_classes(scans: Path, tmp_path: Path) -> None:
@@ -129,62 +112,18 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
 
 
 def test_colour_crop_and_sixteen_bits(tmp_path: Path) -> None:
-    from zdp_bench.extras.own_data.pictures import read_picture
+    from zdp_bench.extras.own_data.readers import Form, read_picture
 
     colour = np.zeros((10, 30, 3), dtype=np.uint8)
     colour[:, 10:20, 1] = 200
     Image.fromarray(colour).save(tmp_path / "c.png")
-    cropped = read_picture(tmp_path / "c.png", 5, 3, "crop")
+    cropped = read_picture(tmp_path / "c.png", Form(size=5, channels=3, fit="crop"))[0]
     assert cropped.shape == (3, 5, 5)
     assert (cropped[1] > 150).all()  # the middle square, and green
     assert not cropped[0].any()
     deep = np.full((6, 6), 0x8000, dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "d.png")
-    assert (read_picture(tmp_path / "d.png", 6, 1, "resize") == 0x80).all()
-
-
-def test_damaged_files_are_named_and_may_be_skipped(
-    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bad = scans / "benign/b3/1.png"
-    bad.write_bytes(bad.read_bytes()[:40])
-    assert_refused(lambda: folder(scans).load(tmp_path), str(bad), "dataset.bad_records=skip")
-    with caplog.at_level(logging.WARNING):
-        splits = folder(scans, bad_records="skip").load(tmp_path)
-    assert splits.notes.endswith("; 1 unusable skipped")
-    assert len(splits.train) + len(splits.test) == 39
-    assert str(bad) in caplog.text
-
-
-def csv_of(tmp_path: Path, text: str) -> Path:
-    (tmp_path / "list.csv").write_text(text)
-    return tmp_path / "list.csv"
-
-
-REFUSED = [
-    ("path,label\na.png,\n", "line 2", "columns path and label"),
-    ("path,label\nnone.png,x\n", "line 2", "there is no file"),
-    ("path,label,split\na.png,x,dev\n", "line 2", "split must be train, test or validation"),
-    ("path,label,patient\na.png,x,\n", "line 2", "patient must be filled"),
-    ("path,label\na.png,x\na.png,y\n", "a.png", "twice"),
-    (
-        "path,label,patient,split\na.png,x,7,train\nb.png,y,7,test\n",
-        "patient 7",
-        "is in train and in test",
-    ),
-    ("path,label\nlist.csv,x\n", "list.csv", "none of .png, .jpg, .jpeg"),
-    ("path,label\na.png,x\n", "list.csv", "one class only"),
-    ("path,label\na.png,x\nb.png,y\n", "list.csv", "has no (train|test) example"),
-    ("path,label\n", "list.csv", "holds no file"),
-]
-
-
-@pytest.mark.parametrize(("text", "names", "says"), REFUSED, ids=lambda part: part[:24])
-def test_a_wrong_csv_is_refused_by_line(tmp_path: Path, text: str, names: str, says: str) -> None:
-    for name in ("a.png", "b.png"):
-        write_picture(tmp_path / name, 3)
-    path = csv_of(tmp_path, text)
-    assert_refused(lambda: folder(path).info(tmp_path), names, says)
+    assert (read_picture(tmp_path / "d.png", Form(size=6)) == 0x80).all()
 
 
 def test_a_folder_larger_than_memory_trains(tmp_path: Path) -> None:
@@ -212,32 +151,6 @@ def test_a_folder_larger_than_memory_trains(tmp_path: Path) -> None:
     assert held(200) - held(40) < 0.1 * 160 * 256 * 256
 
 
-def test_options_that_mean_nothing_are_refused(scans: Path, tmp_path: Path) -> None:
-    for options, says in [
-        ({"mean": "train"}, "dataset.mean=train: must be a number that is public"),
-        ({"deviation": 0.0}, "dataset.deviation=0.0: must be positive"),
-        ({"channels": 0}, "dataset.channels=0: must lie"),
-        ({"test_share": 1.0}, "dataset.test_share=1.0: must lie"),
-        ({"max_per_patient": 0}, "dataset.max_per_patient=0"),
-        ({"augment": "spin"}, "dataset.augment 'spin' is not known"),
-    ]:
-        with pytest.raises(UserError, match=says):
-            folder(scans, **options)
-    with pytest.raises(UserError, match=r"dataset.channels=2: must be 1 \(grey\) or 3"):
-        folder(scans, channels=2).info(tmp_path)
-    with pytest.raises(UserError, match=r"dataset.path=null: name your data"):
-        Folder().info(tmp_path)
-    with pytest.raises(UserError, match="there is no such folder or CSV"):
-        folder(tmp_path / "none").info(tmp_path)
-    (scans / "note.txt").write_text("x")
-    with pytest.raises(UserError, match=r"note.txt: is no class folder"):
-        folder(scans).info(tmp_path)
-    (scans / "note.txt").unlink()
-    (scans / "benign/out.png").symlink_to("/etc/hostname")
-    with pytest.raises(UserError, match="leads out of"):
-        folder(scans).info(tmp_path)
-
-
 def test_it_trains_and_no_count_of_a_class_is_recorded(scans: Path, tmp_path: Path) -> None:
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
     words += ["model=real_mlp", "model.hidden=[4]", "algorithm=dp_sgd", "trainer.epochs=1"]
@@ -259,10 +172,3 @@ def test_the_digest_of_plain_pictures_is_that_of_older_records(scans: Path, tmp_
     )
     whole = hashlib.sha256(f"{files}:{owners}:(0.5, 0.25):None".encode()).hexdigest()
     assert folder(scans).load(tmp_path).digest == whole
-
-
-def test_the_digest_follows_files_labels_patients_and_split(scans: Path, tmp_path: Path) -> None:
-    digests = {folder(scans, split_seed=seed).load(tmp_path).digest for seed in (0, 0, 1)}
-    write_picture(scans / "benign/b3/1.png", 99)
-    digests.add(folder(scans).load(tmp_path).digest)
-    assert len(digests) == 3

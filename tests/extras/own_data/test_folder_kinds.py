@@ -25,10 +25,10 @@ from tests.extras.own_data.own_data import (
 )
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
-from zdp_bench.data.formats import nifti
+from zdp_bench.data import nifti
 from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data.folder import Folder
-from zdp_bench.extras.own_data.volumes import read_volume_mask
+from zdp_bench.extras.own_data.readers import read_volume_mask
 from zdp_bench.training.run import run
 
 SHAPES = {
@@ -190,38 +190,6 @@ def test_a_digest_follows_masks_and_options(tmp_path: Path) -> None:
     digests.append(found())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 5
-
-
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("picture", {"window": [0, 1]}, r"dataset.window=\[0, 1\]: changes nothing here: .* a picture"),
-    ("picture", {"rate": 5}, "dataset.rate=5: changes nothing here"),
-    ("volume", {"length": 5}, "dataset.length=5: changes nothing here"),
-    ("clip", {"leads": ["I"]}, r"dataset.leads=\['I'\]: changes nothing here"),
-    ("clip", {"rate": None}, "dataset.rate=null: give the Hz of every file"),
-    ("recording", {"length": None}, "dataset.length=null: give the samples of an example"),
-    ("clip", {"augment": "flip"}, "dataset.augment=flip: is for images"),
-    ("clip", {"mean": 0.0}, "dataset.mean=0.0: is for images"),
-    ("image", {"channels": 3}, r"dataset.channels=3: must be 1 \(grey\)"),
-    ("clip", {"spectrum": 33}, "dataset.spectrum=33: must lie between 2 and"),
-    ("recording", {"leads": ["I", "V5"]}, "must name as many leads as dataset.channels=1"),
-    ("recording", {"leads": ["II"]}, "has the leads I, V5, and 'II' was expected"),
-    ("recording", {"channels": 3}, "has 2 leads where dataset.channels=3"),
-    ("volume", {"channels": 2}, "has 1 channels where dataset.channels=2"),
-    ("clip", {"rate": 8000}, "16-bit samples at 100 Hz; one channel of 16 bits at 8000 Hz"),
-    ("recording", {"rate": 500}, "its rate is 100 Hz where 500 Hz was expected"),
-    ("volume", {"window": [5, 5]}, "must be .low, high. with low < high"),
-    ("volume", {"depth": 0}, "dataset.depth=0: must lie between"),
-    ("clip", {"scale": 0.0}, "dataset.scale=0.0: must be positive"),
-]
-
-
-@pytest.mark.parametrize(("kind", "options", "says"), REFUSED)
-def test_options_that_mean_nothing_for_a_kind_are_refused(
-    tmp_path: Path, kind: str, options: dict[str, Any], says: str
-) -> None:
-    write_classes(tmp_path / "d", kind)
-    with pytest.raises(UserError, match=says):
-        folder(tmp_path / "d", kind, **options).load(tmp_path)
 
 
 def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:

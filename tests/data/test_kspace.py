@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zdp_bench.data.formats.kspace import (
+from zdp_bench.data.kspace import (
     Undersampling,
     centre_crop,
     draw_mask,
@@ -14,7 +14,6 @@ from zdp_bench.data.formats.kspace import (
     to_kspace,
     undersample,
 )
-from zdp_bench.errors import UserError
 
 HOW = Undersampling(acceleration=4, center_fraction=0.08, height=8, width=7)
 
@@ -83,16 +82,3 @@ def test_an_empty_slice_gives_zeros_and_no_nan() -> None:
     image, magnitude = undersample(np.zeros((16, 12), np.complex64), np.ones(12, dtype=bool), HOW)
     assert not image.any()
     assert not magnitude.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ((0.5, 0.08, 8, 8), r"dataset\.acceleration=0\.5"),
-        ((4, 0.3, 8, 8), r"dataset\.center_fraction=0\.3"),
-        ((4, 0.1, 0, 8), "height"),
-    ],
-)
-def test_what_means_nothing_is_refused(options: tuple[float, float, int, int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        Undersampling(*options)
