@@ -99,17 +99,6 @@ def test_a_slice_without_anything_on_it_stays_finite() -> None:
     assert np.abs(made[1].imag).max() < 1e-6  # rounding, which is not blown up
 
 
-def test_what_is_mapped_is_made_once_and_never_copied(root: Path) -> None:
-    splits = MriSequences(**OPTIONS).load(root)
-    (made,) = (root / "cache" / "zdp-bench" / f"sequences-{nifti.READING}").iterdir()
-    before = made.stat().st_mtime_ns
-    MriSequences(**OPTIONS).load(root)
-    assert made.stat().st_mtime_ns == before
-    assert (
-        len({part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}) == 1
-    )  # type: ignore[attr-defined]
-
-
 # -------------------------------------------------------------------------------------------------
 # simulated contrasts
 

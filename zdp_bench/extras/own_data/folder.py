@@ -238,8 +238,7 @@ class Folder(Dataset):
         listed = len(items)
         checked = read_each(items, partial(self._check, kind), self.bad_records)
         items = [item for item, _ in checked]
-        if not items:
-            raise UserError(f"dataset.path={path}: holds no file that can be read.")
+        require(bool(items), "dataset.path", path, "holds no file that can be read")
         parts = split_items(items, self.test_share, self.split_seed)
         counts = [kind.count(item.path, self.form) for item in items]
         used = choose_examples(items, parts, counts, self.max_per_patient)

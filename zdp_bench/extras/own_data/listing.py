@@ -23,7 +23,7 @@ from torch import Tensor
 
 from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owners import hold_out_owners
-from zdp_bench.errors import UserError, suggestion
+from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.extras.own_data.readers import Kind
 from zdp_bench.foreign_files import expect, reading
 
@@ -75,14 +75,12 @@ def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> li
         patient: a regular expression whose first group, in the file's name, is the patient.
     """
     try:
-        if not path.exists():
-            raise UserError(f"dataset.path={path}: there is no such folder or CSV.")
+        require(path.exists(), "dataset.path", path, "there is no such folder or CSV")
         found = list(_by_csv(path) if path.suffix == ".csv" else _by_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    if not found:
-        raise UserError(f"dataset.path={path}: holds no file in a class folder.")
+    require(bool(found), "dataset.path", path, "holds no file in a class folder")
     for item in found:
         if not item.path.name.lower().endswith(tuple(suffixes)):
             raise UserError(
@@ -95,8 +93,7 @@ def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> li
 
 
 def _by_folder(path: Path) -> Iterator[Item]:
-    if not path.is_dir():
-        raise UserError(f"dataset.path={path}: is neither a folder nor a CSV.")
+    require(path.is_dir(), "dataset.path", path, "is neither a folder nor a CSV")
     split = all((path / part).is_dir() for part in PARTS[:2])
     for part in PARTS if split else ("",):
         home = path / part
@@ -307,11 +304,9 @@ def list_examples(
 ) -> Listing:
     """Return the listing of the files of which anything is used."""
     kept = [n for n, use in enumerate(used) if len(use)]
-    if len(targets := sorted({item.target for item in items})) > 1:
-        raise UserError(
-            f"dataset.path={path}: some of its files have a {targets[0]}, and others a "
-            f"{targets[1]}."
-        )
+    targets = sorted({item.target for item in items})
+    rule = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
+    require(len(targets) == 1, "dataset.path", path, rule)
     listing = Listing(
         kind,
         [items[n] for n in kept],
@@ -319,18 +314,16 @@ def list_examples(
         [used[n] for n in kept],
         sorted({item.label for item in items if item.target == "label"}, key=_natural),
     )
-    if len(listing.classes) == 1:
-        raise UserError(f"dataset.path={path}: holds one class only; a classifier needs two.")
-    advice = "Change the split, dataset.test_share or dataset.split_seed."
+    one = len(listing.classes) == 1
+    require(not one, "dataset.path", path, "holds one class only; a classifier needs two")
+    advice = "Change the split, dataset.test_share or dataset.split_seed"
     for part in PARTS[:2]:
-        if not listing.count(part):
-            raise UserError(f"dataset.path={path}: there is no {part} example. {advice}")
+        there = listing.count(part)
+        require(there > 0, "dataset.path", path, f"there is no {part} example. {advice}")
         chosen = zip(listing.items, listing.parts, strict=True)
-        there = {item.label for item, of in chosen if of == part}
-        if lacking := set(listing.classes) - there:
-            raise UserError(
-                f"dataset.path={path}: class {min(lacking)} has no {part} example. {advice}"
-            )
+        lacking = {*listing.classes} - {item.label for item, of in chosen if of == part}
+        rule = f"class {min(lacking, default='')} has no {part} example. {advice}"
+        require(not lacking, "dataset.path", path, rule)
     return listing
 
 
