@@ -63,6 +63,9 @@ class Cifar10(Dataset):
     layout: Literal["auto", "binary", "python"] = "auto"
     check: bool = True
 
+    def __post_init__(self) -> None:
+        augmentation(self.augment, 0.0)
+
     def load(self, root: Path) -> Splits:
         files, sums, provenance, notes = read(self.paths(root), card("cifar10"), self.check)
         mean, deviation = (torch.tensor(x).view(3, 1, 1) for x in (MEAN, DEVIATION))

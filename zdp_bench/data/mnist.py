@@ -136,6 +136,9 @@ class FashionMnist(Mnist):
 
     augment: str | None = None
 
+    def __post_init__(self) -> None:
+        augmentation(self.augment, 0.0)
+
     def load(self, root: Path) -> Splits:
         black = float(self.to_float(np.zeros(1, np.uint8)))
         augment = augmentation(self.augment, black)
