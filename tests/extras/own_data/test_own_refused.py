@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -16,7 +17,13 @@ import pytest
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.extras.own_data.own_data import KINDS, write_classes, write_dicom, write_png
+from tests.extras.own_data.own_data import (
+    KINDS,
+    write_classes,
+    write_dicom,
+    write_png,
+)
+from tests.test_cli import run
 from tests.test_docs import exit_code_of
 from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data.folder import Folder
@@ -274,3 +281,20 @@ def test_the_command_line_says_it_in_a_sentence(
     said = capsys.readouterr().err.strip()
     assert "s4/0.png: cannot be read" in said
     assert "Traceback" not in said
+
+
+def test_dicom_without_pydicom_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ill", "well"):
+        for patient in range(4):
+            write_dicom(tmp_path / "films" / name / f"p{patient}" / "0.dcm", 9)
+    for module in [name for name in sys.modules if name.startswith("pydicom.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    words = ["recipe=quickstart", "dataset=folder", "model=real_mlp", "algorithm=dp_sgd"]
+    words += [f"dataset.path={tmp_path / 'films'}", "dataset.window=[0,255]"]
+    code, _, err = run(capsys, "run", *words, f"paths.results={tmp_path}")
+    said = "this needs pydicom, which is not installed: `pip install 'zdp-bench[medical]'`."
+    assert (code, said in err) == (2, True), err
+    assert "Traceback" not in err
