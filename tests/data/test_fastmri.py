@@ -1,4 +1,4 @@
-"""fastMRI: masks equal its own, fixed in validation and random in training; files are read lazily."""
+"""fastMRI: masks equal its own, fixed to test and random to train; files are read lazily."""
 
 from __future__ import annotations
 

@@ -602,7 +602,6 @@ def test_what_is_broken_is_refused_by_name(
     assert_refused(load, "" if name in READERS else path.relative_to(root).parts[0], says)
     assert not list(root.rglob("ran"))  # of a pickle that runs a program
     assert not list((root / "derived").glob("kspace-*"))  # nothing half made is left in place
-    problems = []
     if name in CHECKED:
         problems = [said for _, said in files.check_files(root, files.card(name)) if said]
         assert len(problems) == 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import IO, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def read_shape(path: Path, dims: int) -> tuple[int, ...]:
         return _parse_shape(file.read(4 + 4 * dims), dims)
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
