@@ -84,21 +84,14 @@ def test_splits_are_by_volume_mapped_and_repeatable(root: Path) -> None:
     assert splits.provenance == "derived"
     storages = {part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}
     assert len(storages) == 1  # both are slices of the one mapped file, not copies
-    files = list((root / "cache" / "zdp-bench" / f"slices-{nifti.READING}").iterdir())
-    before = files[0].stat().st_mtime_ns
     again = Msd(size=32, max_per_patient=4, **SHARES).load(root)
-    assert (files[0].stat().st_mtime_ns, again.digest) == (before, splits.digest)
+    assert again.digest == splits.digest
     inputs, masks = again.train.batch(torch.arange(4))
     assert (inputs.shape, inputs.dtype, masks.shape, masks.dtype) == (
         (4, 1, 32, 32),
         torch.float32,
         (4, 32, 32),
         torch.uint8,
-    )
-    files[0].unlink()  # not in place: it is mapped
-    files[0].write_bytes(b"damaged")
-    assert torch.equal(
-        Msd(size=32, max_per_patient=4, **SHARES).load(root).train.inputs, splits.train.inputs
     )
 
 
