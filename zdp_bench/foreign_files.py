@@ -12,13 +12,14 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from zdp_bench.errors import UserError, first_line
+from zdp_bench.errors import UserError, first_line, in_one_line
 
 # A type or a union of types; a list of a shape; a dictionary of shapes, where the key `str` means
 # any key; a tuple of shapes, of which one must fit.
@@ -30,6 +31,49 @@ MOST_NODES = 20_000  # of YAML, with every alias written out
 MOST_INT = 1 << 64
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one character as
 _PLAIN = {dict, list, str, int, float, bool, type(None)}
+
+
+class Unfit(UserError):  # noqa: N818 - a fact about a file, which `reading` names
+    """What is wrong with a file, in words that follow its name."""
+
+
+@contextmanager
+def reading(path: Path, most: int | None = None) -> Iterator[None]:
+    """Turn whatever goes wrong with a file, while it is read, into one sentence with its name.
+
+    A library may raise anything over bytes that a stranger wrote. A package that is not installed
+    is not the file's fault, and passes.
+
+    Args:
+        most: bytes; a larger file is refused before any of it is read.
+
+    Raises:
+        UserError: the file is missing, too large, damaged, or not as `expect` wants it.
+    """
+    try:
+        expect(path.is_file(), "is missing, or is no file")
+        size = path.stat().st_size
+        expect(most is None or size <= most, f"has {size:,} bytes; at most {most or 0:,} are read")
+        yield
+    except Unfit as error:
+        raise UserError(f"{path}: {error}.") from None
+    except (UserError, ImportError):
+        raise
+    except Exception as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {in_one_line(error)}"
+        raise UserError(
+            f"{path}: cannot be read ({why}); it is cut off, damaged or something else."
+        ) from None
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Refuse the file of the `reading` around it, in words that follow its name.
+
+    Raises:
+        Unfit: it does not hold.
+    """
+    if not holds:
+        raise Unfit(otherwise)
 
 
 def open_regular(path: Path, flags: int = 0) -> BufferedReader:

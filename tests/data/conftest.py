@@ -15,11 +15,10 @@ from zdp_bench.data import (
     cpsc2018,
     mitbih,
     mri_sequences,
+    nifti,
     speech_commands,
 )
-from zdp_bench.data.formats import nifti
-from zdp_bench.extras.standins import ecg, films, sequences, speech, volumes
-from zdp_bench.extras.standins.kspace_phantom import KSpacePhantom
+from zdp_bench.extras.standins import ecg, pictures, scans, speech
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +30,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
-    ecg.write_set(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
+    ecg.write_recordings(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
     write_mitbih(root / mitbih.FOLDER)
     (root / speech_commands.FOLDER).parent.mkdir()
     speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)
-    films.write_set(root / chest_xray.FOLDER, 60, 0.3, seed=1)
-    sequences.write_set(root / mri_sequences.FOLDER, 4, 3, seed=0)
-    volumes.write_set(root / "Task03_Liver", 5, seed=0)
-    KSpacePhantom(patients=6, slices=3, height=8, width=10).load(root)
+    pictures.write_films(root / chest_xray.FOLDER, 60, 0.3, seed=1)
+    scans.write_heads(root / mri_sequences.FOLDER, 4, 3, seed=0)
+    scans.write_abdomens(root / "Task03_Liver", 5, seed=0)
+    scans.KSpacePhantom(patients=6, slices=3, height=8, width=10).load(root)
     next((root / "synthetic").iterdir()).rename(root / "fastMRI")
     (root / "synthetic").rmdir()
     hippocampi = root / nifti.HIPPOCAMPI

@@ -13,7 +13,7 @@ import pytest
 from zdp_bench import assets
 from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.beats import write_recording
+from zdp_bench.extras.standins.ecg import write_recording
 from zdp_bench.registry import lookup
 
 

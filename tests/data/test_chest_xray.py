@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +10,15 @@ import torch
 from PIL import Image
 
 from tests.data.helpers import copy_folder
-from zdp_bench.config.plugins import check_options
-from zdp_bench.data import Part, files
+from zdp_bench.data import Part
 from zdp_bench.data.chest_xray import (
     AUGMENT,
     FOLDER,
     ChestXray,
     Film,
-    find_films,
     patient_of,
     read_film,
 )
-from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.films import ChestXraySynthetic
 
 
 @pytest.fixture
@@ -88,6 +80,8 @@ def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
     assert splits.provenance == "derived"
     assert splits.validation is not None
     assert "patients stood in both parts" in splits.notes
+    assert "not the release's parts" in splits.notes
+    assert "where it has 5,216 + 624" in splits.notes
     groups = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, groups)) == len(set.union(*groups))
     assert max(np.bincount(splits.train.groups)) == splits.examples_per_patient
@@ -131,20 +125,6 @@ def test_augmentation_moves_each_example_by_its_own_uniforms_alone() -> None:
     )  # no seam where black comes in
 
 
-def test_the_synthetic_films_can_be_told_apart(tmp_path: Path) -> None:
-    splits = ChestXraySynthetic(count=80, size=24, test_share=0.4).load(tmp_path)
-    assert splits.provenance == "synthetic"
-    inputs, targets = splits.test.batch(torch.arange(len(splits.test)))
-    lungs = (
-        inputs[:, 0, 6:18].flatten(1).std(dim=1)
-    )  # clouds lower the contrast of dark lungs against the body
-    order = lungs.argsort()
-    assert (
-        targets[order[: len(order) // 2]].float().mean()
-        > targets[order[len(order) // 2 :]].float().mean()
-    )
-
-
 @pytest.mark.real_data
 def test_the_real_films(data_root: Path) -> None:
     splits, info = ChestXray(size=16).load(data_root), ChestXray(size=16).info(data_root)
@@ -153,89 +133,3 @@ def test_the_real_films(data_root: Path) -> None:
     assert splits.provenance == "derived"
     assert "0 patients stood in both parts" in splits.notes
     assert "19 copies" in splits.notes
-
-
-# ----------------------------------------------------------------------------------- broken films
-
-
-def png(path: Path) -> None:
-    Image.new("L", (20, 20)).save(path, format="PNG")
-
-
-def tiny(path: Path) -> None:
-    Image.new("L", (4, 4)).save(path)
-
-
-def huge(path: Path) -> None:
-    Image.new("L", (9000, 8)).save(path)
-
-
-def bomb(path: Path) -> None:
-    """A file of a few hundred bytes whose header announces 20,000 by 20,000 pixels."""
-    Image.new("L", (16, 16)).save(path)
-    whole = bytearray(path.read_bytes())
-    sides = whole.find(b"\xff\xc0") + 5
-    whole[sides : sides + 4] = 2 * (20_000).to_bytes(2, "big")
-    path.write_bytes(bytes(whole))
-
-
-def outside(path: Path) -> None:
-    shutil.copy(path, path.parents[3] / "elsewhere.jpeg")
-    path.unlink()
-    os.symlink(path.parents[3] / "elsewhere.jpeg", path)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "empty": (lambda path: path.write_bytes(b""), "no readable JPEG"),
-    "a web page": (lambda path: path.write_bytes(b"<html>not found</html>"), "no readable JPEG"),
-    "random bytes": (lambda path: path.write_bytes(bytes(range(256)) * 4), "no readable JPEG"),
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:300]), "no readable JPEG"),
-    "a PNG by another name": (png, "no readable JPEG"),
-    "four pixels": (tiny, "4×4 pixels"),
-    "a poster": (huge, "9000×8 pixels"),
-    "a bomb": (bomb, "has more pixels than any film"),
-    "a link out of the folder": (outside, "leads out of"),
-    "a text file beside it": (
-        lambda path: path.with_name("readme.txt").write_text("hello"),
-        "not a JPEG file",
-    ),
-    "a folder by its name": (lambda path: (path.unlink(), path.mkdir()), "not a JPEG file"),
-    "a name without a patient": (
-        lambda path: path.rename(path.with_name("scan7.jpeg")),
-        "does not tell the patient",
-    ),
-    "an empty class": (lambda path: [p.unlink() for p in path.parent.iterdir()], "holds no film"),
-    "no such class": (lambda path: shutil.rmtree(path.parent), "is missing"),
-}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_film_is_refused_by_name(root: Path, how: str) -> None:
-    spoil, message = BROKEN[how]
-    path = find_films(root / FOLDER)[0].path
-    spoil(path)
-    with pytest.raises(UserError, match=message) as error:
-        ChestXray(size=16).load(root)
-    assert "chest_xray" in str(error.value)
-    problems = [said for _, said in files.check_files(root, files.card("chest_xray")) if said]
-    assert problems == [str(error.value).split(" dataset.bad_records")[0]]
-
-
-def test_wrong_options_are_refused(root: Path) -> None:
-    for options, message in (
-        ({"validation_share": 1.0}, r"dataset\.validation_share=1\.0"),
-        ({"max_per_patient": 0}, r"dataset\.max_per_patient=0"),
-    ):
-        with pytest.raises(UserError, match=message):
-            ChestXray(**options).load(root)
-    with pytest.raises(UserError, match="Did you mean"):
-        check_options("dataset", ChestXray, {"sise": 3})
-    with pytest.raises(UserError, match="chest_xray_synthetic"):
-        ChestXray().load(root / "nowhere")
-
-
-def test_films_that_are_not_the_releases_parts_say_so(root: Path) -> None:
-    splits = ChestXray(size=16).load(root)
-    assert splits.provenance == "derived"
-    assert "not the release's parts" in splits.notes
-    assert "where it has 5,216 + 624" in splits.notes

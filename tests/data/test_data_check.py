@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -96,19 +93,7 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
         path.write_bytes(whole)
     wrong = [problem for _, problem in files.check_files(root, files.card("cifar10"))]
     assert len(wrong) == 6
-    assert all("checksum is that of no known release" in problem for problem in wrong)
-
-
-def test_every_set_that_is_there_is_found(small_root: Path) -> None:
-    changes: dict[str, dict[str, Any]] = {
-        "cpsc2018": {"test_share": 0.3},
-        "speech_commands": {"words": ["yes", "no"]},
-        "fastmri": {"height": 8, "width": 8},
-        "kspace_from_volumes": {"height": 8, "width": 8, "test_share": 0.4, "split_seed": 1},
-        "mri_sequences": {"validation_patients": 1},
-    }
-    for name in BY_HAND:
-        assert dataset(name, **changes.get(name, {})).info(small_root).found, name
+    assert all("has the checksum of no known release" in problem for problem in wrong)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:
@@ -121,14 +106,3 @@ def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: 
         assert "http" not in str(caught.value)
         with pytest.raises(UserError, match="cannot be written"):
             dataset("cpsc2018_synthetic").load(root)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(UserError, match="cannot be written"):
-            files.fetch(tmp_path, files.card("mnist"))
-    finally:
-        tmp_path.chmod(0o700)
-        shutil.rmtree(tmp_path / "MNIST", ignore_errors=True)

@@ -27,7 +27,7 @@ from zdp_bench.data.files import collect_sources
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
 
-CHANGES = 4  # of bytes, in each of two files of a folder and ending
+CHANGES = 3  # of bytes, in each of two files of a folder and ending
 Write = Callable[[Path], object]
 
 
@@ -157,7 +157,7 @@ def changes_of(raw: bytes, draw: random.Random) -> Iterator[bytes]:
             made[place] = draw.randrange(256)
         yield bytes(made)
     if raw.isascii() and len(raw) < 4096:
-        for number, _ in Counter(re.findall(rb"\d+", raw)).most_common(16):
+        for number, _ in Counter(re.findall(rb"\d+", raw)).most_common(6):
             other = str(draw.randrange(10 ** len(number))).zfill(len(number)).encode()
             yield re.sub(rb"(?<!\d)" + number + rb"(?!\d)", other, raw)
 

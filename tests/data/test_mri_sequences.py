@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 
-from tests.data.helpers import assert_refused, copy_folder
-from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.kspace import to_kspace
-from zdp_bench.data.mri_sequences import FOLDER, SEQUENCES, MriSequences, transform_slices, whiten
-from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.mri_sequences_from_volumes import (
+from tests.data.helpers import copy_folder
+from zdp_bench.data import nifti
+from zdp_bench.data.kspace import to_kspace
+from zdp_bench.data.mri_sequences import (
+    FOLDER,
+    SEQUENCES,
+    MriSequences,
     MriSequencesFromVolumes,
     map_to_contrasts,
     scan,
+    transform_slices,
+    whiten,
 )
-from zdp_bench.extras.standins.sequences import (
-    SPACING,
-    MriSequencesSynthetic,
+from zdp_bench.extras.standins.scans import (
+    HEAD_SPACING,
     draw_head,
 )
 
@@ -44,7 +43,7 @@ def one_contrast(tmp_path: Path) -> Path:
     (tmp_path / "volumes").mkdir()
     for number in range(8):
         t1 = draw_head(np.random.default_rng([0, number]))[..., SEQUENCES.index("T1w")]
-        nifti.write(tmp_path / "volumes" / f"brain_{number}.nii.gz", t1, SPACING)
+        nifti.write(tmp_path / "volumes" / f"brain_{number}.nii.gz", t1, HEAD_SPACING)
     return tmp_path
 
 
@@ -100,17 +99,6 @@ def test_a_slice_without_anything_on_it_stays_finite() -> None:
     assert np.abs(made[1].imag).max() < 1e-6  # rounding, which is not blown up
 
 
-def test_what_is_mapped_is_made_once_and_never_copied(root: Path) -> None:
-    splits = MriSequences(**OPTIONS).load(root)
-    (made,) = (root / "cache" / "zdp-bench" / f"sequences-{nifti.READING}").iterdir()
-    before = made.stat().st_mtime_ns
-    MriSequences(**OPTIONS).load(root)
-    assert made.stat().st_mtime_ns == before
-    assert (
-        len({part.inputs.untyped_storage().data_ptr() for part in (splits.train, splits.test)}) == 1
-    )  # type: ignore[attr-defined]
-
-
 # -------------------------------------------------------------------------------------------------
 # simulated contrasts
 
@@ -154,108 +142,3 @@ def test_derived_examples_come_from_the_files_name_and_voxels(one_contrast: Path
     assert not set(splits.train.groups.tolist()) & set(splits.test.groups.tolist())  # type: ignore[union-attr]
     other = MriSequencesFromVolumes(**DERIVED | {"split_seed": 1}).load(one_contrast)
     assert other.digest != splits.digest
-
-
-def test_the_synthetic_set_is_read_by_the_real_adapter(tmp_path: Path) -> None:
-    splits = MriSequencesSynthetic(patients=4, size=16, slices=2, test_share=0.25).load(tmp_path)
-    assert (len(splits.train), len(splits.test), splits.provenance) == (3 * 8, 8, "synthetic")
-    assert len(list((tmp_path / "synthetic").rglob("BRATS_*.nii.gz"))) == 4
-
-
-# --------------------------------------------------------------------------------- broken volumes
-
-
-def save(path: Path, voxels: np.ndarray) -> None:
-    nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
-
-
-def voxels(path: Path) -> np.ndarray:
-    return np.asarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
-
-
-def not_a_number(path: Path) -> None:
-    spoilt = voxels(path).astype(np.float32)
-    spoilt.flat[7] = np.nan
-    save(path, spoilt)
-
-
-def huge(path: Path) -> None:
-    header = bytearray(gzip.decompress(path.read_bytes())[:352])
-    header[40:50] = np.array([4, 30000, 30000, 30000, 4], dtype="<i2").tobytes()
-    path.write_bytes(gzip.compress(bytes(header)))
-
-
-def linked(path: Path) -> None:
-    outside = path.parents[2] / "outside.nii.gz"
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-200]), "damaged"),
-    "wrong dtype": (
-        lambda path: save(path, voxels(path).astype(np.complex64)),
-        "complex64, not real numbers",
-    ),
-    "wrong shape": (
-        lambda path: save(path, voxels(path)[..., None, :2].repeat(2, -2)),
-        "where three dimensions",
-    ),
-    "NaN": (not_a_number, "no numbers"),
-    "empty": (lambda path: path.write_bytes(b""), "no readable NIfTI file"),
-    "wrong extension": (
-        lambda path: path.rename(path.with_name(path.name[:9] + ".mgz")),
-        r"is no \.nii or \.nii\.gz",
-    ),
-    "duplicate id": (
-        lambda path: save(path.with_name(path.name[:-3]), voxels(path)),
-        "is the same volume as",
-    ),
-    "symlink out of the root": (linked, "link that leads out of"),
-    "huge declared size": (huge, r"announces \[30000, 30000, 30000"),
-    "not the format at all": (
-        lambda path: path.write_bytes(gzip.compress(b"brain" * 200)),
-        "no readable NIfTI file",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_volume_of_four_channels_is_refused_by_name(root: Path, kind: str) -> None:
-    spoil, says = BROKEN[kind]
-    spoil(root / FOLDER / "imagesTr" / "BRATS_001.nii.gz")
-    assert_refused(lambda: MriSequences(**OPTIONS).load(root), "BRATS_001", says)
-
-
-def test_a_volume_of_three_channels_is_refused(root: Path) -> None:
-    path = root / FOLDER / "imagesTr" / "BRATS_001.nii.gz"
-    save(path, voxels(path)[..., :3])
-    assert_refused(
-        lambda: MriSequences(**OPTIONS).load(root),
-        "BRATS_001",
-        r"\[40, 40, 12, 3\] where three dimensions and 4 channels",
-    )
-
-
-def test_a_patient_in_both_parts_is_refused(root: Path) -> None:
-    path = root / FOLDER / "imagesTr" / "BRATS_001.nii.gz"
-    (root / FOLDER / "imagesTs" / path.name).write_bytes(path.read_bytes())
-    assert_refused(
-        lambda: MriSequences(**OPTIONS).load(root), "BRATS_001", "same patient is in imagesTr"
-    )
-
-
-def test_wrong_options_are_refused(root: Path, one_contrast: Path) -> None:
-    for options, says in (
-        ({"size": 4}, r"dataset\.size=4"),
-        ({"slices": 0}, r"dataset\.slices=0"),
-        ({"validation_patients": 3}, "leaves 0 patients to test"),
-    ):
-        with pytest.raises(UserError, match=says):
-            MriSequences(**OPTIONS | options).load(root)
-    with pytest.raises(UserError, match=r"dataset\.test_share=0\.0: leaves 8 volumes"):
-        MriSequencesFromVolumes(**DERIVED | {"test_share": 0.0}).load(one_contrast)
-    with pytest.raises(UserError, match=r"mri_sequences_synthetic"):
-        MriSequences(**OPTIONS).load(root / "nowhere")
-    with pytest.raises(UserError, match=r"dataset\.test_share"):
-        MriSequencesSynthetic(patients=3, test_share=1.0).load(root)

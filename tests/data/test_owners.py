@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from zdp_bench.config import configured
 from zdp_bench.data import DatasetInfo, Examples, Part, Splits
 from zdp_bench.data.owners import count_owners, owners_of
 from zdp_bench.errors import UserError
-from zdp_bench.training.setup import build_dataset
 
 FOUR = torch.zeros(4, 1), torch.zeros(4)
 PLAIN = Splits(Examples(*FOUR), Examples(*FOUR), (1,), 1, "synthetic", "digest")
@@ -56,24 +52,3 @@ def test_owners_that_are_not_known_are_refused() -> None:
         count_owners(info, "x")
     assert count_owners(replace(info, owners=3), "x") == 3
     assert count_owners(replace(info, examples_per_patient=1), "x") == 4
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "chest_xray_synthetic",
-        "cpsc2018_synthetic",
-        "kspace_phantom",
-        "mitbih_synthetic",
-        "mri_sequences_synthetic",
-        "msd_synthetic",
-        "speech_commands_synthetic",
-    ],
-)
-def test_info_counts_as_many_owners_as_the_data_have(name: str, tmp_path: Path) -> None:
-    config = configured(["recipe=quickstart", f"dataset={name}", f"paths.data={tmp_path}"])
-    dataset = build_dataset(config)
-    splits = dataset.load(tmp_path)
-    owners = owners_of(splits, "x")
-    assert count_owners(dataset.info(tmp_path), "x") == len(np.unique(owners))
-    assert np.unique(owners, return_counts=True)[1].max() == splits.examples_per_patient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.conftest import idx_bytes, write_mini_mnist
 from zdp_bench.data import Splits
 from zdp_bench.data.mnist import Mnist
 from zdp_bench.data.phasemnist import (
@@ -118,18 +116,6 @@ def test_the_digits_are_in_two_examples_each_by_their_pixels(tmp_path: Path) -> 
     assert set(count_by_pixels(splits).values()) == {2}
     assert (splits.examples_per_patient, splits.unit) == (2, "image")
     assert "a training image is in 2 examples, 11 of 1,437 are in none" in splits.notes
-
-
-@pytest.mark.parametrize("seed", [1, 2, 9])
-def test_mnists_images_are_in_two_examples_each_by_their_pixels(tmp_path: Path, seed: int) -> None:
-    folder = write_mini_mnist(tmp_path)
-    labels = np.random.default_rng(seed).integers(0, 10, 200)
-    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(labels)))
-    splits = PhaseMnist(check=False, pairing_seed=seed).load(tmp_path)
-    counts = np.bincount(labels, minlength=10)
-    assert len(splits.train) == 2 * np.minimum(counts, counts[::-1])[:5].sum()
-    assert set(count_by_pixels(splits).values()) == {2}
-    assert (splits.examples_per_patient, splits.unit) == (2, "image")
 
 
 def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None:

@@ -14,7 +14,7 @@ from zdp_bench.config import compose, configured, parse
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import planning
-from zdp_bench.extras.standins import volumes
+from zdp_bench.extras.standins import scans
 from zdp_bench.report import papers
 
 __all__ = ["small"]  # a fixture
@@ -31,7 +31,7 @@ def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -
 
 
 def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) -> None:
-    volumes.write_set(tmp_path / "Task04_Hippocampus", 3, seed=0)
+    scans.write_abdomens(tmp_path / "Task04_Hippocampus", 3, seed=0)
     of = {
         task: parse(compose([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"]))
         for task in ("hippocampus", "liver")

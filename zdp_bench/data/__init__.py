@@ -1,7 +1,8 @@
 """Data sets, one file each: a class turns files under the data root, or nothing, into `Splits`.
 
 What a person should know of a data set (licence, source, checksums, layout) is in its card,
-`datasets/NAME.yaml`, beside the defaults of its options.
+`datasets/NAME.yaml`, beside the defaults of its options. Whatever is wrong with a file is one
+`UserError` with its name (`zdp_bench.foreign_files.reading`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Random flips and crops of training images, each decided by its example's row of uniforms."""
+"""Random changes of images, each decided by its example's row of uniforms.
+
+Each time an example is drawn it is changed anew, inside the private step: its gradient is clipped
+like any other, and every draw is counted. Flips and crops are ours, affine changes torchvision's.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -9,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zdp_bench.data import Augment
-from zdp_bench.errors import unknown
+from zdp_bench.errors import require, unknown
 
 PADDING = 4  # pixels on every side before a crop (He et al. 2016, section 4.2)
 AUGMENTATIONS = ("flip", "crop_flip")
@@ -22,9 +27,6 @@ def augmentation(name: str | None, black: float | Tensor) -> Augment | None:
         name: flip (left to right with probability ½), or crop_flip (a crop of the image padded by 4
             pixels, then flip).
         black: a black pixel after normalisation, for padding: a number, or one a channel [C, 1, 1].
-
-    Raises:
-        UserError: no augmentation has this name.
     """
     if name is None:
         return None
@@ -58,3 +60,70 @@ def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
 def crop_and_flip(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
     """`crop`, then `flip`."""
     return flip(crop(images, uniforms, black), uniforms)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Rotation, translation, scaling, shearing and flipping, each drawn uniformly.
+
+    Attributes:
+        degrees: rotation, at most ± this.
+        translate: shift along each axis, at most ± this share of it.
+        scale: magnification, within 1 ± scale.
+        shear: shear along each axis, at most ± this many degrees.
+        flip: whether half of the images are mirrored left to right.
+        noise: standard deviation of Gaussian noise added to every pixel.
+        fill: the pixel outside an image.
+    """
+
+    degrees: float
+    translate: float
+    scale: float
+    shear: float
+    flip: bool = False
+    noise: float = 0.0
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.scale < 1, "dataset.augment", self, "the scale must lie in [0, 1)")
+        rule = "the translation must lie in [0, 1)"
+        require(0 <= self.translate < 1, "dataset.augment", self, rule)
+
+    def images(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """Change images [B, C, H, W] by uniforms [B, 8], bilinearly."""
+        moved = self._move(images, uniforms, nearest=False)
+        if not self.noise or not len(moved):
+            return moved
+        noise = [
+            # The last of an example's uniforms seeds its noise.
+            torch.randn(image.shape, generator=torch.Generator().manual_seed(int(row[7] * 2**53)))
+            for image, row in zip(moved, uniforms, strict=True)
+        ]
+        return moved + self.noise * torch.stack(noise).to(moved)
+
+    def masks(self, masks: Tensor, uniforms: Tensor) -> Tensor:
+        """Move masks [B, H, W] as their images are, by the nearest pixel, with 0 outside."""
+        return self._move(masks.unsqueeze(1), uniforms, nearest=True).squeeze(1)
+
+    def _move(self, x: Tensor, uniforms: Tensor, nearest: bool) -> Tensor:
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.v2 import functional as v2
+
+        height, width = x.shape[-2:]
+        fill, mode = (
+            (0.0, InterpolationMode.NEAREST) if nearest else (self.fill, InterpolationMode.BILINEAR)
+        )
+        # torchvision's own `fill` leaves a seam round bilinear images; zeros outside leave none.
+        x = x - fill if fill else x
+        out = torch.empty_like(x)
+        for index, row in enumerate((2 * uniforms - 1).tolist()):  # each in [-1, 1)
+            down, across = self.translate * height * row[2], self.translate * width * row[1]
+            out[index] = v2.affine(
+                v2.horizontal_flip(x[index]) if self.flip and row[6] < 0 else x[index],
+                angle=self.degrees * row[0],
+                translate=[round(across), round(down)],
+                scale=1 + self.scale * row[3],
+                shear=[self.shear * row[4], self.shear * row[5]],
+                interpolation=mode,
+            )
+        return out + fill if fill else out

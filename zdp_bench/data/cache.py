@@ -85,9 +85,6 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
     """Map a new array whose every byte has its place on the disk.
 
     In a sparse file the process would be killed (SIGBUS) at the first page that the disk lacks.
-
-    Raises:
-        OSError: the disk is full, over its quota or read-only.
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     size = path.stat().st_size + CHECKSUM

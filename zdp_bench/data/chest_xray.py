@@ -25,18 +25,12 @@ import numpy as np
 import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Provenance, Splits
-from zdp_bench.data.affine import Affine
-from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
+from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import (
-    digest,
-    holds_any,
-    require_inside,
-    sha256,
-    try_each,
-    visible_files,
-)
+from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
+from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.errors import UserError, require
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 FOLDER = Path("chest_xray")
@@ -103,9 +97,6 @@ class Films(Dataset):
 
         Args:
             digests: the same for films of the same bytes only, so that copies are dropped.
-
-        Raises:
-            UserError: a share or a bound leaves a part empty.
         """
         test = [film for film in found if film.part == "test"]
         tested = {film.patient for film in test}
@@ -122,18 +113,10 @@ class Films(Dataset):
             else:
                 seen.add(digest_)
                 rest.append(film)
-        sizes = Counter(film.patient for film in rest)
-        people = sorted(sizes)
-        held_out: set[str] = set()
-        taken = 0
-        for index in np.random.default_rng(seed).permutation(len(people)):
-            if taken >= self.validation_share * len(rest):
-                break
-            held_out.add(people[index])
-            taken += sizes[people[index]]
+        held_out = hold_out_owners([film.patient for film in rest], self.validation_share, seed)
         train, used = [], Counter[str]()
-        for film in rest:
-            if film.patient not in held_out:
+        for film, held in zip(rest, held_out, strict=True):
+            if not held:
                 used[film.patient] += 1
                 if self.max_per_patient is None or used[film.patient] <= self.max_per_patient:
                     train.append(film)
@@ -144,7 +127,7 @@ class Films(Dataset):
             )
         return Split(
             train=train,
-            validation=[film for film in rest if film.patient in held_out],
+            validation=[film for film, held in zip(rest, held_out, strict=True) if held],
             test=test,
             crossing=crossing,
             copies=copies,
@@ -225,9 +208,7 @@ class Films(Dataset):
 def _read_films(found: list[Film], size: int) -> Iterator[np.ndarray]:
     """Yield each film as bytes [1, 1, size, size]."""
     for film in found:
-        with refuse_damage(film.path):
-            read = read_film(film.path, size)
-        yield read[None, None]
+        yield read_film(film.path, size)[None, None]
 
 
 @register("dataset", "chest_xray")
@@ -236,15 +217,13 @@ class ChestXray(Films):
     """Kermany's chest films under the data root."""
 
     split_seed: int = 0
-    bad_records: BadRecords | None = None
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with other counts it is 'derived'.
 
         Other counts mean other parts: numbers on such a test part are not the paper's.
         """
-        every = find_films(root / FOLDER)
-        films = self._keep(every)
+        films = find_films(root / FOLDER)
         counts = {part: sum(film.part == part for film in films) for part in PARTS}
         if counts == OFFICIAL:
             return self.load_films(root / FOLDER, films, "official", self.split_seed)
@@ -252,12 +231,7 @@ class ChestXray(Films):
         released = " + ".join(f"{OFFICIAL[part]:,}" for part in PARTS)
         found = " + ".join(f"{counts[part]:,}" for part in PARTS)
         note = f"not the release's parts: {found} films to train + test, where it has {released}"
-        notes = (note, splits.notes, note_skipped(len(every), len(films)))
-        return replace(splits, notes="; ".join(filter(None, notes)))
-
-    def _keep(self, films: list[Film]) -> list[Film]:
-        """Leave damaged films out, if they are skipped."""
-        return skip_unreadable(self.bad_records, films, lambda film: read_film(film.path, 8))
+        return replace(splits, notes=f"{note}; {splits.notes}")
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by names and sizes, and the bytes of films of one size; others are no copies.
@@ -274,7 +248,7 @@ class ChestXray(Films):
                 outputs=1,
                 found=False,
             )
-        found = self._keep(find_films(root / FOLDER))
+        found = find_films(root / FOLDER)
         sizes = [film.path.stat().st_size for film in found]
         often = Counter(sizes)
         digests = [  # most sizes occur once, and are quicker to read than bytes
@@ -290,11 +264,7 @@ class ChestXray(Films):
 
 
 def patient_of(path: Path) -> str:
-    """'person12_bacteria_45.jpeg' -> 'person12', 'NORMAL2-IM-0587-0001.jpeg' -> 'NORMAL2-IM-0587'.
-
-    Raises:
-        UserError: the name does not tell.
-    """
+    """'person12_virus_45.jpeg' -> 'person12', 'NORMAL2-IM-0587-0001.jpeg' -> 'NORMAL2-IM-0587'."""
     if not (match := PATIENT.match(path.name)):
         raise UserError(
             f"{path}: its name does not tell the patient; person12_bacteria_45.jpeg or "
@@ -304,34 +274,22 @@ def patient_of(path: Path) -> str:
 
 
 def find_films(folder: Path) -> list[Film]:
-    """List every film of the release, by part, class and name; none is opened.
-
-    Raises:
-        UserError: a folder is missing or empty, a file is no film, leads out of the folder, or does
-            not tell its patient.
-    """
-    if not folder.is_dir():
-        raise UserError(
-            f"dataset 'chest_xray' expects {folder} with train/ and test/, each with NORMAL/ and "
-            "PNEUMONIA/. Unpack the archive there (see datasets/chest_xray.yaml), or use "
-            "dataset=chest_xray_synthetic."
-        )
+    """List every film of the release, by part, class and name; none is opened."""
     found = []
     for part in PARTS:
         for label, name in enumerate(CLASSES):
             here = folder / part / name
-            if not here.is_dir():
-                raise UserError(
-                    f"{here}: is missing; chest_xray has train/ and test/, each with NORMAL/ and "
-                    "PNEUMONIA/."
-                )
-            paths = visible_files(here)
+            paths = visible_files(here) if here.is_dir() else []
             if not paths:
-                raise UserError(f"{here}: holds no film.")
+                raise UserError(
+                    f"{here}: holds no film. Unpack the archive of chest_xray there (see "
+                    "datasets/chest_xray.yaml), or use dataset=chest_xray_synthetic."
+                )
             for path in paths:
-                if path.suffix.lower() not in SUFFIXES or not path.is_file():
-                    raise UserError(f"{path}: is not a JPEG file; only films were expected here.")
                 require_inside(path, folder)
+                with reading(path):
+                    is_film = path.suffix.lower() in SUFFIXES
+                    expect(is_film, "is not a JPEG file; only films were expected here")
                 found.append(Film(path, part, label, patient_of(path)))
     return found
 
@@ -340,29 +298,18 @@ def read_film(path: Path, size: int) -> np.ndarray:
     """Read one film as grey bytes [size, size].
 
     It is resized bilinearly over each pixel's whole support; its aspect is not kept.
-
-    Raises:
-        UserError: it is no JPEG, cut off, or of an impossible size.
     """
     from PIL import Image
 
-    try:
-        with (
-            warnings.catch_warnings(action="ignore"),  # of many pixels, which are refused below
-            Image.open(path, formats=["JPEG"]) as image,
-        ):
-            if max(image.size) > LARGEST or min(image.size) < 8:
-                raise UserError(
-                    f"{path}: has {image.size[0]}×{image.size[1]} pixels; no film of this set has."
-                )
-            grey = image.convert("L")
-            if grey.size != (size, size):
-                grey = grey.resize((size, size), Image.Resampling.BILINEAR)
-            return np.asarray(grey)
-    except Image.DecompressionBombError:
-        raise UserError(f"{path}: has more pixels than any film of this set has.") from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(
-            f"{path}: is no readable JPEG ({type(error).__name__}); it is damaged or something "
-            "else."
-        ) from None
+    with (
+        reading(path),
+        warnings.catch_warnings(action="ignore"),  # of many pixels, which are refused below
+        Image.open(path, formats=["JPEG"]) as image,
+    ):
+        columns, rows = image.size
+        usual = min(image.size) >= 8 and max(image.size) <= LARGEST
+        expect(usual, f"has {columns}×{rows} pixels; no film of this set has")
+        grey = image.convert("L")
+        if grey.size != (size, size):
+            grey = grey.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(grey)

@@ -24,13 +24,15 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.augmentation import augmentation
-from zdp_bench.data.files import Card, card, checksum, digest, sha256
+from zdp_bench.data.files import Card, card, checksum, digest, sha256, try_each
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 CLASSES = 10
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32  # bytes of one image in the binary layout
+MOST_IMAGES = 10**6  # of one file; the release has 10,000
 # Mean and standard deviation of a channel in [0, 1], as published everywhere: public constants, so
 # they cost no privacy.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -60,6 +62,9 @@ class Cifar10(Dataset):
     augment: str | None = None
     layout: Literal["auto", "binary", "python"] = "auto"
     check: bool = True
+
+    def __post_init__(self) -> None:
+        augmentation(self.augment, 0.0)
 
     def load(self, root: Path) -> Splits:
         files, sums, provenance, notes = read(self.paths(root), card("cifar10"), self.check)
@@ -102,29 +107,21 @@ class Cifar10(Dataset):
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Hold the six files to the checksums of what is known."""
-        of, whole = card("cifar10"), True
-        paths = self.paths(root)
-        for path in paths:
-            problem = ""
-            if not path.is_file():
-                problem = f"{path}: is missing. Unpack the archive anew."
-            elif release_of([path], of) is None:
-                problem = (
-                    f"{path}: its checksum is that of no known release. Unpack the official "
-                    "archive anew."
-                )
-            whole &= not problem
-            yield path, problem
-        if whole:
-            release_of(paths, of)  # all of one
+
+        def check(path: Path) -> None:
+            with reading(path):
+                known = release_of([path], card("cifar10"))
+                expect(known is not None, "has the checksum of no known release")
+
+        problems = list(try_each(self.paths(root), check))
+        yield from problems
+        if not any(problem for _, problem in problems):
+            release_of(self.paths(root), card("cifar10"))  # all of one
 
     def paths(self, root: Path) -> list[Path]:
         """List the six files, those to train on first.
 
         `auto` takes the binary layout, which needs no pickle, if it is there.
-
-        Raises:
-            UserError: no folder of the layout is under the data root.
         """
         wanted = ("binary", "python") if self.layout == "auto" else (self.layout,)
         for name in wanted:
@@ -139,11 +136,7 @@ class Cifar10(Dataset):
 
 
 def release_of(paths: list[Path], of: Card) -> str | None:
-    """Return the release that all files belong to, by their checksums; None for an unknown one.
-
-    Raises:
-        UserError: the files are of different releases.
-    """
+    """Return the release that all files belong to, by their checksums; None for an unknown one."""
     found: dict[str, str] = {}
     for path in paths:
         for release, sums in of.releases.items():
@@ -162,17 +155,11 @@ def release_of(paths: list[Path], of: Card) -> str | None:
 
 
 def read_binary(path: Path) -> Images:
-    """Read one file of the binary layout.
-
-    Raises:
-        UserError: it does not hold whole images, or none.
-    """
-    raw = path.read_bytes()
-    if not raw or len(raw) % RECORD:
-        raise UserError(
-            f"{path}: holds {len(raw):,} bytes, which is no whole number of {RECORD}-byte records. "
-            "Unpack it anew."
-        )
+    """Read one file of the binary layout."""
+    with reading(path, RECORD * MOST_IMAGES):
+        raw = path.read_bytes()
+        whole = len(raw) > 0 and len(raw) % RECORD == 0
+        expect(whole, f"holds {len(raw):,} bytes, no whole number of {RECORD}-byte images")
     rows = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
     return Images(rows[:, 1:].reshape(-1, *SHAPE), rows[:, 0].astype(np.int64))
 
@@ -197,43 +184,16 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Images:
-    """Read one file of the Python layout, whose checksum has been checked before.
-
-    Raises:
-        UserError: it is no pickle of images and labels.
-    """
-    try:
-        with path.open("rb") as file:
-            content = ArraysOnly(file, encoding="bytes").load()
+    """Read one file of the Python layout, whose checksum has been checked before."""
+    with reading(path), path.open("rb") as file:
+        content = ArraysOnly(file, encoding="bytes").load()
         pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, *SHAPE)
-        labels = np.asarray(content[b"labels"], np.int64)
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        MemoryError,
-        OverflowError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:
-        raise UserError(
-            f"{path}: is no pickle of CIFAR-10's images and labels ({error}). Unpack it anew."
-        ) from None
-    return Images(pixels, labels)
+        return Images(pixels, np.asarray(content[b"labels"], np.int64))
 
 
 def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, Provenance, str]:
-    """Read the six files; return them with their digest, provenance, and notes on differences.
-
-    Raises:
-        UserError: a file is missing, damaged, of no known release although `check`, or a pickle of
-            unknown origin.
-    """
+    """Read the six files; return them with their digest, provenance, and notes on differences."""
     pickled = paths[0].suffix != ".bin"
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path}: is missing. Unpack the archive anew, or set paths.data.")
     release = release_of(paths, of) if check or pickled else None
     if release is None and pickled:
         raise UserError(
@@ -243,16 +203,12 @@ def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, P
         )
     files = [(read_pickle if pickled else read_binary)(path) for path in paths]
     for path, part in zip(paths, files, strict=True):
-        if len(part.images) != len(part.labels):
-            raise UserError(
-                f"{path}: holds {len(part.images):,} images, but {len(part.labels):,} labels."
-            )
-        wrong = part.labels[(part.labels >= CLASSES) | (part.labels < 0)]
-        if len(wrong):
-            raise UserError(
-                f"{path}: holds label {wrong[0]}, but there are only {CLASSES} classes "
-                f"(0 to {CLASSES - 1})."
-            )
+        images, labels = part.images, part.labels
+        with reading(path):
+            rule = f"holds {len(images):,} images, but {len(labels):,} labels"
+            expect(len(images) == len(labels), rule)
+            wrong = labels[(labels >= CLASSES) | (labels < 0)].tolist()
+            expect(not wrong, f"holds labels {wrong[:3]}; classes are 0 to {CLASSES - 1}")
     if check and release is None:
         raise UserError(
             f"{paths[0]}: its checksum is that of no known release. Unpack the official archive, "

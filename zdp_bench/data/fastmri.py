@@ -1,8 +1,14 @@
 """fastMRI's single-coil k-space (Zbontar et al. 2018), read slice by slice as examples are drawn.
 
-So a set need not fit memory. `formats/single_coil.py` says what a file holds. `singlecoil_train/`
-and `singlecoil_val/` are the release's own split. A training slice gets a new random mask each time
-it is drawn; a test slice always the one that fastMRI seeds by its file's name.
+    singlecoil_train|singlecoil_val/*.h5, each one volume:
+        kspace                complex64 [slices, rows, columns]
+        reconstruction_esc    float32 [slices, height, width]: the fully sampled magnitude
+        ismrmrd_header        XML
+        attributes            acquisition, max, norm, patient_id
+
+So a set need not fit memory. The folders are the release's own split. A training slice gets a new
+random mask each time it is drawn; a test slice always the one that fastMRI seeds by its file's
+name.
 
 The sampling unit, and so what ε protects, is a key. `slice`, as the paper has it: each slice is an
 example, and a patient owns `examples_per_patient` of them. `volume`: an example is the middle
@@ -11,40 +17,174 @@ example, and a patient owns `examples_per_patient` of them. `volume`: an example
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Provenance, Splits
-from zdp_bench.data.files import digest, earlier_name, holds_any, sha256, try_each
-from zdp_bench.data.formats.kspace import (
-    Undersampling,
-    centre_crop,
-    draw_mask,
-    fixed_mask,
-    undersample,
+from zdp_bench.data.files import (
+    digest,
+    earlier_name,
+    holds_any,
+    require_inside,
+    sha256,
+    try_each,
+    visible_files,
 )
-from zdp_bench.data.formats.single_coil import (
-    FOLDERS,
-    LARGEST,
-    Sides,
-    Volume,
-    find_volumes,
-    inspect,
-    list_files,
-    read_slices,
-)
+from zdp_bench.data.kspace import Undersampling, centre_crop, draw_mask, fixed_mask, undersample
 from zdp_bench.data.owners import count_owners
 from zdp_bench.errors import UserError, require
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 VOLUMES = (973, 199)  # of the knee release, to train and to test on
 RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
+FOLDERS = ("singlecoil_train", "singlecoil_val")
+LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
+CHUNK = 2**28  # bytes; HDF5 unpacks a whole chunk for one slice, and a few kilobytes may hold it
+
+
+@dataclass(frozen=True)
+class KSpaceVolume:
+    """One file, known but not read.
+
+    Attributes:
+        shape: slices, rows, columns of k-space.
+        image: height, width of the reconstruction.
+    """
+
+    path: Path
+    shape: tuple[int, int, int]
+    image: tuple[int, int]
+    patient: str
+
+    @classmethod
+    def announce(cls, name: str, shape: tuple[int, int, int]) -> KSpaceVolume:
+        """A volume without a file yet, whose k-space will have the size of its image."""
+        return cls(Path(name), shape, shape[1:], name)
+
+
+Sides = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # to train on, to test on
+
+
+def find_volumes(root: Path) -> Sides:
+    """Find and inspect the volumes to train on and to test on."""
+    train, test = ([inspect(path, root) for path in list_files(root, side)] for side in FOLDERS)
+    if twice := {volume.path.name for volume in train} & {volume.path.name for volume in test}:
+        raise UserError(
+            f"{root}: {sorted(twice)[0]} stands in both {FOLDERS[0]} and {FOLDERS[1]}; a test "
+            "volume must be unseen."
+        )
+    return train, test
+
+
+def list_files(root: Path, folder: str) -> list[Path]:
+    """List the files of one folder, by name."""
+    here = root / folder
+    if not here.is_dir():
+        raise UserError(
+            f"{here} is missing. fastMRI is free but not to be passed on: sign up for it (see "
+            f"datasets/fastmri.yaml) and unpack {', '.join(FOLDERS)} under {root}, or use "
+            "dataset=kspace_from_volumes or dataset=kspace_phantom."
+        )
+    paths = visible_files(here)
+    if others := [path for path in paths if path.suffix != ".h5"]:
+        raise UserError(f"{others[0]}: is no .h5 file; only fastMRI's HDF5 files belong here.")
+    if not paths:
+        raise UserError(f"{here}: holds no .h5 file.")
+    return paths
+
+
+def inspect(path: Path, root: Path) -> KSpaceVolume:
+    """Check that one file has the format described above, without reading its arrays."""
+    import h5py
+
+    require_inside(path, root)
+    with reading(path), h5py.File(path, "r") as file:
+        for name in ("kspace", "reconstruction_esc", "ismrmrd_header"):
+            _require_own_bytes(file, name)
+        kspace, image = file["kspace"], file["reconstruction_esc"]
+        header, shapes = file["ismrmrd_header"], (*kspace.shape, *image.shape)
+        has = f"has kspace {kspace.shape} of {kspace.dtype} and reconstruction_esc {image.shape}"
+        has += f" of {image.dtype}"
+        numbers = kspace.dtype.kind == "c" and image.dtype.kind == "f"
+        expect(numbers, f"{has}, which should be complex and real numbers")
+        volumes = kspace.ndim == image.ndim == 3 and len(kspace) == len(image)
+        expect(volumes, f"{has}; multi-coil files are not read, and both have the same slices")
+        expect(min(shapes) > 0 and max(shapes) <= LARGEST, f"{has}; sides lie in 1 to {LARGEST:,}")
+        smaller = image.shape[1] <= kspace.shape[1] and image.shape[2] <= kspace.shape[2]
+        expect(smaller, f"{has}; the image is larger than its k-space")
+        text = header.shape == () and header.dtype.kind in "SO"
+        expect(text, "has an ismrmrd_header that is no single piece of text")
+        patient = str(file.attrs.get("patient_id", path.stem))
+        return KSpaceVolume(path, kspace.shape, image.shape[1:], patient)
+
+
+def _require_own_bytes(file: Any, name: str) -> None:
+    """Refuse a data set of an open HDF5 file that is missing, or whose bytes are elsewhere.
+
+    HDF5 can point to any file of the machine, which the digest would not follow.
+    """
+    import h5py
+
+    link = file.get(name, getlink=True)
+    expect(link is not None, f"has no data set '{name}', as single-coil files of train and val do")
+    found = file[name] if isinstance(link, h5py.HardLink) else None
+    is_own = isinstance(found, h5py.Dataset) and not found.is_virtual and not found.external
+    where = "a link, a group, virtual or stored externally; write its bytes into the file itself"
+    expect(is_own, f"has a '{name}' that is {where}")
+    size = math.prod(found.chunks or ()) * found.dtype.itemsize
+    rule = "of which each slice unpacks one; write it slice by slice (chunks=(1, rows, columns))"
+    expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
+
+
+def read_slices(volume: KSpaceVolume, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read some slices of a volume.
+
+    Returns:
+        k-space, complex64 [count, rows, columns]; reconstruction, float32 [count, height, width].
+    """
+    import h5py
+
+    with reading(volume.path), h5py.File(volume.path, "r") as file:
+        kspace = np.asarray(file["kspace"][first : first + count], dtype=np.complex64)
+        images = file["reconstruction_esc"][first : first + count]
+        reference = np.asarray(images, dtype=np.float32)
+        finite = bool(np.isfinite(kspace).all() and np.isfinite(reference).all())
+        expect(finite, f"holds samples that are no numbers, in slice {first}")
+    return kspace, reference
+
+
+HEADER = """<?xml version="1.0"?>
+<ismrmrdHeader xmlns="http://www.ismrm.org/ISMRMRD"><encoding>
+<encodedSpace><matrixSize><x>{rows}</x><y>{columns}</y><z>1</z></matrixSize></encodedSpace>
+<reconSpace><matrixSize><x>{height}</x><y>{width}</y><z>1</z></matrixSize></reconSpace>
+</encoding></ismrmrdHeader>
+"""
+
+
+def write_volume(
+    path: Path, kspace: np.ndarray, reconstruction: np.ndarray, patient: str, acquisition: str
+) -> None:
+    """Write one volume in fastMRI's format, for sets that are made here."""
+    import h5py
+
+    (_, rows, columns), (_, height, width) = kspace.shape, reconstruction.shape
+    with h5py.File(path, "w") as file:
+        file["kspace"] = kspace.astype(np.complex64)
+        file["reconstruction_esc"] = reconstruction.astype(np.float32)
+        file["ismrmrd_header"] = HEADER.format(
+            rows=rows, columns=columns, height=height, width=width
+        )
+        file.attrs["acquisition"], file.attrs["patient_id"] = acquisition, patient
+        file.attrs["max"] = float(reconstruction.max())
+        file.attrs["norm"] = float(np.linalg.norm(reconstruction))
 
 
 @dataclass(frozen=True)
@@ -61,7 +201,7 @@ class KSpaceExamples:
             several volumes.
     """
 
-    volumes: tuple[Volume, ...]
+    volumes: tuple[KSpaceVolume, ...]
     starts: Tensor
     how: Undersampling
     slices: int | None
@@ -81,9 +221,6 @@ class KSpaceExamples:
             inputs complex64 [B, 1, H, W], zero-filled and in units of the slice's own standard
             deviation; targets float32 [B, 2, H, W], the reference and the zero-filled magnitude in
             the scanner's units. With `slices`, [B, slices, ...].
-
-        Raises:
-            UserError: a file has gone, is damaged, or holds what is no number.
         """
         count = self.slices or 1
         size = self.how.height, self.how.width
@@ -138,11 +275,7 @@ class KSpaceSlices(Dataset):
         return self.slices if self.unit == "volume" else None
 
     def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
-        """Return the splits of volumes whose files are hashed, whole; see `make_splits`.
-
-        Raises:
-            UserError: a patient has volumes on both sides, and they are not the release's.
-        """
+        """Return the splits of volumes whose files are hashed, whole; see `make_splits`."""
         both = {volume.patient for volume in sides[0]} & {volume.patient for volume in sides[1]}
         if both and provenance != "official":
             raise UserError(
@@ -159,9 +292,6 @@ class KSpaceSlices(Dataset):
 
         Args:
             files: names what the volumes' files hold, for the digest.
-
-        Raises:
-            UserError: a side has no volume that is large enough.
         """
         how, together = self.how(), self.together
         train, test = ([volume for volume in side if self._fits(volume)] for side in sides)
@@ -213,16 +343,16 @@ class KSpaceSlices(Dataset):
             found=found,
         )
 
-    def announce(self, count: int) -> list[Volume]:
+    def announce(self, count: int) -> list[KSpaceVolume]:
         """As many volumes without files, of the size that is asked for."""
         shape = (self.slices or 36, self.height, self.width)
-        return [Volume.announce(str(number), shape) for number in range(count)]
+        return [KSpaceVolume.announce(str(number), shape) for number in range(count)]
 
-    def _fits(self, volume: Volume) -> bool:
+    def _fits(self, volume: KSpaceVolume) -> bool:
         (height, width), slices = volume.image, volume.shape[0]
         return slices >= (self.together or 1) and height >= self.height and width >= self.width
 
-    def _examples(self, found: list[Volume], behind: int = 0) -> KSpaceExamples:
+    def _examples(self, found: list[KSpaceVolume], behind: int = 0) -> KSpaceExamples:
         """Take the middle slices of some volumes, an example each or one example a volume.
 
         Args:

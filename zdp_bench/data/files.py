@@ -11,15 +11,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from zdp_bench import assets
 from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.foreign_files import reading
 from zdp_bench.registry import lookup
 
 log = logging.getLogger(__name__)
+
+BadRecords = Literal["refuse", "skip"]
+T, R = TypeVar("T"), TypeVar("R")
+ADVICE = " dataset.bad_records=skip leaves such files out."
 
 # How digests of what committed records were made on begin -> their names there, which left out a
 # part of the files: WFDB's headers, the samples of k-space. Any other byte is another digest.
@@ -67,11 +72,7 @@ class Card:
 
 
 def card(name: str) -> Card:
-    """Read the card of a data set.
-
-    Raises:
-        UserError: there is no such card.
-    """
+    """Read the card of a data set."""
     cards = assets.group(assets.DATASETS)
     if name not in cards:
         raise unknown("dataset", name, cards)
@@ -100,7 +101,7 @@ def md5(path: Path) -> str:
 
 def checksum(path: Path, algorithm: str) -> str:
     """A file's checksum by one of hashlib's algorithms, with its name: "sha1:67eb…"."""
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
     return f"{algorithm}:{found.hexdigest()}"
 
@@ -143,11 +144,7 @@ def earlier_name(found: str) -> str:
 
 
 def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
-    """Refuse a file that is not the released one.
-
-    Raises:
-        UserError: size or checksum differ; the sentence names the file and what to do.
-    """
+    """Refuse a file that is not the released one."""
     advice = (
         f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
     )
@@ -167,11 +164,7 @@ def missing(root: Path, of: Card) -> list[RemoteFile]:
 
 
 def resolve_folder(root: Path, folder: str) -> Path:
-    """Return the path of `dataset.folder`; links inside the root may lead elsewhere.
-
-    Raises:
-        UserError: the name leads out of the root.
-    """
+    """Return the path of `dataset.folder`; links inside the root may lead elsewhere."""
     inside = Path(os.path.normpath(root / folder)).is_relative_to(os.path.normpath(root))
     require(
         inside,
@@ -183,11 +176,7 @@ def resolve_folder(root: Path, folder: str) -> Path:
 
 
 def count_held_out(count: int, test_share: float, what: str) -> int:
-    """Return how many of `count` are to test on.
-
-    Raises:
-        UserError: the share leaves none to train on, or none to test on.
-    """
+    """Return how many of `count` are to test on."""
     held = round(test_share * count)
     rule = f"leaves {count - held} {what} to train on, {held} to test on"
     require(0 < held < count, "dataset.test_share", test_share, rule)
@@ -210,11 +199,7 @@ def holds_any(folder: Path) -> bool:
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """Refuse a link, or a name with `..`, that leads out of the folder, or a link to itself.
-
-    Raises:
-        UserError: it does.
-    """
+    """Refuse a link, or a name with `..`, that leads out of the folder, or a link to itself."""
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # which of them depends on Python's version
@@ -229,18 +214,6 @@ def require_inside(path: Path, folder: Path) -> None:
 def visible_files(folder: Path) -> list[Path]:
     """List what is in a folder, sorted by name, without hidden files (macOS leaves some)."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-
-def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[tuple[Path, str]]:
-    """Yield each path and the sentence that `read`, or the system, refuses it with; '' for none."""
-    for path in paths:
-        try:
-            read(path)
-            yield path, ""
-        except UserError as error:
-            yield path, str(error)
-        except OSError as error:
-            yield path, f"{path}: cannot be read ({error.strerror or type(error).__name__})."
 
 
 def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
@@ -271,10 +244,6 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
 
     Args:
         mirror: a base address instead of the card's own; HTTPS, or a server on this machine.
-
-    Raises:
-        UserError: the data set is no free download, no mirror can be reached, or a download is
-            damaged.
     """
     import pooch
     import requests
@@ -327,11 +296,7 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder of the data root, and those above it.
-
-    Raises:
-        UserError: they cannot be written.
-    """
+    """Make a folder of the data root, and those above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -360,3 +325,46 @@ def write_whole(folder: Path) -> Iterator[Path]:
         os.replace(partial, folder)
     except OSError:
         shutil.rmtree(partial)
+
+
+# --------------------------------------------------------------------- what cannot be read
+
+
+def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[tuple[Path, str]]:
+    """Yield each path and the sentence that `read` refuses it with; '' for none."""
+    for path in paths:
+        try:
+            read(path)
+            yield path, ""
+        except UserError as error:
+            yield path, str(error)
+
+
+def read_each(
+    items: Iterable[T], read: Callable[[T], R], bad_records: BadRecords
+) -> Iterator[tuple[T, R]]:
+    """Yield each item with what `read` makes of it; without those that it refuses, if skipped."""
+    for item in items:
+        try:
+            with advise_skipping():
+                made = read(item)
+        except UserError as error:
+            if bad_records == "refuse":
+                raise
+            log.warning("%s Skipped.", str(error).removesuffix(ADVICE))
+        else:
+            yield item, made
+
+
+@contextmanager
+def advise_skipping() -> Iterator[None]:
+    """Say, when a file is refused, how to leave it out."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}{ADVICE}") from None
+
+
+def note_skipped(count: int) -> str:
+    """Return what a record's notes say of files that were left out; empty if none was."""
+    return f"{count:,} unusable skipped" if count else ""

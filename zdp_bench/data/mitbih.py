@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
-from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
 from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
-from zdp_bench.data.formats.wfdb_leads import UnreadableSignal, read_leads
+from zdp_bench.data.signals import read_header, read_leads
 from zdp_bench.errors import UserError, require
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 FOLDER = "mit-bih-arrhythmia-database-1.0.0"
@@ -78,9 +78,6 @@ class MitBih(Dataset):
     split_seed: int = 0
     normal_per_patient: int = 100
     blocked_per_patient: int = 1000
-    bad_records: BadRecords | None = field(
-        default=None, repr=False
-    )  # the digest is of what is left
 
     def __post_init__(self) -> None:
         folds = len(BLOCKED)
@@ -92,14 +89,19 @@ class MitBih(Dataset):
         rule = "must lie between 0 and 1, and be neither"
         require(0 < self.test_share < 1, "dataset.test_share", self.test_share, rule)
 
+    @property
+    def _settings(self) -> str:
+        """The options as text, for the digest: a form that older records' data were named by."""
+        options = ("fold", "test_share", "split_seed", "normal_per_patient", "blocked_per_patient")
+        return f"MitBih({', '.join(f'{key}={getattr(self, key)!r}' for key in options)})"
+
     def load(self, root: Path) -> Splits:
         """They are 'official' if signals, annotations and the headers' text are the release's."""
         return self.load_folder(root / FOLDER)
 
     def load_folder(self, folder: Path, synthetic: bool = False) -> Splits:
         """Read and split the recordings of a folder."""
-        every = list_recordings(folder)
-        headers = self._keep(every)
+        headers = list_recordings(folder)
         patients = group_by_patient(folder, headers)
         counts = self.count_beats(patients)
         testing = self.hold_out(folder, counts)
@@ -107,7 +109,7 @@ class MitBih(Dataset):
         for number, (name, (_, blocked)) in enumerate(counts.items()):
             beats = transform(self.choose(patients[name], blocked > 0))
             parts[name in testing].append((beats, int(blocked > 0), number))
-        files, skipped = digest_files(headers), note_skipped(len(every), len(headers))
+        files = digest_files(headers)
         released: Provenance = "official" if files == RELEASED else "derived"
         provenance: Provenance = "synthetic" if synthetic else released
         people = [name for name, (_, blocked) in counts.items() if blocked]
@@ -117,18 +119,17 @@ class MitBih(Dataset):
             input_shape=(BINS,),
             outputs=1,
             provenance=provenance,
-            digest=digest(f"{files}:{self!r}:{LEAD}:{WINDOW}:{BINS}"),
+            digest=digest(f"{files}:{self._settings}:{LEAD}:{WINDOW}:{BINS}"),
             notes=f"{ORIGINS[provenance]}N beats of {len(counts) - len(people)} patients, "
             f"L beats of {len(people)} ({', '.join(people)}); held out: {people[self.fold]} and "
-            f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}"
-            + (f"; {skipped}" if skipped else ""),
+            f"{len(testing) - 1} patients with N beats, drawn by split_seed={self.split_seed}",
         )
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by annotations; without recordings, as in the release."""
         folder = root / FOLDER
         if headers := list_recordings(folder):
-            counts = self.count_beats(group_by_patient(folder, self._keep(headers)))
+            counts = self.count_beats(group_by_patient(folder, headers))
         else:
             counts = {f"N{n}": (self.normal_per_patient, 0) for n in range(NORMAL_PATIENTS)}
             for name, beats in BLOCKED.items():
@@ -154,10 +155,6 @@ class MitBih(Dataset):
         """Read each recording's header, annotations and lead MLII."""
         yield from try_each(list_recordings(root / FOLDER), read_recording)
 
-    def _keep(self, headers: list[Path]) -> list[Path]:
-        """Leave damaged recordings out, if they are skipped."""
-        return skip_unreadable(self.bad_records, headers, read_recording, lambda header: header)
-
     def count_beats(self, patients: Patients) -> Counts:
         """Return {patient: (N, L beats that are used)}, one of them 0; others have no such beat."""
         counts = {}
@@ -171,11 +168,7 @@ class MitBih(Dataset):
         return counts
 
     def hold_out(self, folder: Path, counts: Counts) -> set[str]:
-        """Return the patients to test on.
-
-        Raises:
-            UserError: too few patients have L beats, or N beats.
-        """
+        """Return the patients to test on."""
         blocked = [name for name, (_, count) in counts.items() if count]
         normal = [name for name, (_, count) in counts.items() if not count]
         if len(blocked) < max(2, self.fold + 1):
@@ -198,9 +191,7 @@ class MitBih(Dataset):
         for one in recordings:
             centres = one.blocked if blocked else one.normal
             reach = np.arange(WINDOW) - WINDOW // 2
-            with refuse_damage(one.header):
-                signal = read_signal(one)
-            windows.append(signal[centres[:, None] + reach])
+            windows.append(read_signal(one)[centres[:, None] + reach])
         every = np.concatenate(windows)
         kept = np.linspace(0, len(every) - 1, min(most, len(every))).round().astype(int)
         return every[kept]
@@ -243,11 +234,7 @@ def list_recordings(folder: Path) -> list[Path]:
 
 
 def group_by_patient(folder: Path, headers: list[Path]) -> Patients:
-    """Find the beats of each patient in these recordings; 201 and 202 are of one.
-
-    Raises:
-        UserError: there are no recordings, or a file is missing or damaged.
-    """
+    """Find the beats of each patient in these recordings; 201 and 202 are of one."""
     if not headers:
         raise UserError(
             f"dataset 'mitbih' finds no recordings under {folder}: *.hea, *.dat and *.atr of the "
@@ -255,9 +242,7 @@ def group_by_patient(folder: Path, headers: list[Path]) -> Patients:
         )
     patients: Patients = {}
     for header in headers:
-        with refuse_damage(header):
-            beats = find_beats(header)
-        if beats is not None:
+        if (beats := find_beats(header)) is not None:
             patients.setdefault(SAME_PERSON.get(header.stem, header.stem), []).append(beats)
     return patients
 
@@ -266,74 +251,47 @@ def find_beats(header: Path) -> Beats | None:
     """Read a recording's header and annotations; None without lead MLII.
 
     Beats whose window leaves the recording are dropped.
-
-    Raises:
-        UserError: a file is missing or damaged.
     """
     import wfdb
 
-    for path in (header.with_suffix(suffix) for suffix in (".hea", ".dat", ".atr")):
+    signal, notes = header.with_suffix(".dat"), header.with_suffix(".atr")
+    for path in (header, signal, notes):
         require_inside(path, header.parent)
-        if not path.is_file():
-            raise UserError(f"{path}: is missing; a recording is a .hea, a .dat and a .atr file.")
-    name = str(header.with_suffix(""))
-    try:
-        described = wfdb.rdheader(name)
+    described = read_header(header)
+    with reading(header):
         leads, samples = list(described.sig_name), int(described.sig_len)
-        stored, files = set(described.fmt), set(described.file_name)
-    except Exception as error:  # wfdb raises whatever its parser trips over
-        raise UserError(f"{header}: cannot be read ({type(error).__name__}).") from None
-    signal = header.with_suffix(".dat")
-    usual = (described.fs, stored, files) == (RATE, {"212"}, {signal.name})
-    if not usual or not 0 < samples <= LONGEST:
-        raise UserError(
-            f"{header}: says {samples:,} samples at {described.fs} Hz in format "
-            f"{', '.join(sorted(stored))} in {', '.join(sorted(files))}; format 212 at {RATE} Hz "
-            f"in {signal.name} was expected."
-        )
-    expected = (3 * len(leads) * samples + 1) // 2  # format 212 puts two samples in three bytes
-    if (size := signal.stat().st_size) != expected:
-        raise UserError(f"{signal}: has {size:,} bytes where its header announces {expected:,}.")
-    notes = header.with_suffix(".atr")
-    try:
-        if not notes.read_bytes().endswith(b"\0\0"):
-            raise EOFError
-        read = wfdb.rdann(name, "atr")
+        stored, files = sorted({*described.fmt}), sorted({*described.file_name})
+        has = f"says {samples:,} samples at {described.fs} Hz in format {', '.join(stored)} in "
+        has += f"{', '.join(files)}; format 212 at {RATE} Hz in {signal.name} was expected"
+        usual = (described.fs, stored, files) == (RATE, ["212"], [signal.name])
+        expect(usual and 0 < samples <= LONGEST, has)
+    with reading(signal):
+        size, expected = signal.stat().st_size, (3 * len(leads) * samples + 1) // 2
+        # format 212 puts two samples in three bytes
+        expect(size == expected, f"has {size:,} bytes where its header announces {expected:,}")
+    with reading(notes, 4 * signal.stat().st_size):
+        expect(notes.read_bytes().endswith(b"\0\0"), "is cut off")
+        read = wfdb.rdann(str(header.with_suffix("")), "atr")
         places, symbols = np.asarray(read.sample), np.asarray(read.symbol)
-    except Exception as error:
-        raise UserError(f"{notes}: cannot be read ({type(error).__name__}).") from None
-    if len(places) and not 0 <= places.min() <= places.max() < samples:
-        raise UserError(f"{notes}: annotates beats outside of the recording's {samples:,} samples.")
+        inside = not len(places) or 0 <= places.min() <= places.max() < samples
+        expect(inside, f"annotates beats outside of the recording's {samples:,} samples")
     if LEAD not in leads:
         return None
-    inside = (places >= WINDOW // 2) & (places <= samples - WINDOW // 2)
-    normal, blocked = (places[inside & (symbols == symbol)] for symbol in "NL")
+    whole = (places >= WINDOW // 2) & (places <= samples - WINDOW // 2)
+    normal, blocked = (places[whole & (symbols == symbol)] for symbol in "NL")
     return Beats(header, leads.index(LEAD), normal, blocked)
 
 
 def read_recording(header: Path) -> None:
-    """Read all of a recording that is used.
-
-    Raises:
-        UserError: a file is missing or damaged.
-    """
+    """Read all of a recording that is used."""
     if (beats := find_beats(header)) is not None:
         read_signal(beats)
 
 
 def read_signal(beats: Beats) -> np.ndarray:
-    """Read lead MLII: float64 [samples] in the file's units.
-
-    Raises:
-        UserError: see `read_leads`.
-    """
-    import wfdb
-
-    header = wfdb.rdheader(str(beats.header.with_suffix("")))
-    try:
-        return read_leads(beats.header, header, [beats.channel], physical=False)[:, 0]
-    except UnreadableSignal as error:
-        raise UserError(f"{beats.header.with_suffix('.dat')}: {error}.") from None
+    """Read lead MLII: float64 [samples] in the file's units."""
+    header = read_header(beats.header)
+    return read_leads(beats.header, header, [beats.channel], physical=False)[:, 0]
 
 
 def digest_files(headers: list[Path]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass, replace
+from io import BufferedReader
+from math import prod
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -12,14 +15,49 @@ import torch
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.files import card, digest, fetch, missing, sha256, verify
-from zdp_bench.data.formats.idx import read_idx, read_shape
-from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 CLASSES = 10
 # Mean and standard deviation of a pixel in [0, 1], as published everywhere: public constants, so
 # they cost no privacy.
 PIXELS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}
+UNSIGNED_BYTE = 0x08
+LARGEST = 2**30  # bytes of entries; MNIST has 47 million, and EMNIST's largest part 638 million
+
+
+def read_idx(path: Path, dims: int) -> np.ndarray:
+    """Read an idx file of unsigned bytes with `dims` dimensions (1 for labels, 3 for images).
+
+    The format: two zero bytes, the type code, the number of dimensions; each dimension as a
+    big-endian uint32; the entries. No more is unpacked than the header announces.
+    """
+    with reading(path), _open(path) as file:
+        shape = _parse_shape(file.read(4 + 4 * dims), dims)
+        size = prod(shape)
+        expect(size <= LARGEST, f"announces {size:,} bytes of data; at most {LARGEST:,} are read")
+        raw = file.read(size + 1)  # to the end, where gzip compares its checksum
+        there = f"{len(raw):,}" if len(raw) <= size else "more"
+        expect(len(raw) == size, f"announces {size:,} bytes of data, but {there} are there")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
+
+
+def read_shape(path: Path, dims: int) -> tuple[int, ...]:
+    """Read the shape in an idx file's header, without the entries."""
+    with reading(path), _open(path) as file:
+        return _parse_shape(file.read(4 + 4 * dims), dims)
+
+
+def _open(path: Path) -> gzip.GzipFile | BufferedReader:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _parse_shape(raw: bytes, dims: int) -> tuple[int, ...]:
+    """Parse the header at the beginning of `raw`."""
+    magic, wanted = raw[:4].hex(), bytes((0, 0, UNSIGNED_BYTE, dims)).hex()
+    expect(magic == wanted, f"starts with 0x{magic} where 0x{wanted} was expected")
+    expect(len(raw) == 4 + 4 * dims, "ends inside its header")
+    return tuple(int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))
 
 
 @register("dataset", "mnist")
@@ -66,10 +104,6 @@ class Mnist(Dataset):
 
         Returns:
             Images float32 [n, 28, 28] and labels [n], each of train and test; the files' digest.
-
-        Raises:
-            UserError: a file cannot be fetched, is damaged, not the released one, or disagrees
-                with its partner.
         """
         of = card(self.card_name)
         fetch(root, of, self.mirror)
@@ -79,7 +113,7 @@ class Mnist(Dataset):
                 verify(path, file, of.name)
         arrays = [read_idx(path, dims=3 if "images" in path.name else 1) for path in paths]
         for first in (0, 2):
-            _check_pair(arrays[first], arrays[first + 1], paths[first], paths[first + 1])
+            _check_pair(arrays[first], arrays[first + 1], paths[first + 1])
         return (
             [self.to_float(array) for array in arrays[::2]],
             [array.astype(np.int64) for array in arrays[1::2]],
@@ -103,22 +137,20 @@ class FashionMnist(Mnist):
 
     augment: str | None = None
 
+    def __post_init__(self) -> None:
+        augmentation(self.augment, 0.0)
+
     def load(self, root: Path) -> Splits:
         black = float(self.to_float(np.zeros(1, np.uint8)))
         augment = augmentation(self.augment, black)
         return replace(super().load(root), augment=augment)
 
 
-def _check_pair(images: np.ndarray, labels: np.ndarray, image_path: Path, label_path: Path) -> None:
-    if len(images) != len(labels):
-        raise UserError(
-            f"{image_path} holds {len(images):,} images, but {label_path} holds {len(labels):,} "
-            "labels."
-        )
-    if len(labels) == 0:
-        raise UserError(f"{label_path}: holds no records.")
-    if labels.max() >= CLASSES:
-        raise UserError(
-            f"{label_path}: holds label {labels.max()}, but there are only {CLASSES} classes "
-            f"(0 to {CLASSES - 1})."
+def _check_pair(images: np.ndarray, labels: np.ndarray, label_path: Path) -> None:
+    with reading(label_path):
+        rule = f"holds {len(labels):,} labels, and the file of its images {len(images):,} images"
+        expect(len(images) == len(labels), rule)
+        expect(len(labels) > 0, "holds no examples")
+        expect(
+            labels.max() < CLASSES, f"holds label {labels.max()}; classes are 0 to {CLASSES - 1}"
         )

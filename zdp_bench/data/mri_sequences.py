@@ -13,6 +13,23 @@ The paper says 'normalised by whitening' and not by which statistics. Here each 
 by its own, so that it depends on no other, and no private statistic enters without an ε.
 
 k-space is made once, patient by patient, and mapped from the user's cache folder.
+
+`mri_sequences_from_volumes` simulates the four contrasts from any folder of NIfTI volumes of one,
+which are taken for T1-weighted, as Task04's hippocampi are. Each voxel's place between the volume's
+1st and 99th percentile, v in [0, 1], stands for its tissue, from fluid (dark) over grey to white
+matter and fat (bright); a sequence is a curve over v:
+
+    T1w    v^γ                              the volume itself
+    T1gd   v^γ, and bright where v changes fastest: contrast agent gathers at tissue borders
+    T2w    (1 − v)^γ                        fluid bright
+    FLAIR  a bump over grey matter          fluid suppressed, white matter grey
+
+γ varies by 20 % from patient to patient, and the bump's place by 0.05. Every sequence then gets a
+scanner's share of its own: a smooth field of sensitivity (e to a polynomial of mixed second order,
+coefficients up to 0.3) and Rician noise of 3 % of the brightest tissue. All of it is drawn from the
+file's name, so that a volume is always the same patient. The anatomy is real; no scanner made these
+contrasts, and numbers from here are 'derived', never the decathlon's. ε is stated of a volume; who
+owns two of them (Task04, see `msd.py`) has a larger one.
 """
 
 from __future__ import annotations
@@ -26,11 +43,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
 from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import digest, holds_any, sha256
-from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.kspace import to_kspace
+from zdp_bench.data.files import count_held_out, digest, holds_any, resolve_folder, sha256, try_each
+from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -199,11 +215,7 @@ def draw_patients(
 
 
 def read_contrasts(path: Path) -> np.ndarray:
-    """Read a file that holds the four contrasts as its channels: float32 [X, Y, Z, 4].
-
-    Raises:
-        UserError: see `nifti.read`.
-    """
+    """Read a file that holds the four contrasts as its channels: float32 [X, Y, Z, 4]."""
     return nifti.read(path).data
 
 
@@ -239,26 +251,21 @@ class MriSequences(SequenceSlices):
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every volume."""
         for name in RELEASED:
-            yield from nifti.check_files(root / FOLDER / name, "mri_sequences", len(SEQUENCES))
+            yield from try_each(self.find_volumes(root / FOLDER / name), nifti.read)
+
+    def find_volumes(self, folder: Path) -> dict[Path, nifti.Header]:
+        """Find the volumes of one part."""
+        if not folder.is_dir():
+            raise UserError(
+                f"dataset 'mri_sequences' expects {folder} with volumes of four channels. Unpack "
+                f"the decathlon's {FOLDER}.tar there (see datasets/mri_sequences.yaml), or use "
+                "dataset=mri_sequences_from_volumes or dataset=mri_sequences_synthetic."
+            )
+        return nifti.find_volumes(folder, "mri_sequences", len(SEQUENCES))
 
     def find(self, folder: Path) -> Parts:
-        """Find the patients of each part.
-
-        Raises:
-            UserError: a folder is missing, holds something else than volumes of four channels, or
-                a patient is in both.
-        """
-        for name in RELEASED:
-            if not (folder / name).is_dir():
-                raise UserError(
-                    f"dataset 'mri_sequences' expects {folder / name} with volumes of four "
-                    f"channels. Unpack the decathlon's {FOLDER}.tar there (see "
-                    "datasets/mri_sequences.yaml), or use dataset=mri_sequences_from_volumes or "
-                    "dataset=mri_sequences_synthetic."
-                )
-        train, held = (
-            nifti.find_volumes(folder / name, "mri_sequences", len(SEQUENCES)) for name in RELEASED
-        )
+        """Find the patients of each part."""
+        train, held = (self.find_volumes(folder / name) for name in RELEASED)
         names = {nifti.name_of(path) for path in train}
         if both := [path for path in held if nifti.name_of(path) in names]:
             raise UserError(
@@ -267,13 +274,90 @@ class MriSequences(SequenceSlices):
         return self.split(self.choose_slices(train), self.choose_slices(held))
 
     def split(self, train: list[Patient], held: list[Patient]) -> Parts:
-        """Draw those that validate from the test volumes, as the paper does.
-
-        Raises:
-            UserError: none is left to test on.
-        """
+        """Draw those that validate from the test volumes, as the paper does."""
         count = self.validation_patients
         rule = f"leaves {len(held) - count} patients to test"
         require(0 <= count < len(held), "dataset.validation_patients", count, rule)
         validation, test = draw_patients(held, count, self.split_seed)
         return {"train": train, "validation": validation, "test": test}
+
+
+# Counts up when a curve or a draw below changes: cached arrays go by it.
+SIMULATION = "simulated contrasts 1"
+NOISE = 0.03  # of the brightest tissue
+FIELD = 0.3  # largest part of a coefficient of the sensitivity's polynomial
+SPREAD = 0.2  # of γ
+
+
+def map_to_contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Turn a volume of one contrast [X, Y, Z] into four.
+
+    Returns:
+        float32 [X, Y, Z, 4] in the order of `SEQUENCES`, in [0, about 2].
+    """
+    low, high = np.percentile(volume, (1, 99))
+    tissue = ((volume - low) / max(high - low, np.finfo(np.float32).tiny)).clip(0, 1)
+    border = np.sqrt(sum(slope**2 for slope in np.gradient(tissue)))
+    gamma = 1 + random.uniform(-SPREAD, SPREAD, len(SEQUENCES))
+    grey = random.uniform(0.4, 0.5)
+    curves = {
+        "FLAIR": np.exp(-(((tissue - grey) / 0.25) ** 2)) * tissue ** (0.5 * gamma[0]),
+        "T1w": tissue ** gamma[1],
+        "T1gd": tissue ** gamma[2] + 2 * border,
+        "T2w": (1 - tissue) ** gamma[3],
+    }
+    scans = [scan(curves[name], random) for name in SEQUENCES]
+    return np.stack(scans, axis=-1).astype(np.float32)
+
+
+def scan(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Add a coil's sensitivity and the noise of a magnitude image to [X, Y, Z]."""
+    axes = (np.linspace(-1, 1, n) for n in picture.shape)
+    x, y, z = np.meshgrid(*axes, indexing="ij", sparse=True)
+    terms = (x, y, z, x * y, y * z, x * z)
+    coefficients = random.uniform(-FIELD, FIELD, len(terms))
+    field = sum(c * term for c, term in zip(coefficients, terms, strict=True))
+    noise = random.normal(0, NOISE, (2, *picture.shape))
+    return np.hypot(picture * np.exp(field) + noise[0], noise[1])
+
+
+def simulate_contrasts(path: Path) -> np.ndarray:
+    """Simulate the four contrasts of a file, seeded by its name: [X, Y, Z, 4]."""
+    seed = [ord(letter) for letter in nifti.name_of(path)]
+    return map_to_contrasts(nifti.read(path).data, np.random.default_rng(seed))
+
+
+@register("dataset", "mri_sequences_from_volumes")
+@dataclass(frozen=True, kw_only=True)
+class MriSequencesFromVolumes(SequenceSlices):
+    """Simulated sequences of the volumes in `folder` of the data root."""
+
+    unit: ClassVar[str] = "volume"
+
+    folder: str = nifti.HIPPOCAMPI
+    test_share: float = 0.2
+    split_seed: int = 0
+
+    def load(self, root: Path) -> Splits:
+        notes = f"four contrasts simulated from the volumes in {self.folder}"
+        parts = self.split(self.find(root))
+        return self.load_parts(parts, "derived", notes, simulate_contrasts, SIMULATION)
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by headers; without volumes, as many as the default folder has."""
+        found = holds_any(resolve_folder(root, self.folder))
+        released = [Patient.centre(self.slices, self.slices)] * nifti.N_HIPPOCAMPI
+        return self.describe(self.split(self.find(root) if found else released), found)
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read every volume of the folder."""
+        return try_each((patient.path for patient in self.find(root)), nifti.read)
+
+    def find(self, root: Path) -> list[Patient]:
+        folder = resolve_folder(root, self.folder)
+        return self.choose_slices(nifti.find_volumes(folder, "mri_sequences_from_volumes"))
+
+    def split(self, found: list[Patient]) -> Parts:
+        held = count_held_out(len(found), self.test_share, "volumes")
+        test, train = draw_patients(found, held, self.split_seed)
+        return {"train": train, "test": test}

@@ -17,8 +17,9 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,15 +28,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
-from zdp_bench.data.affine import Affine
-from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
+from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import card, digest, holds_any, sha256, try_each
-from zdp_bench.data.formats import nifti
-from zdp_bench.data.formats.labelled_volumes import Case, find_cases, list_pairs
-from zdp_bench.data.formats.planes import resample, resample_mask, to_bytes
+from zdp_bench.data.files import card, digest, holds_any, require_inside, sha256, try_each
+from zdp_bench.data.nifti import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.foreign_files import expect, misfits, read_json, reading
 from zdp_bench.registry import register
 
 # task -> (folder, volumes with labels in the release)
@@ -65,7 +64,104 @@ AUGMENT = Affine(
     fill=(0 - PIXELS[0]) / PIXELS[1],
 )
 Fit = Literal["resize", "pad"]
-Chosen = dict[str, list[tuple[Case, np.ndarray]]]  # part -> its cases with the slices that are used
+Pair = tuple[Path, Path]  # image and segmentation
+
+
+@dataclass(frozen=True)
+class LabelledVolume:
+    """One volume with its segmentation, and what its header announces."""
+
+    name: str
+    image: Path
+    label: Path
+    header: nifti.Header
+
+    @classmethod
+    def announce(cls, thickness: int) -> LabelledVolume:
+        """A case without files, of so many slices."""
+        return cls("", Path(), Path(), nifti.Header((1, 1, thickness), (1.0, 1.0, 1.0)))
+
+    def slices(self, most: int | None) -> np.ndarray:
+        """Indices of the used slices: all, or `most` spread evenly from the first to the last."""
+        count = self.header.shape[2]
+        if most is None or most >= count:
+            return np.arange(count)
+        return np.unique(np.round(np.linspace(0, count - 1, most)).astype(int))
+
+
+def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
+    """List every labelled volume by name: from dataset.json, or else by the names of the files.
+
+    Args:
+        channel: that each volume must have.
+    """
+    found = [open_pair(image, label) for image, label in list_pairs(folder)]
+    for case in found:
+        channels = (*case.header.shape, 1)[3]
+        rule = f"{case.image} has {channels} channels, counted from 0"
+        require(channel < channels, "dataset.channel", channel, rule)
+    if len(found) < 3:
+        raise UserError(
+            f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, "
+            "validate and test."
+        )
+    if twice := [name for name, count in Counter(case.name for case in found).items() if count > 1]:
+        raise UserError(f"{folder}: volume '{twice[0]}' stands there twice.")
+    return found
+
+
+def list_pairs(folder: Path) -> list[Pair]:
+    """Return (image, segmentation) of every labelled volume, by name; none is opened."""
+    if not folder.is_dir():
+        raise UserError(
+            f"dataset 'msd' expects {folder} with imagesTr/ and labelsTr/. Unpack the task's "
+            "archive there (see datasets/msd.yaml), or use dataset=msd_synthetic."
+        )
+    pairs = _pair_by_json(folder) if (folder / "dataset.json").is_file() else _pair_by_name(folder)
+    for path in (path for pair in pairs for path in pair):
+        require_inside(path, folder)
+    return sorted(pairs)
+
+
+def open_pair(image: Path, label: Path) -> LabelledVolume:
+    """Read both headers, which must belong together."""
+    header, mask = nifti.read_header(image), nifti.read_header(label)
+    with reading(label):
+        voxels, own = list(header.shape[:3]), list(mask.shape[:3])
+        expect(voxels == own, f"has {own} voxels, but its image has {voxels}")
+        same = np.allclose(header.spacing, mask.spacing, rtol=1e-2)
+        rule = f"has voxels of {mask.spacing} mm, but its image's measure {header.spacing} mm"
+        expect(same, rule)
+    return LabelledVolume(nifti.name_of(image), image, label, header)
+
+
+def _pair_by_json(folder: Path) -> list[Pair]:
+    path = folder / "dataset.json"
+    entries = [{"image": str, "label": str}]
+    found = read_json(path)
+    if wrong := next(misfits(found, {"training": entries}), ""):
+        raise UserError(
+            f"{path}: does not list its training volumes ({wrong}); unpack the archive again, or "
+            "delete the file to pair volumes by name."
+        )
+    return [(folder / one["image"], folder / one["label"]) for one in found["training"]]
+
+
+def _pair_by_name(folder: Path) -> list[Pair]:
+    images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
+    labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
+    if not images:
+        raise UserError(f"{folder / 'imagesTr'}: holds no NIfTI volume.")
+    if alone := sorted(set(images) ^ set(labels)):
+        missing = "labelsTr" if alone[0] in images else "imagesTr"
+        raise UserError(
+            f"{folder / missing}: lacks the volume '{alone[0]}', which the other folder has."
+        )
+    return [(images[name], labels[name]) for name in images]
+
+
+# part -> its volumes with the slices that are used
+Chosen = dict[str, list[tuple[LabelledVolume, np.ndarray]]]
 
 
 @dataclass(frozen=True)
@@ -127,11 +223,7 @@ class LabelledSlices(Dataset):
         raise NotImplementedError
 
     def count_parts(self, volumes: int) -> tuple[int, int]:
-        """Return how many of the volumes are to train and to test on; the others validate.
-
-        Raises:
-            UserError: the shares leave a part empty.
-        """
+        """Return how many of the volumes are to train and to test on; the others validate."""
         share, test_share = self.validation_share, self.test_share
         require(0 <= share < 1, "dataset.validation_share", share, "must lie in [0, 1)")
         test = round(test_share * volumes)
@@ -142,7 +234,7 @@ class LabelledSlices(Dataset):
         require(train >= 1, "dataset.test_share", test_share, rule)
         return train, test
 
-    def choose(self, cases: list[Case], seed: int) -> Chosen:
+    def choose(self, cases: list[LabelledVolume], seed: int) -> Chosen:
         """Split by volume, and choose the slices of each."""
         order = [cases[index] for index in np.random.default_rng(seed).permutation(len(cases))]
         train, test = self.count_parts(len(cases))
@@ -158,7 +250,7 @@ class LabelledSlices(Dataset):
         bound = self.max_per_patient
         return {"train": bound, "validation": bound, "test": self.test_per_patient}
 
-    def describe(self, cases: list[Case], seed: int, found: bool = True) -> DatasetInfo:
+    def describe(self, cases: list[LabelledVolume], seed: int, found: bool = True) -> DatasetInfo:
         """Count the slices of volumes whose headers are known."""
         chosen = self.choose(cases, seed)
         counts = _count_slices(chosen)
@@ -176,7 +268,7 @@ class LabelledSlices(Dataset):
             found=found,
         )
 
-    def load_cases(self, cases: list[Case], provenance: Provenance, seed: int) -> Splits:
+    def load_cases(self, cases: list[LabelledVolume], provenance: Provenance, seed: int) -> Splits:
         """Read a task's volumes; `groups` number them."""
         geometry, size = self.geometry(), self.size
         chosen = self.choose(cases, seed)
@@ -230,7 +322,6 @@ class Msd(LabelledSlices):
     window: list[float] | None = None
     channel: int = 0
     split_seed: int = 0
-    bad_records: BadRecords | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -250,20 +341,19 @@ class Msd(LabelledSlices):
         name, released = TASKS[self.task]
         folder = root / name
         labels = nifti.paths_of(folder / "labelsTr")
-        cases = find_cases(folder, self.channel, self.bad_records)
-        skipped = note_skipped(len(list_pairs(folder)), len(cases))
-        whole = (folder / "dataset.json").is_file() and len(labels) == released and not skipped
-        splits = self.load_cases(cases, "official" if whole else "derived", self.split_seed)
-        return replace(splits, notes=f"{splits.notes}; {skipped}") if skipped else splits
+        cases = find_cases(folder, self.channel)
+        whole = (folder / "dataset.json").is_file() and len(labels) == released
+        return self.load_cases(cases, "official" if whole else "derived", self.split_seed)
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by headers; without volumes, as released with the paper's 64 slices each."""
         name, released = TASKS[self.task]
         if holds_any(root / name):
-            cases = find_cases(root / name, self.channel, self.bad_records)
-            return self.describe(cases, self.split_seed)
+            return self.describe(find_cases(root / name, self.channel), self.split_seed)
         thickness = max(SLICES, self.max_per_patient or 0)
-        return self.describe([Case.announce(thickness)] * released, self.split_seed, found=False)
+        return self.describe(
+            [LabelledVolume.announce(thickness)] * released, self.split_seed, found=False
+        )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every labelled volume and its segmentation, of each task that is there."""
@@ -274,16 +364,12 @@ class Msd(LabelledSlices):
                     yield from try_each([case.label], nifti.read_labels)
 
 
-def read_slices(case: Case, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
+def read_slices(case: LabelledVolume, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
     """Read slices of a case as bytes [n, 2, size, size]: image, and mask of 0 and 1.
 
     Rows run from anterior to posterior.
-
-    Raises:
-        UserError: a file cannot be read, or a slice does not fit.
     """
-    with refuse_damage(case.image):
-        image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
+    image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
     if image.ndim == 4:
         image = image[..., geometry.channel]
     if label.ndim == 4:

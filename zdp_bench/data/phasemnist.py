@@ -14,8 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.files import card, digest, note_source
-from zdp_bench.data.formats.idx import read_idx
-from zdp_bench.data.mnist import CLASSES, Mnist
+from zdp_bench.data.mnist import CLASSES, Mnist, read_idx
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -56,9 +55,6 @@ def couple_images(labels: np.ndarray, seed: int) -> Pairing:
 
     Args:
         labels: [n]
-
-    Raises:
-        UserError: no image of any label has a partner.
     """
     rng = np.random.default_rng([seed, 0])
     partner = np.full(len(labels), -1)
@@ -87,9 +83,6 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
 
     Returns:
         Indices of the partners [n].
-
-    Raises:
-        UserError: a label has images and its partner has none.
     """
     rng = np.random.default_rng([seed, 1])
     chosen = np.empty(len(labels), dtype=np.int64)
@@ -213,11 +206,7 @@ class PhaseDigits(Dataset):
         return _count_pairs(digits, labels[parts[0]], self.pairing_seed)
 
     def split(self, labels: np.ndarray) -> list[np.ndarray]:
-        """Indices of the digits to train, test and validate on, in equal shares of every label.
-
-        Raises:
-            UserError: a class would be empty in one part.
-        """
+        """Indices of the digits to train, test and validate on, in equal shares of every label."""
         count = len(labels)
         held = math.ceil(self.test_share * count) if 0 < self.test_share < 1 else 0
         rule = (

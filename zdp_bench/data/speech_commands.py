@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -30,19 +29,12 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
-from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage, skip_unreadable
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import (
-    digest,
-    holds_any,
-    require_inside,
-    sha256,
-    try_each,
-    visible_files,
-)
-from zdp_bench.data.formats.wav import read_wav
+from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners, most_of_one
+from zdp_bench.data.signals import read_wav
 from zdp_bench.errors import UserError, require, suggestion
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 RATE = 16_000  # Hz; a clip is one second
@@ -89,11 +81,7 @@ class Spectrograms(Dataset):
         return self.grid or [count_frames(self.frame_step), self.bins]
 
     def hold_out(self, speakers: list[str], split: str, seed: int) -> np.ndarray:
-        """Return True for the test clips, given each clip's speaker.
-
-        Raises:
-            UserError: the share leaves none on one side.
-        """
+        """Return True for the test clips, given each clip's speaker."""
         count = len(speakers)
         if split == "speaker":
             testing = hold_out_owners(speakers, self.test_share, seed)
@@ -162,10 +150,7 @@ class Spectrograms(Dataset):
 
         def blocks() -> Iterator[np.ndarray]:
             for start in range(0, len(paths), 256):
-                clips = []
-                for path in paths[start : start + 256]:
-                    with refuse_damage(path):
-                        clips.append(read_clip(path))
+                clips = [read_clip(path) for path in paths[start : start + 256]]
                 yield stft(torch.from_numpy(np.stack(clips)), step)[..., :bins].numpy()
 
         shape = (len(paths), count_frames(step), bins)
@@ -181,7 +166,6 @@ class SpeechCommands(Spectrograms):
     clips_per_word: int | None = None
     split: Literal["speaker", "random"] = "speaker"
     split_seed: int = 0
-    bad_records: BadRecords | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,27 +174,15 @@ class SpeechCommands(Spectrograms):
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with fewer clips it is 'derived'."""
-        every = self.choose(root / FOLDER)
-        chosen = self._keep(every)
-        skipped = note_skipped(len(every), len(chosen))
+        chosen = self.choose(root / FOLDER)
         whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) >= RELEASED
-        provenance: Provenance = "official" if whole and not skipped else "derived"
-        splits = self.load_clips(
-            chosen, provenance, self.clips_per_word, self.split, self.split_seed
-        )
-        return replace(splits, notes=f"{splits.notes}, {skipped}") if skipped else splits
-
-    def _keep(self, chosen: list[Clip]) -> list[Clip]:
-        """Leave damaged clips out, if they are skipped; the others stay those that were chosen."""
-        path_of = itemgetter(0)
-        return skip_unreadable(
-            self.bad_records, chosen, lambda clip: read_clip(path_of(clip)), path_of
-        )
+        provenance: Provenance = "official" if whole else "derived"
+        return self.load_clips(chosen, provenance, self.clips_per_word, self.split, self.split_seed)
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by the clips' names; without clips, about 3,500 of a word and 20 of a speaker."""
         if holds_any(root / FOLDER):
-            speakers = [speaker_of(path) for path, _ in self._keep(self.choose(root / FOLDER))]
+            speakers = [speaker_of(path) for path, _ in self.choose(root / FOLDER)]
             return self.describe(speakers, self.hold_out(speakers, self.split, self.split_seed))
         count = min(self.clips_per_word or 3500, 3500) * len(self.words)
         speakers = [str(number) for number in range(count)]
@@ -224,11 +196,7 @@ class SpeechCommands(Spectrograms):
                 yield from try_each(find_clips(root / FOLDER, word), read_clip)
 
     def choose(self, folder: Path) -> list[Clip]:
-        """Choose (file, label) of every clip that is used, in the order of words and names.
-
-        Raises:
-            UserError: there is no such folder or word, or a file leads out of the folder.
-        """
+        """Choose (file, label) of every clip that is used, in the order of words and names."""
         if not folder.is_dir():
             raise UserError(
                 f"dataset 'speech_commands' expects {folder}, one folder a word. Unpack "
@@ -279,11 +247,7 @@ def speaker_of(clip: Path) -> str:
 
 
 def read_clip(path: Path) -> np.ndarray:
-    """Read one clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut.
-
-    Raises:
-        UserError: see `read_wav`.
-    """
+    """Read one clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut."""
     samples = read_wav(path, RATE, 1, LARGEST)[:CLIP, 0]
     clip = np.zeros(CLIP, dtype=np.float32)
     clip[: len(samples)] = samples / np.float32(2**15)
@@ -291,24 +255,15 @@ def read_clip(path: Path) -> np.ndarray:
 
 
 def find_clips(folder: Path, word: str) -> list[Path]:
-    """List the clips of one word, by name.
-
-    Raises:
-        UserError: a file leads out of the folder, is no .wav file, or a clip has two names.
-    """
+    """List the clips of one word, by name."""
     found: dict[str, Path] = {}
     for path in visible_files(folder / word):
         require_inside(path, folder)
-        if path.suffix != ".wav":
-            raise UserError(
-                f"{path}: is no .wav file; nothing but clips belongs into a word's folder."
-            )
-        if not path.is_file():
-            raise UserError(f"{path}: is not a file; a wav file was expected.")
-        name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
-        if name in found:
-            raise UserError(f"{path}: is the same clip as {found[name].name}; each may stand once.")
-        found[name] = path
+        with reading(path):
+            expect(path.suffix == ".wav", "is no .wav file; only clips belong into a word's folder")
+            name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
+            other = found.setdefault(name, path)
+            expect(other == path, f"is the same clip as {other.name}; each may stand once")
     if not found:
         raise UserError(f"{folder / word}: holds no wav file.")
     return list(found.values())

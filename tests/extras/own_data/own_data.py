@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from zdp_bench.data.formats import nifti
+from zdp_bench.data import nifti
 
 RATE = 100  # Hz of the recordings
 

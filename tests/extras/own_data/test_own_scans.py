@@ -10,7 +10,7 @@ import pytest
 from tests.test_docs import write_own_data
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
-from zdp_bench.data.formats import nifti
+from zdp_bench.data import nifti
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file

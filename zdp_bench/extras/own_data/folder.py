@@ -18,19 +18,33 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Splits
 from zdp_bench.data.augmentation import augmentation
-from zdp_bench.data.bad_records import BadRecords, keep_readable, note_skipped, refuse_damage
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import digest, sha256
-from zdp_bench.data.formats.kspace import SSIM_WINDOW
+from zdp_bench.data.files import (
+    BadRecords,
+    advise_skipping,
+    digest,
+    note_skipped,
+    read_each,
+    sha256,
+)
+from zdp_bench.data.kspace import SSIM_WINDOW
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.own_data.form import Fit, Form
-from zdp_bench.extras.own_data.kinds import SUFFIXES, Kind, common_kind, kind_of, suffix_of
-from zdp_bench.extras.own_data.own_files import Item, find_items
-from zdp_bench.extras.own_data.own_listing import (
+from zdp_bench.extras.own_data.listing import (
+    Item,
     Listing,
     choose_examples,
+    find_items,
     list_examples,
     split_items,
+)
+from zdp_bench.extras.own_data.readers import (
+    SUFFIXES,
+    Fit,
+    Form,
+    Kind,
+    common_kind,
+    kind_of,
+    suffix_of,
 )
 from zdp_bench.registry import register
 
@@ -182,7 +196,7 @@ class Folder(Dataset):
             outputs=len(found.classes) or 1,
             provenance="own",
             digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}{pairs}"),
-            notes="; ".join(filter(None, [what, note_skipped(found.skipped, 0)])),
+            notes="; ".join(filter(None, [what, note_skipped(found.skipped)])),
             augment=augmentation(self.augment, (0 - mean) / deviation),
             augment_targets=None if found.classes else augmentation(self.augment, 0),
             validation=take("validation") if found.count("validation") else None,
@@ -210,11 +224,7 @@ class Folder(Dataset):
         )
 
     def find(self) -> Listing:
-        """List the files, without the damaged ones if they are skipped, and split them.
-
-        Raises:
-            UserError: no folder is named, or the files cannot be split.
-        """
+        """List the files, without the damaged ones if they are skipped, and split them."""
         if self.path is None:
             raise UserError("dataset.path=null: name your data, such as dataset.path=./scans.")
         path = Path(self.path).expanduser()
@@ -226,9 +236,9 @@ class Folder(Dataset):
         if items[0].reference:
             self._require_images(kind, items[0].reference)
         listed = len(items)
-        items = keep_readable(self.bad_records, items, partial(self._check, kind))
-        if not items:
-            raise UserError(f"dataset.path={path}: holds no file that can be read.")
+        checked = read_each(items, partial(self._check, kind), self.bad_records)
+        items = [item for item, _ in checked]
+        require(bool(items), "dataset.path", path, "holds no file that can be read")
         parts = split_items(items, self.test_share, self.split_seed)
         counts = [kind.count(item.path, self.form) for item in items]
         used = choose_examples(items, parts, counts, self.max_per_patient)
@@ -236,11 +246,7 @@ class Folder(Dataset):
         return replace(listing, skipped=listed - len(items))
 
     def prepare(self, path: Path) -> Tensor:
-        """Return a file as the model gets it [n, *shape], for predictions.
-
-        Raises:
-            UserError: it is of no known kind, or damaged.
-        """
+        """Return a file as the model gets it [n, *shape], for predictions."""
         kind = kind_of(path)
         self._require_options(kind, path)
         inputs = torch.tensor(kind.read(path, self.form))  # a copy: some arrays are read-only
@@ -275,11 +281,7 @@ class Folder(Dataset):
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
 
     def _check(self, kind: Kind, item: Item) -> None:
-        """Hold a file's header to its partner's; where damaged files are skipped, read both.
-
-        Raises:
-            UserError: they do not fit, or are damaged.
-        """
+        """Hold a file's header to its partner's; where damaged files are skipped, read both."""
         kind.count(item.path, self.form)
         if item.mask and kind.mask and suffix_of(item.mask) not in kind.mask.suffixes:
             known = " or ".join(kind.mask.suffixes)
@@ -303,7 +305,7 @@ class Folder(Dataset):
         """Return the SHA-256 of the files, and of how they become numbers."""
         kind, sums = found.kind, []
         for item in found.items:
-            with refuse_damage(item.path):
+            with advise_skipping():
                 paths = kind.files(item.path, self.form)
                 paths += [item.partner] if item.partner else []
                 each = [sha256(path) for path in paths]
@@ -335,7 +337,7 @@ class Folder(Dataset):
 
         def blocks() -> Iterator[np.ndarray]:
             for path, use in zip(paths, found.used, strict=True):
-                with refuse_damage(path):
+                with advise_skipping():
                     block = kind.read(path, self.form)[use]
                 yield block if kind.is_image else block * np.float32(self.scale or 1)
 
@@ -349,7 +351,7 @@ class Folder(Dataset):
             for item, use in zip(found.items, found.used, strict=True):
                 assert found.kind.mask
                 assert item.mask
-                with refuse_damage(item.mask):
+                with advise_skipping():
                     block = found.kind.mask.read(item.mask, self.form)[use]
                 yield block
 

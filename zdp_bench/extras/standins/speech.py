@@ -16,7 +16,7 @@ from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import digest, write_whole
 from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
 from zdp_bench.errors import require
-from zdp_bench.extras.standins.sizes import require_modest
+from zdp_bench.extras.standins import require_modest
 from zdp_bench.registry import register
 
 

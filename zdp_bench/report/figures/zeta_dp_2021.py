@@ -9,8 +9,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from zdp_bench.data import cpsc2018 as ecg
 from zdp_bench.data import speech_commands as speech
-from zdp_bench.data.formats import ecg
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
 from zdp_bench.report.figures import COLOURS, WIDTH
@@ -36,9 +36,8 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
             "`zdp-bench run recipe=ecg dataset=cpsc2018_synthetic`; --root names another folder."
         )
     found: dict[str, ecg.Recording] = {}
-    for _, one in ecg.read_all(folders[0], channel=3):
-        if isinstance(one, ecg.Recording):
-            found.setdefault(one.diagnosis, one)
+    for _, one in ecg.Recordings.find(folders[0]).read_all(3, "skip"):
+        found.setdefault(one.diagnosis, one)
         if {"Normal", "LBBB"} <= found.keys():
             break
     blocked = next((name for name in ("LBBB", "RBBB") if name in found), None)

@@ -1,10 +1,11 @@
-"""Crafted and damaged files of `dataset=folder` end in one sentence that names them."""
+"""Damaged files, crafted lists and options of `dataset=folder` end in one sentence each."""
 
 from __future__ import annotations
 
 import gzip
 import re
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -16,8 +17,15 @@ import pytest
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.extras.own_data.own_data import KINDS, write_classes, write_dicom, write_png
+from tests.extras.own_data.own_data import (
+    KINDS,
+    write_classes,
+    write_dicom,
+    write_png,
+)
+from tests.test_cli import run
 from tests.test_docs import exit_code_of
+from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data.folder import Folder
 
 
@@ -90,26 +98,26 @@ DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
     *[(kind, lambda path: path.write_bytes(bytes(range(256)) * 9), "") for kind in KINDS],
     ("picture", lambda path: bad_png(path, 20_000), "too many|DecompressionBomb"),
     ("picture", lambda path: bad_png(path, 15_000), "DecompressionBomb"),
-    ("picture", lambda path: bad_png(path, 100), "is no readable PNG"),
+    ("picture", lambda path: bad_png(path, 100), "cannot be read"),
     ("volume", in_gzip(announce_voxels), r"announces \[20000, 20000, 20000\] voxels"),
     ("volume", in_gzip(lambda whole: whole.__delitem__(slice(400, None))), "cannot be read"),
     ("volume", put(b"\0\0\0\0", -8), "cannot be read"),
     ("clip", put(b"\xff" * 4, 40), "announces 2,147,483,647 samples"),
-    ("clip", put(b"\xff" * 4, 16), "not a readable wav file"),
+    ("clip", put(b"\xff" * 4, 16), "cannot be read"),
     ("clip", put(b"\2", 22), "has 2 channels"),
     ("recording", text("40", "999999999"), "announces 999,999,999 samples"),
     ("recording", text("40", "41"), "announces 164; it is cut off"),
-    ("recording", text(".dat", "../1.dat"), "is not beside it|no readable header"),
-    ("recording", text("0.dat", "http://a.b/c"), "names the file http|no readable header"),
+    ("recording", text(".dat", "../1.dat"), "is not beside it|cannot be read"),
+    ("recording", text("0.dat", "http://a.b/c"), "names the file http|cannot be read"),
     ("recording", text(" 16 ", " 516 "), "is stored in format 516"),
     ("recording", text("100 40", "100 0"), "announces 0 samples"),
-    ("recording", lambda path: path.with_suffix(".dat").unlink(), "signal file 0.dat is missing"),
+    ("recording", lambda path: path.with_suffix(".dat").unlink(), "0.dat: is missing"),
     ("recording", put(b"\0\x80", 0), ""),
     ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),
-    ("image", dicom(Rows=9_000), "its pixels cannot be read"),
+    ("image", dicom(Rows=9_000), "cannot be read"),
     ("image", coloured, "of RGB; one grey image a file"),
     ("image", dicom(NumberOfFrames=3), "has 3 frames"),
-    ("image", deflate, "deflated|no readable DICOM"),
+    ("image", deflate, "deflated|cannot be read"),
     ("image", dicom(RescaleSlope="inf"), "pixels"),
 ]
 
@@ -140,7 +148,7 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
     mask = tmp_path / "d/masks/p3.png"
     whole = mask.read_bytes()
     mask.write_bytes(whole[:50])
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "is no readable PNG")
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "cannot be read")
     Image.fromarray(np.zeros((10, 12, 3), dtype=np.uint8)).save(mask)
     assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "in colour")
     mask.unlink()
@@ -157,14 +165,20 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
 
 
 CSVS: list[tuple[bytes, str]] = [
-    (b"path,label\n\xff\xfe.png,x\n", "UnicodeDecodeError.; save it as UTF-8"),
+    (b"path,label\n\xff\xfe.png,x\n", r"cannot be read \(UnicodeDecodeError"),
     (b"path,label\n" + b"a" * 200_000 + b",x\n", r"cannot be read"),
-    (b"path,label\na\0.png,x\n", "cannot be read as CSV|is no file's name|there is no file"),
+    (b"path,label\na\0.png,x\n", "cannot be read|is no file's name|there is no file"),
     (b"path;label\na.png;x\n", "has the columns path;label"),
     (b"path,classes\na.png,x\n", "path and label are needed"),
     (b"path,label,mask\na.png,x,a.png\n", "path and label are needed, or path and mask"),
-    (b"path,label,Patients\na.png,x,1\n", "column 'Patients' is not known. Did you mean 'patient'"),
-    (b"path,label,splits\na.png,x,train\n", "column 'splits' is not known. Did you mean 'split'"),
+    (
+        b"path,label,Patients\na.png,x,1\n",
+        "'Patients', which is not known. Did you mean 'patient'",
+    ),
+    (
+        b"path,label,splits\na.png,x,train\n",
+        "'splits', which is not known. Did you mean 'split'",
+    ),
     (b"path,label\n../secret.png,x\n", "leads out of"),
     (b"path,label\n/etc/passwd,x\n", "leads out of"),
     (b"path,label\nlink.png,x\n", "is a link that leads out of"),
@@ -173,6 +187,16 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label\na.png\n", "line 2: columns path and label must both be there"),
     (b"path,mask\na.png,\n", "line 2: columns path and mask must both be there"),
     (b"path,mask\na.png,../secret.png\n", "leads out of"),
+    (b"path,label\na.png,\n", "line 2: columns path and label"),
+    (b"path,label\nnone.png,x\n", "line 2: there is no file"),
+    (b"path,label,split\na.png,x,dev\n", "line 2: split must be train, test or validation"),
+    (b"path,label,patient\na.png,x,\n", "line 2: .* patient must be filled"),
+    (b"path,label\na.png,x\na.png,y\n", "names a.png twice"),
+    (b"path,label,patient,split\na.png,x,7,train\nb.png,y,7,test\n", "patient 7 is in train and"),
+    (b"path,label\nlist.csv,x\n", "none of .png, .jpg, .jpeg"),
+    (b"path,label\na.png,x\n", "one class only"),
+    (b"path,label\na.png,x\nb.png,y\n", "has no (train|test) example"),
+    (b"path,label\n", "holds no file"),
     (b"", "has the columns"),
 ]
 
@@ -180,7 +204,8 @@ CSVS: list[tuple[bytes, str]] = [
 @pytest.mark.parametrize(("body", "says"), CSVS)
 def test_a_crafted_csv_is_refused(tmp_path: Path, body: bytes, says: str) -> None:
     home = tmp_path / "d"
-    write_png(home / "a.png", 3)
+    for name in "ab":
+        write_png(home / f"{name}.png", 3)
     write_png(tmp_path / "secret.png", 3)
     (home / "link.png").symlink_to(tmp_path / "secret.png")
     (home / "twin.png").symlink_to(home / "a.png")
@@ -188,10 +213,61 @@ def test_a_crafted_csv_is_refused(tmp_path: Path, body: bytes, says: str) -> Non
     assert_refused(lambda: load(home / "list.csv", "picture"), "list.csv", says)
 
 
-def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
-    write_classes(tmp_path / "d", "picture")
-    (tmp_path / "d/sick/loop").symlink_to(tmp_path / "d/sick")
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "loop", "is a link to a folder")
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("picture", {"window": [0, 1]}, r"dataset.window=\[0, 1\]: changes nothing here: .* a picture"),
+    ("picture", {"rate": 5}, "dataset.rate=5: changes nothing here"),
+    ("volume", {"length": 5}, "dataset.length=5: changes nothing here"),
+    ("clip", {"leads": ["I"]}, r"dataset.leads=\['I'\]: changes nothing here"),
+    ("clip", {"rate": None}, "dataset.rate=null: give the Hz of every file"),
+    ("recording", {"length": None}, "dataset.length=null: give the samples of an example"),
+    ("clip", {"augment": "flip"}, "dataset.augment=flip: is for images"),
+    ("clip", {"mean": 0.0}, "dataset.mean=0.0: is for images"),
+    ("image", {"channels": 3}, r"dataset.channels=3: must be 1 \(grey\)"),
+    ("clip", {"spectrum": 33}, "dataset.spectrum=33: must lie between 2 and"),
+    ("recording", {"leads": ["I", "V5"]}, "must name as many leads as dataset.channels=1"),
+    ("recording", {"leads": ["II"]}, "has the leads I, V5, and 'II' was expected"),
+    ("recording", {"channels": 3}, "has 2 leads where dataset.channels=3"),
+    ("volume", {"channels": 2}, "has 1 channels where dataset.channels=2"),
+    ("clip", {"rate": 8000}, "16-bit samples at 100 Hz; one channel of 16 bits at 8000 Hz"),
+    ("recording", {"rate": 500}, "has a rate of 100 Hz where 500 Hz was expected"),
+    ("volume", {"window": [5, 5]}, "must be .low, high. with low < high"),
+    ("volume", {"depth": 0}, "dataset.depth=0: must lie between"),
+    ("clip", {"scale": 0.0}, "dataset.scale=0.0: must be positive"),
+    ("picture", {"mean": "train"}, "dataset.mean=train: must be a number that is public"),
+    ("picture", {"deviation": 0.0}, "dataset.deviation=0.0: must be positive"),
+    ("picture", {"channels": 0}, "dataset.channels=0: must lie"),
+    ("picture", {"channels": 2}, r"dataset.channels=2: must be 1 \(grey\) or 3"),
+    ("picture", {"test_share": 1.0}, "dataset.test_share=1.0: must lie"),
+    ("picture", {"max_per_patient": 0}, "dataset.max_per_patient=0"),
+    ("picture", {"augment": "spin"}, "dataset.augment 'spin' is not known"),
+    ("picture", {"patient": "(x)"}, "its name does not tell the patient by .* first group"),
+    ("picture", {"path": None}, "dataset.path=null: name your data"),
+    ("picture", {"path": "none"}, "there is no such folder or CSV"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "says"), REFUSED)
+def test_options_that_mean_nothing_for_a_kind_are_refused(
+    tmp_path: Path, kind: str, options: dict[str, Any], says: str
+) -> None:
+    write_classes(tmp_path / "d", kind)
+    with pytest.raises(UserError, match=says):
+        Folder(**{"path": str(tmp_path / "d"), "size": 8, **KINDS[kind][2], **options}).load(
+            tmp_path
+        )
+
+
+def test_what_does_not_belong_into_a_folder_is_refused(tmp_path: Path) -> None:
+    home = write_classes(tmp_path / "d", "picture")
+    for path, target, says in [
+        (home / "sick/loop", home / "sick", "loop: is a link to a folder"),
+        (home / "sick/out.png", Path("/etc/hostname"), "out.png: is a link that leads out of"),
+    ]:
+        path.symlink_to(target)
+        assert_refused(lambda: load(home, "picture"), path.name, says)
+        path.unlink()
+    (home / "note.txt").write_text("x")
+    assert_refused(lambda: load(home, "picture"), "note.txt", "is no class folder")
 
 
 def test_the_command_line_says_it_in_a_sentence(
@@ -203,5 +279,22 @@ def test_the_command_line_says_it_in_a_sentence(
     (tmp_path / "d/sick/s4/0.png").write_bytes(WEB_PAGE)
     assert exit_code_of(*words) == 2
     said = capsys.readouterr().err.strip()
-    assert "s4/0.png: is no readable PNG or JPEG" in said
+    assert "s4/0.png: cannot be read" in said
     assert "Traceback" not in said
+
+
+def test_dicom_without_pydicom_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ill", "well"):
+        for patient in range(4):
+            write_dicom(tmp_path / "films" / name / f"p{patient}" / "0.dcm", 9)
+    for module in [name for name in sys.modules if name.startswith("pydicom.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    words = ["recipe=quickstart", "dataset=folder", "model=real_mlp", "algorithm=dp_sgd"]
+    words += [f"dataset.path={tmp_path / 'films'}", "dataset.window=[0,255]"]
+    code, _, err = run(capsys, "run", *words, f"paths.results={tmp_path}")
+    said = "this needs pydicom, which is not installed: `pip install 'zdp-bench[medical]'`."
+    assert (code, said in err) == (2, True), err
+    assert "Traceback" not in err

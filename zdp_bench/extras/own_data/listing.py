@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from zdp_bench.data.files import require_inside, visible_files
-from zdp_bench.errors import UserError, suggestion
+from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.errors import UserError, require, suggestion
+from zdp_bench.extras.own_data.readers import Kind
+from zdp_bench.foreign_files import expect, reading
 
 PARTS = ("train", "test", "validation")
 TARGETS = ("label", "mask", "reference")
 COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
 PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> what it holds
+LARGEST_CSV = 2**28  # bytes
 HEADER = ".hea"  # of WFDB: what else has its name belongs to it
 
 
@@ -64,20 +73,14 @@ def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> li
     Args:
         suffixes: of the files that are expected.
         patient: a regular expression whose first group, in the file's name, is the patient.
-
-    Raises:
-        UserError: nothing is there, a file is of another kind or leads out of the folder, or
-            patients or splits contradict one another.
     """
     try:
-        if not path.exists():
-            raise UserError(f"dataset.path={path}: there is no such folder or CSV.")
+        require(path.exists(), "dataset.path", path, "there is no such folder or CSV")
         found = list(_by_csv(path) if path.suffix == ".csv" else _by_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    if not found:
-        raise UserError(f"dataset.path={path}: holds no file in a class folder.")
+    require(bool(found), "dataset.path", path, "holds no file in a class folder")
     for item in found:
         if not item.path.name.lower().endswith(tuple(suffixes)):
             raise UserError(
@@ -90,8 +93,7 @@ def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> li
 
 
 def _by_folder(path: Path) -> Iterator[Item]:
-    if not path.is_dir():
-        raise UserError(f"dataset.path={path}: is neither a folder nor a CSV.")
+    require(path.is_dir(), "dataset.path", path, "is neither a folder nor a CSV")
     split = all((path / part).is_dir() for part in PARTS[:2])
     for part in PARTS if split else ("",):
         home = path / part
@@ -162,33 +164,25 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _by_csv(path: Path) -> Iterator[Item]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file)
-            columns = [name.strip() for name in table.fieldnames or []]
-            table.fieldnames = columns
-            lines = list(table)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(
-            f"{path}: cannot be read as CSV ({type(error).__name__}); save it as UTF-8 text with "
-            "commas."
-        ) from None
-    _require_columns(path, columns)
+    with reading(path, LARGEST_CSV), path.open(encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file)
+        columns = [name.strip() for name in table.fieldnames or []]
+        table.fieldnames = columns
+        lines = list(table)
+        _require_columns(columns)
     for number, line in enumerate(lines, start=2):
         yield _item_of(path, f"{path}, line {number}", line, columns)
 
 
-def _require_columns(path: Path, columns: list[str]) -> None:
+def _require_columns(columns: list[str]) -> None:
     """Refuse columns that lack a needed one, or have one that may be a slip of another's name."""
-    if "path" not in columns or len({*TARGETS} & {*columns}) != 1:
-        raise UserError(
-            f"{path}: has the columns {', '.join(columns)[:200]}; path and label are needed, or "
-            "path and mask, or path and reference; patient and split where they are known."
-        )
+    fits = "path" in columns and len({*TARGETS} & {*columns}) == 1
+    rule = "path and label are needed, or path and mask, or path and reference; patient and split"
+    expect(fits, f"has the columns {', '.join(columns)[:200]}; {rule} where they are known")
     lacking = {*COLUMNS} - {*columns} - {*TARGETS}
     for name in {*columns} - {*COLUMNS}:
-        if near := suggestion(name.lower(), lacking):
-            raise UserError(f"{path}: column '{name}' is not known.{near} Rename it.")
+        near = suggestion(name.lower(), lacking)
+        expect(not near, f"has a column '{name}', which is not known.{near} Rename it")
 
 
 def _item_of(path: Path, where: str, line: dict[str, str], columns: Collection[str]) -> Item:
@@ -253,3 +247,117 @@ def _require_consistent(path: Path, found: list[Item]) -> None:
                 f"{path}: patient {item.patient} is in {part_of[item.patient]} and in {item.part}; "
                 "split by patient, or the test measures what was trained on."
             )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files that are used, the part of each, and the classes in order of their number.
+
+    Attributes:
+        used: which examples of each file are used [k].
+        classes: none if the files have masks or references.
+        skipped: how many files were left out, because they cannot be read.
+    """
+
+    kind: Kind
+    items: list[Item]
+    parts: list[str]
+    used: list[np.ndarray]
+    classes: list[str]
+    skipped: int = 0
+
+    def count(self, part: str) -> int:
+        """How many examples a part has."""
+        return sum(len(use) for use, of in zip(self.used, self.parts, strict=True) if of == part)
+
+    def rows(self, part: str) -> Tensor:
+        """Return the places of a part's examples, where all examples are in one array."""
+        return torch.nonzero(self.spread([of == part for of in self.parts])).flatten()
+
+    def spread(self, values: list[int] | list[bool]) -> Tensor:
+        """Return a value of each file as one of each example [n]."""
+        each = torch.tensor([len(use) for use in self.used])
+        return torch.tensor(values).repeat_interleave(each)
+
+    @property
+    def target(self) -> str:
+        """What the files have: 'label', 'mask' or 'reference'."""
+        return self.items[0].target
+
+    @property
+    def unit(self) -> str:
+        """Who owns examples: a patient, or a file where no patient is known."""
+        known = any(item.patient != item.name for item in self.items)
+        return "patient" if known else self.kind.name
+
+    def training(self, key: str) -> Counter[str]:
+        """Count the training examples of each patient, or of each label."""
+        found = Counter[str]()
+        for item, use, part in zip(self.items, self.used, self.parts, strict=True):
+            if part == "train":
+                found[getattr(item, key)] += len(use)
+        return found
+
+
+def list_examples(
+    path: Path, kind: Kind, items: list[Item], parts: list[str], used: list[np.ndarray]
+) -> Listing:
+    """Return the listing of the files of which anything is used."""
+    kept = [n for n, use in enumerate(used) if len(use)]
+    targets = sorted({item.target for item in items})
+    rule = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
+    require(len(targets) == 1, "dataset.path", path, rule)
+    listing = Listing(
+        kind,
+        [items[n] for n in kept],
+        [parts[n] for n in kept],
+        [used[n] for n in kept],
+        sorted({item.label for item in items if item.target == "label"}, key=_natural),
+    )
+    one = len(listing.classes) == 1
+    require(not one, "dataset.path", path, "holds one class only; a classifier needs two")
+    advice = "Change the split, dataset.test_share or dataset.split_seed"
+    for part in PARTS[:2]:
+        there = listing.count(part)
+        require(there > 0, "dataset.path", path, f"there is no {part} example. {advice}")
+        chosen = zip(listing.items, listing.parts, strict=True)
+        lacking = {*listing.classes} - {item.label for item, of in chosen if of == part}
+        rule = f"class {min(lacking, default='')} has no {part} example. {advice}"
+        require(not lacking, "dataset.path", path, rule)
+    return listing
+
+
+def split_items(items: list[Item], test_share: float, seed: int) -> list[str]:
+    """Return the part of each file: its own, or drawn by patient."""
+    if all(item.part for item in items):
+        return [item.part for item in items]
+    held = hold_out_owners([item.patient for item in items], test_share, seed)
+    return ["test" if testing else "train" for testing in held]
+
+
+def choose_examples(
+    items: list[Item], parts: list[str], counts: list[int], most: int | None
+) -> list[np.ndarray]:
+    """Return which examples of each file are used: all, but at most so many of a patient to train.
+
+    These are spread evenly over the patient's files, and over the planes of each.
+    """
+    used = [np.arange(count) for count in counts]
+    files: dict[str, list[int]] = {}
+    for n, (item, part) in enumerate(zip(items, parts, strict=True)):
+        if part == "train":
+            files.setdefault(item.patient, []).append(n)
+    for own in files.values():
+        ends = np.cumsum([counts[n] for n in own])
+        if most is None or ends[-1] <= most:
+            continue
+        kept = np.linspace(0, ends[-1] - 1, most).round().astype(int)
+        for n, end in zip(own, ends, strict=True):
+            start = end - counts[n]
+            used[n] = kept[(start <= kept) & (kept < end)] - start
+    return used
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    """Sort classes that are numbers by value, before all others."""
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from zdp_bench.data.files import require_inside, try_each, visible_files
+from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import expect, reading
 
+SUFFIXES = (".nii", ".nii.gz")
 MOST_VOXELS = 2**31  # a header that announces more is damaged, or an attack on the memory
 # The decathlon's smallest task: volumes of one contrast, 28 MB
 HIPPOCAMPI, N_HIPPOCAMPI = "Task04_Hippocampus/imagesTr", 260
@@ -50,9 +53,8 @@ class Volume:
 
 def paths_of(folder: Path) -> list[Path]:
     """List the NIfTI files in a folder, by name; none if there is no folder."""
-    names = (".nii", ".nii.gz")
     found = visible_files(folder) if folder.is_dir() else []
-    return [path for path in found if path.name.endswith(names)]
+    return [path for path in found if path.name.endswith(SUFFIXES)]
 
 
 def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
@@ -61,45 +63,27 @@ def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dic
     Args:
         dataset: for the error's sentence.
         channels: how many each volume must have; None: it has three dimensions.
-
-    Raises:
-        UserError: there is no such folder, it holds something else, a volume is there twice, is a
-            link that leads out, or has another shape.
     """
     if not folder.is_dir():
         raise UserError(
             f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no "
             "folder."
         )
-    paths = visible_files(folder)
-    if not paths:
-        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
     first: dict[str, Path] = {}
     found = {}
-    for path in paths:
-        if not path.name.endswith((".nii", ".nii.gz")):
-            raise UserError(
-                f"{path}: is no .nii or .nii.gz; only NIfTI volumes belong in this folder."
-            )
-        if (other := first.setdefault(name_of(path), path)) != path:
-            raise UserError(f"{path}: is the same volume as {other.name}; remove one of them.")
+    for path in visible_files(folder):
         require_inside(path, folder)
-        found[path] = read_header(path)
-        if (shape := found[path].shape)[3:] != ((channels,) if channels else ()):
-            wanted = f"three dimensions and {channels} channels" if channels else "three dimensions"
-            raise UserError(f"{path}: has shape {list(shape)} where {wanted} were expected.")
+        with reading(path):
+            expect(path.name.endswith(SUFFIXES), "is no .nii or .nii.gz; no other belongs here")
+            other = first.setdefault(name_of(path), path)
+            expect(other == path, f"is the same volume as {other.name}; remove one of them")
+            found[path] = read_header(path)
+            shape, wanted = found[path].shape, (channels,) if channels else ()
+            rule = f"has shape {list(shape)} where three dimensions and {channels or 'no'} channels"
+            expect(shape[3:] == wanted, f"{rule} were expected")
+    if not found:
+        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
     return found
-
-
-def check_files(
-    folder: Path, dataset: str, channels: int | None = None
-) -> Iterator[tuple[Path, str]]:
-    """Read every volume of a folder; yield it and what is wrong with it, '' for nothing.
-
-    Raises:
-        UserError: see `find_volumes`.
-    """
-    return try_each(find_volumes(folder, dataset, channels), read)
 
 
 def name_of(path: Path) -> str:
@@ -108,46 +92,29 @@ def name_of(path: Path) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Read what a file announces, without its voxels.
-
-    Raises:
-        UserError: see `read`.
-    """
-    return _header(_open(path))
+    """Read what a file announces, without its voxels."""
+    with reading(path):
+        return _header(_open(path))
 
 
 def read(path: Path) -> Volume:
-    """Read a volume of intensities, float32.
-
-    Raises:
-        UserError: missing, no NIfTI file, not 3 or 4 dimensions, no usable affine, cut off, or with
-            entries that are no numbers.
-    """
-    image = _open(path)
-    data = _voxels(image, path)
-    if not np.isfinite(data).all():
-        raise UserError(f"{path}: holds voxels that are no numbers.")
+    """Read a volume of intensities, float32."""
+    with reading(path):
+        image = _open(path)
+        data = _voxels(image, path)
+        expect(bool(np.isfinite(data).all()), "holds voxels that are no numbers")
     return Volume(data, _header(image).spacing)
 
 
 def read_labels(path: Path) -> Volume:
-    """Read a segmentation, uint8; every voxel must be a whole number from 0 to 255.
-
-    Raises:
-        UserError: as `read`, or the voxels are no labels.
-    """
-    image = _open(path)
-    data = _voxels(image, path)
-    whole = np.round(data)
-    if (
-        not np.isfinite(data).all()
-        or np.abs(data - whole).max() > WHOLE
-        or whole.min() < 0
-        or whole.max() > 255
-    ):
-        raise UserError(
-            f"{path}: a segmentation holds whole numbers from 0 to 255, and this one holds others."
-        )
+    """Read a segmentation, uint8; every voxel must be a whole number from 0 to 255."""
+    with reading(path):
+        image = _open(path)
+        data = _voxels(image, path)
+        whole = np.round(data)
+        labels = bool(np.isfinite(data).all()) and np.abs(data - whole).max() <= WHOLE
+        labels = labels and whole.min() >= 0 and whole.max() <= 255
+        expect(labels, "is a segmentation that holds others than whole numbers from 0 to 255")
     return Volume(whole.astype(np.uint8), _header(image).spacing)
 
 
@@ -166,31 +133,16 @@ def _open(path: Path) -> Any:
     """Open nibabel's image, with axes as stored; voxels are still on disk."""
     import nibabel
 
-    if not path.is_file():
-        raise UserError(f"{path}: is missing; a NIfTI volume was expected there.")
-    try:
-        image = nibabel.load(path)
-    except Exception as error:  # nibabel raises whatever its parsers trip over
-        raise UserError(
-            f"{path}: is no readable NIfTI file ({type(error).__name__}); it is damaged or "
-            "something else."
-        ) from None
-    if not isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image):
-        raise UserError(f"{path}: is a {type(image).__name__}, and a NIfTI file was expected.")
-    if len(image.shape) not in (3, 4) or min(image.shape) < 1:
-        raise UserError(
-            f"{path}: has shape {list(image.shape)} where three dimensions, or four with channels, "
-            "were expected."
-        )
-    if math.prod(map(int, image.shape)) > MOST_VOXELS:
-        raise UserError(
-            f"{path}: announces {list(image.shape)} voxels, more than any volume of these sets has."
-        )
-    affine = np.asarray(image.affine)
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
-        raise UserError(
-            f"{path}: its affine does not say how its axes lie, so left and right cannot be told."
-        )
+    image: Any = nibabel.load(path)
+    kind = f"is a {type(image).__name__}, and a NIfTI file was expected"
+    expect(isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image), kind)
+    shape, affine = [int(side) for side in image.shape], np.asarray(image.affine)
+    rule = "three dimensions, or four with channels, were expected"
+    expect(len(shape) in (3, 4) and min(shape) > 0, f"has shape {shape} where {rule}")
+    rule = f"announces {shape} voxels, more than any volume of these sets has"
+    expect(math.prod(shape) <= MOST_VOXELS, rule)
+    turned = bool(np.isfinite(affine).all()) and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
+    expect(turned, "has no usable affine, which says how its axes lie: left and right are unknown")
     return image
 
 
@@ -217,21 +169,10 @@ def _voxels(image: Any, path: Path) -> np.ndarray:
     gzipped = path.name.endswith(".gz")
     announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
     most = path.stat().st_size * (BEST_RATIO if gzipped else 1)
-    if announced > most:
-        raise UserError(
-            f"{path}: its voxels cannot be read: the header announces {announced:,} bytes, and the "
-            f"file has {'at most ' if gzipped else ''}{most:,}; it is cut off or damaged. Unpack "
-            "it anew."
-        )
-    try:
-        data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, OverflowError, zlib.error) as error:
-        raise UserError(
-            f"{path}: its voxels cannot be read ({type(error).__name__}); the file is cut off or "
-            "damaged. Unpack it anew."
-        ) from None
-    if data.dtype.kind not in "fiub":
-        raise UserError(f"{path}: its voxels are {data.dtype}, not real numbers.")
+    rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is cut off"
+    expect(announced <= most, rule)
+    data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
+    expect(data.dtype.kind in "fiub", f"has voxels of {data.dtype}, not real numbers")
     return np.ascontiguousarray(apply_orientation(data, _orientation(image)), dtype=np.float32)
 
 
@@ -240,9 +181,6 @@ def _unpack(image: Any, path: Path) -> np.ndarray:
 
     nibabel stops at the last voxel, before the checksum. Here the stream is read to its end, where
     gzip compares it: one decompression, and no more memory than the voxels need.
-
-    Raises:
-        OSError, EOFError, zlib.error: the stream is damaged or cut off.
     """
     from nibabel.fileholders import FileHolder
 
@@ -252,6 +190,43 @@ def _unpack(image: Any, path: Path) -> np.ndarray:
         rest = 0
         while part := stream.read(2**20):
             rest += len(part)
-            if rest > LONGEST_REST:
-                raise ValueError("it goes on behind the voxels")
+            expect(rest <= LONGEST_REST, "goes on behind its voxels")
     return data
+
+
+# ---------------------------------------------------------------------------------- planes
+# Each plane becomes bytes by itself alone, never by others: [n, Y, X] -> [n, size, size].
+
+Window = tuple[float, float] | None
+
+
+def to_bytes(image: Tensor, window: Window) -> Tensor:
+    """Map [n, Y, X] in the file's units to 0 to 255.
+
+    Args:
+        window: (low, high); None: each plane's own 1st and 99th percentile.
+    """
+    if window:
+        low, high = torch.tensor(window[0]), torch.tensor(window[1])
+    else:
+        share = torch.tensor([0.01, 0.99])
+        low, high = torch.quantile(image.flatten(1), share, dim=1)[:, :, None, None]
+    return ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
+
+
+def resample(image: Tensor, target: tuple[int, int]) -> Tensor:
+    """Resample planes to (rows, columns), bilinearly, without aliasing."""
+    return F.interpolate(image.unsqueeze(1), target, mode="bilinear", antialias=True).squeeze(1)
+
+
+def resample_mask(mask: Tensor, target: tuple[int, int]) -> Tensor:
+    """Resample masks to (rows, columns) by the nearest pixel."""
+    return F.interpolate(mask.unsqueeze(1), target, mode="nearest-exact").squeeze(1)
+
+
+def crop_square(image: Tensor) -> Tensor:
+    """Cut the largest square out of the middle of each plane."""
+    rows, columns = image.shape[-2:]
+    side = min(rows, columns)
+    top, left = (rows - side) // 2, (columns - side) // 2
+    return image[..., top : top + side, left : left + side]

@@ -1,0 +1,77 @@
+"""NIfTI: axes and spacing are turned to RAS+, and broken files are named."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from zdp_bench.data import nifti
+from zdp_bench.errors import UserError
+
+DATA = np.arange(2 * 3 * 4, dtype=np.int16).reshape(2, 3, 4)
+SPACING = (0.5, 1.5, 3.0)
+
+
+def save(path: Path, data: np.ndarray = DATA, affine: np.ndarray | None = None) -> Path:
+    nibabel.save(
+        nibabel.Nifti1Image(data, np.diag([*SPACING, 1.0]) if affine is None else affine), path
+    )
+    return path
+
+
+@pytest.mark.parametrize("codes", ["RAS", "LPS", "LAS", "SPR", "AIL"])
+def test_every_orientation_comes_out_the_same(tmp_path: Path, codes: str) -> None:
+    nifti.write(tmp_path / "v.nii.gz", DATA, SPACING, axes=codes)
+    assert "".join(nibabel.aff2axcodes(nibabel.load(tmp_path / "v.nii.gz").affine)) == codes
+    volume, header = nifti.read(tmp_path / "v.nii.gz"), nifti.read_header(tmp_path / "v.nii.gz")
+    np.testing.assert_array_equal(volume.data, DATA)
+    assert volume.spacing == header.spacing == pytest.approx(SPACING)
+    assert header.shape == DATA.shape
+
+
+def test_the_files_own_scaling_is_applied_and_labels_stay_whole(tmp_path: Path) -> None:
+    image = nibabel.Nifti1Image(np.linspace(0, 2, 24).reshape(2, 3, 4), np.eye(4))
+    image.set_data_dtype(np.uint8)  # nibabel writes slope and intercept
+    nibabel.save(image, tmp_path / "v.nii")
+    assert nifti.read(tmp_path / "v.nii").data.max() == pytest.approx(2, abs=0.01)
+    labels = nifti.read_labels(save(tmp_path / "l.nii.gz", (DATA % 3).astype(np.float64)))
+    assert labels.data.dtype == np.uint8
+    np.testing.assert_array_equal(labels.data, DATA % 3)
+
+
+def test_the_header_is_read_without_the_voxels(tmp_path: Path) -> None:
+    path = save(tmp_path / "v.nii", np.zeros((8, 8, 8), dtype=np.int16))
+    path.write_bytes(path.read_bytes()[:400])
+    assert nifti.read_header(path).shape == (8, 8, 8)
+    with pytest.raises(UserError, match="cut off"):
+        nifti.read(path)
+
+
+def test_files_of_a_folder_and_their_names(tmp_path: Path) -> None:
+    for name in ("b_2.nii", "a_1.nii.gz", "._a_1.nii.gz", "notes.txt", "c.nii.bak"):
+        (tmp_path / name).write_bytes(b"")
+    assert [nifti.name_of(path) for path in nifti.paths_of(tmp_path)] == ["a_1", "b_2"]
+
+
+def test_a_stream_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compressed bytes are read once: large sets stream."""
+    path = save(tmp_path / "v.nii.gz", np.random.default_rng(0).normal(size=(60, 60, 60)))
+    expected, seen = nifti.read(path).data, []
+    rewind = gzip._GzipReader._rewind  # type: ignore[attr-defined]
+    monkeypatch.setattr(gzip._GzipReader, "_rewind", lambda self: (seen.append(1), rewind(self)))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(nifti.read(path).data, expected)
+    assert not seen
+
+
+@pytest.mark.real_data
+def test_a_real_volume(data_root: Path) -> None:
+    folder = data_root / "Task04_Hippocampus"
+    images, labels = nifti.paths_of(folder / "imagesTr"), nifti.paths_of(folder / "labelsTr")
+    assert len(images) == len(labels) == 260
+    image, label = nifti.read(images[0]), nifti.read_labels(labels[0])
+    assert image.data.shape == label.data.shape
+    assert set(np.unique(label.data)) == {0, 1, 2}

@@ -1,0 +1,610 @@
+"""Every way a file or a set can be broken ends in one sentence that names it, for every format.
+
+One row a case: the data set, the first file of a pattern, what is done to it, and the sentence.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import nibabel
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from tests.conftest import idx_bytes, write_mini_mnist
+from tests.data import test_fastmri
+from tests.data.helpers import assert_refused, copy_folder, dataset
+from tests.data.test_cifar10 import Evil, write_binary, write_python
+from tests.data.test_cpsc2018 import LABELS, matlab
+from tests.data.test_fastmri import arrays
+from zdp_bench.data import cifar10, files, nifti
+from zdp_bench.data.cifar10 import RECORD
+from zdp_bench.data.mnist import read_idx
+
+Spoil = Callable[[Path], object]
+
+# ------------------------------------------------------------------------- what is done to a file
+
+
+def put(content: bytes) -> Spoil:
+    return lambda path: path.write_bytes(content)
+
+
+def change(how: Callable[[bytes], bytes]) -> Spoil:
+    return lambda path: path.write_bytes(how(path.read_bytes()))
+
+
+def keep(count: int) -> Spoil:
+    """Cut a file after so many bytes; a negative count is of those at its end."""
+    return change(lambda whole: whole[:count])
+
+
+def overwrite(place: int, new: bytes) -> Spoil:
+    return change(lambda whole: whole[:place] + new + whole[place:][len(new) :])
+
+
+def flip(place: int) -> Spoil:
+    """Change the lowest bit of one byte."""
+    return change(lambda w: bytes(b ^ (n == place % len(w)) for n, b in enumerate(w)))
+
+
+def edit(old: str, new: str) -> Spoil:
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
+def rename(suffix: str) -> Spoil:
+    return lambda path: path.rename(path.with_name(path.name.split(".")[0] + suffix))
+
+
+def beside(name: str, content: bytes = b"x") -> Spoil:
+    return lambda path: path.with_name(name).write_bytes(content)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def lead_out(path: Path) -> None:
+    outside = path.parents[3] / f"outside{path.suffix}"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+EMPTY, WEB_PAGE = put(b""), put(b"<html>not found</html>" * 50)
+RANDOM = put(bytes(range(256)) * 4)
+
+
+def film(size: tuple[int, int], kind: str = "JPEG") -> Spoil:
+    return lambda path: Image.new("L", size).save(path, format=kind)
+
+
+def bomb(path: Path) -> None:
+    """A film of a few hundred bytes whose header announces 20,000 by 20,000 pixels."""
+    Image.new("L", (16, 16)).save(path)
+    overwrite(path.read_bytes().find(b"\xff\xc0") + 5, 2 * (20_000).to_bytes(2, "big"))(path)
+
+
+def wav(data: np.ndarray | None = None, rate: int = 16_000, subtype: str = "PCM_16") -> Spoil:
+    samples = np.zeros(16_000) if data is None else data
+    return lambda path: soundfile.write(path, samples, rate, subtype=subtype)
+
+
+def drop_lead(header: Path) -> None:
+    lines = header.read_text().replace("S0002 12", "S0002 11").splitlines()
+    header.write_text("\n".join(line for line in lines if not line.endswith("V6")))
+
+
+def mark_missing(signal: Path) -> None:
+    body = bytearray(signal.read_bytes())
+    body[24:48] = b"\x00\x80" * 12  # −32768 is WFDB's mark for a missing sample
+    signal.write_bytes(bytes(body))
+    lead = np.frombuffer(bytes(body[24:]), "<i2").reshape(-1, 12)[:, 2]  # with its own checksum
+    total = lead.sum(dtype=int) % 2**16
+    header = signal.with_suffix(".hea")
+    header.write_text(re.sub(r"-?\d+ 0 III\b", f"{total} 0 III", header.read_text()))
+
+
+def struct_of(data: np.ndarray) -> Spoil:
+    return lambda path: savemat(path, {"ECG": {"data": data}})
+
+
+def many_zeros(path: Path) -> None:
+    """20 kB that unpack to 20 MB."""
+    savemat(path, {"ECG": {"data": np.zeros((12, 210_000))}}, do_compression=True)
+
+
+def many_cells(path: Path) -> None:
+    """An array of a billion cells, of which the file holds none."""
+    savemat(path, {"ECG": {"data": np.full((2, 3), "", dtype=object)}})
+    body = path.read_bytes()
+    sides = struct.pack("<2I", 2, 3)
+    assert body.count(sides) == 1
+    path.write_bytes(body.replace(sides, struct.pack("<2I", 2**20, 2**10)))
+
+
+def longer_element(whole: bytes) -> bytes:
+    """The element of 12 × 1000 float64 samples, of type 9, announces 2 GB."""
+    old, new = struct.pack("<II", 9, 96_000), struct.pack("<II", 9, 2**31 - 8)
+    assert old in whole
+    return whole.replace(old, new)
+
+
+def h5(**changed: Any) -> Spoil:
+    """Write a volume of fastMRI anew; None leaves a data set out."""
+    return lambda path: test_fastmri.write(path, 0, **changed)
+
+
+KSPACE = arrays(0)["kspace"]
+NO_NUMBER = KSPACE.copy()
+NO_NUMBER[2, 3, 4] = np.nan
+
+
+def in_h5(make: Callable[[Any, Path], object]) -> Spoil:
+    """Let `make` add k-space to a file without any, given a whole one outside of the folder."""
+
+    def spoil(path: Path) -> None:
+        outside = test_fastmri.write(path.parents[3] / "outside.h5", 0)
+        test_fastmri.write(path, 0, kspace=None)
+        with h5py.File(path, "a") as file:
+            make(file, outside)
+
+    return spoil
+
+
+def store_externally(file: Any, outside: Path) -> None:
+    raw = outside.with_suffix(".raw")
+    raw.write_bytes(KSPACE.tobytes())
+    place = [(str(raw), 0, h5py.h5f.UNLIMITED)]
+    file.create_dataset("kspace", KSPACE.shape, KSPACE.dtype, external=place)
+
+
+def make_virtual(file: Any, outside: Path) -> None:
+    layout = h5py.VirtualLayout(KSPACE.shape, KSPACE.dtype)
+    layout[:] = h5py.VirtualSource(outside, "kspace", KSPACE.shape)
+    file.create_virtual_dataset("kspace", layout)
+
+
+def announce_h5(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Spoil:
+    def spoil(path: Path) -> None:
+        test_fastmri.write(path, 0, kspace=None, reconstruction_esc=None)
+        with h5py.File(path, "a") as file:
+            for name, kind in (("kspace", np.complex64), ("reconstruction_esc", np.float32)):
+                file.create_dataset(name, shape, kind, chunks=chunks)
+
+    return spoil
+
+
+VOXELS = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
+
+
+def volume(voxels: np.ndarray, affine: np.ndarray | None = None) -> Spoil:
+    made = nibabel.Nifti1Image(voxels, np.eye(4) if affine is None else affine)
+    return lambda path: nibabel.save(made, path)
+
+
+def flat(path: Path) -> None:
+    """Set the second row of the sform (bytes 296 to 312) to zero."""
+    volume(VOXELS)(path)
+    overwrite(296, bytes(16))(path)
+
+
+def announce(*shape: int) -> Spoil:
+    """A NIfTI-2 file whose header has these 64-bit sizes, whatever voxels there are."""
+
+    def write(path: Path) -> None:
+        nibabel.Nifti2Image(VOXELS, np.eye(4)).to_filename(path)
+        overwrite(16, struct.pack("<4q", 3, *shape))(path)
+
+    return write
+
+
+def huge_header(path: Path) -> None:
+    header = nibabel.Nifti1Header()
+    header.set_data_shape((32767, 32767, 32767))
+    header.set_data_dtype(np.int16)
+    path.write_bytes(header.binaryblock + b"\0" * 4)
+
+
+def stored_gzip(spoil: Callable[[bytearray], object]) -> Spoil:
+    """Stored blocks unpack whatever their bytes are: only the checksum behind the voxels tells."""
+
+    def write(path: Path) -> None:
+        plain = path.with_suffix("")
+        volume(np.zeros((40, 40, 40), np.int16))(plain)
+        whole = bytearray(gzip.compress(plain.read_bytes(), compresslevel=0))
+        plain.unlink()
+        spoil(whole)
+        path.write_bytes(whole)
+
+    return write
+
+
+def flip_last_voxel(whole: bytearray) -> None:
+    whole[-12] ^= 1
+
+
+def go_on(path: Path) -> None:
+    """A stream of much more than its voxels, in some kB."""
+    volume(VOXELS)(path)
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(2**26 + 2**20)))
+
+
+def voxels_of(path: Path) -> np.ndarray:
+    return np.asarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
+
+
+def revolume(how: Callable[[np.ndarray], np.ndarray]) -> Spoil:
+    return lambda path: volume(how(voxels_of(path)))(path)
+
+
+def list_entries(entries: Any) -> Spoil:
+    return put(json.dumps({"training": entries}).encode())
+
+
+def without_list(spoil: Spoil) -> Spoil:
+    def both(path: Path) -> None:
+        path.unlink()
+        spoil(path.parent)
+
+    return both
+
+
+def leave_two(folder: Path) -> None:
+    for kind in ("imagesTr", "labelsTr"):
+        for path in nifti.paths_of(folder / kind)[2:]:
+            path.unlink()
+
+
+PAIR = {"image": "imagesTr/liver_0.nii.gz", "label": "labelsTr/liver_0.nii.gz"}
+IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+IDX = idx_bytes(IMAGES)
+
+
+def idx(*shape: int, data: int) -> bytes:
+    """The header of an idx file of images, and so many zeros."""
+    return gzip.compress(b"\0\0\x08\x03" + struct.pack(">3I", *shape) + bytes(data))
+
+
+def labels(values: np.ndarray) -> Spoil:
+    return put(gzip.compress(idx_bytes(values)))
+
+
+def images_of_cifar(**changed: Any) -> Spoil:
+    pixels, ten = np.zeros((20, 3072), np.uint8), [0] * 20
+    content = {b"data": pixels, b"labels": ten} | {k.encode(): v for k, v in changed.items()}
+    return put(pickle.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+# ---------------------------------------------------------------------------------------- the rows
+
+FILM, CLIP = "chest_xray/train/NORMAL/*", "SpeechCommands/speech_commands_v0.02/no/*"
+WFDB, MAT = "CPSC2018/cinc2020_wfdb/S0002", "CPSC2018/original_mat/A0004.mat"
+CSV = "CPSC2018/original_mat/REFERENCE.csv"
+BEATS = "mit-bih-arrhythmia-database-1.0.0/109"
+H5 = "fastMRI/singlecoil_train/file1000000.h5"
+HEADS, LIVER = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz", "Task03_Liver/imagesTr/*"
+LIVER_MASK, LIST = "Task03_Liver/labelsTr/*", "Task03_Liver/dataset.json"
+HIPPOCAMPUS = "Task04_Hippocampus/imagesTr/h_1.nii.gz"
+TRAIN, TRAIN_LABELS = "MNIST/raw/train-images*", "MNIST/raw/train-labels*"
+BATCH, PICKLE = "cifar-10-batches-bin/data_batch_4.bin", "cifar-10-batches-py/data_batch_1"
+CUT = "cannot be read"
+
+CASES: list[tuple[str, str, Spoil, str]] = [
+    *(("chest_xray", FILM, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(300))),
+    ("chest_xray", FILM, film((20, 20), "PNG"), CUT),
+    ("chest_xray", FILM, film((4, 4)), "has 4×4 pixels"),
+    ("chest_xray", FILM, film((9000, 8)), "has 9000×8 pixels"),
+    ("chest_xray", FILM, bomb, "DecompressionBombError"),
+    ("chest_xray", FILM, lead_out, "a link that leads out of"),
+    ("chest_xray", FILM, beside("readme.txt"), "readme.txt: is not a JPEG file"),
+    ("chest_xray", FILM, make_folder, "is no file"),
+    ("chest_xray", FILM, lambda p: p.rename(p.with_name("scan7.jpeg")), "tell the patient"),
+    ("chest_xray", FILM, lambda path: [p.unlink() for p in path.parent.iterdir()], "holds no film"),
+    ("chest_xray", FILM, lambda path: shutil.rmtree(path.parent), "holds no film"),
+    # PhysioNet's form of CPSC 2018
+    ("cpsc2018", f"{WFDB}.mat", keep(-100), "bytes where its header announces"),
+    ("cpsc2018", f"{WFDB}.mat", Path.unlink, "S0002.mat: is missing"),
+    ("cpsc2018", f"{WFDB}.mat", WEB_PAGE, "1,100 bytes where its header announces"),
+    ("cpsc2018", f"{WFDB}.mat", mark_missing, "no numbers"),
+    ("cpsc2018", f"{WFDB}.hea", EMPTY, CUT),
+    ("cpsc2018", f"{WFDB}.hea", RANDOM, CUT),
+    ("cpsc2018", f"{WFDB}.hea", Path.unlink, "S0002.mat: has no header"),
+    ("cpsc2018", f"{WFDB}.hea", edit("S0002 12 500", "S0002 12 250"), "250 Hz where 500 Hz"),
+    ("cpsc2018", f"{WFDB}.hea", edit("500 1000", "500 99999999999"), "s 99,999,999,999 samples"),
+    ("cpsc2018", f"{WFDB}.hea", edit("500 1000", "500 900"), "where its header announces"),
+    ("cpsc2018", f"{WFDB}.hea", drop_lead, "11 leads where 12"),
+    ("cpsc2018", f"{WFDB}.hea", edit("#Dx", "#Rx"), "no diagnosis"),
+    ("cpsc2018", f"{WFDB}.hea", edit("mat 16+24", "mat 212+24"), "format 212 .* where 16 was"),
+    ("cpsc2018", f"{WFDB}.hea", edit("S0002.mat", "../S0002.mat"), f"{CUT}|points to"),
+    ("cpsc2018", f"{WFDB}.hea", edit("S0002.mat", "S0004.mat"), "points to 'S0004.mat' where"),
+    ("cpsc2018", f"{WFDB}.hea", put(b"S0002/2 12 500 1000\nA 500\nB 500\n"), "several segments"),
+    ("cpsc2018", f"{WFDB}.hea", lead_out, "a link that leads out"),
+    ("cpsc2018", f"{WFDB}.hea", edit("Normal", "55827005"), "'55827005'.* none of Normal"),
+    ("cpsc2018", f"{WFDB}.hea", edit("Normal", "426783006"), "sinus rhythm, which means Normal in"),
+    # the challenge's form
+    *(("cpsc2018 matlab", MAT, how, "no MATLAB 5 file") for how in (EMPTY, WEB_PAGE, RANDOM)),
+    ("cpsc2018 matlab", MAT, put(struct.pack("<5i", 0, 2**30, 9, 0, 4)), "no MATLAB 5 file"),
+    ("cpsc2018 matlab", MAT, change(lambda whole: whole[: len(whole) // 2]), CUT),
+    ("cpsc2018 matlab", MAT, change(longer_element), CUT),
+    ("cpsc2018 matlab", MAT, many_zeros, "unpacks to 19,200,000 bytes or more"),
+    ("cpsc2018 matlab", MAT, many_cells, "announces a larger array than it holds"),
+    ("cpsc2018 matlab", MAT, lambda path: os.truncate(path, 2**30), "has 1,073,741,824 bytes"),
+    ("cpsc2018 matlab", MAT, struct_of(np.zeros((11, 100))), r"shape \(11, 100\)"),
+    ("cpsc2018 matlab", MAT, struct_of(np.zeros((12, 100), complex)), "not real numbers"),
+    ("cpsc2018 matlab", MAT, struct_of(np.zeros((12, 0))), "holds 0 samples"),
+    ("cpsc2018 matlab", MAT, struct_of(np.full((12, 100), np.nan)), "no numbers"),
+    ("cpsc2018 matlab", MAT, beside("A0009.mat"), "A0009.mat: has no line in REFERENCE"),
+    ("cpsc2018 matlab", CSV, edit("A0001,4", "A0001,99"), r"in line 3 the labels \['99', '', ''\]"),
+    ("cpsc2018 matlab", CSV, edit("A0001,4", "A0000,4"), "in line 3 A0000 a second time"),
+    ("cpsc2018 matlab", CSV, edit("A0001,4", "A0001,"), "in line 3"),
+    ("cpsc2018 matlab", CSV, put(LABELS.encode()), "begins with the line"),
+    ("cpsc2018 matlab", CSV, edit("A0000,", "A" * 200_000 + ","), "field larger"),
+    ("cpsc2018 matlab", CSV, put("Recording,É\n".encode("latin-1")), "UnicodeDecodeError"),
+    # MIT-BIH
+    *(
+        ("mitbih", BEATS + suffix, Path.unlink, f"109{suffix}: is missing")
+        for suffix in (".hea", ".dat", ".atr")
+    ),
+    ("mitbih", f"{BEATS}.dat", keep(-9), "bytes where its header announces"),
+    ("mitbih", f"{BEATS}.atr", keep(-9), "109.atr: (is cut off|cannot be)"),
+    ("mitbih", f"{BEATS}.dat", flip(300), "MLII does not have its header's checksum"),
+    ("mitbih", f"{BEATS}.hea", EMPTY, "109.hea: cannot be"),
+    ("mitbih", f"{BEATS}.hea", edit(" 360 ", " 250 "), "samples at 250 Hz .* at 360 Hz"),
+    ("mitbih", f"{BEATS}.hea", edit(" 212 ", " 16 "), "in format 16 .*; format 212"),
+    ("mitbih", f"{BEATS}.hea", edit("109.dat", "100.dat"), "in 100.dat; .* in 109.dat"),
+    ("mitbih", f"{BEATS}.hea", beside("RECORDS", b"100\n234\n"), "234.hea: is missing"),
+    # SpeechCommands
+    *(("speech_commands", CLIP, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(20))),
+    ("speech_commands", CLIP, keep(9044), "announces 16,000 samples, but 4,500 are there"),
+    ("speech_commands", CLIP, keep(-1), f"{CUT}|15,999 are there"),
+    ("speech_commands", CLIP, wav(np.zeros(0)), "announces 0 samples"),
+    ("speech_commands", CLIP, wav(np.zeros((16_000, 2))), "2 channels of 16-bit samples"),
+    ("speech_commands", CLIP, wav(rate=8000), "16-bit samples at 8000 Hz"),
+    ("speech_commands", CLIP, wav(subtype="PCM_U8"), "1 channels of 8-bit samples"),
+    ("speech_commands", CLIP, wav(np.full(9, np.nan), subtype="FLOAT"), "unknown format: 3"),
+    ("speech_commands", CLIP, wav(np.zeros(176_000)), "announces 176,000 samples"),
+    ("speech_commands", CLIP, overwrite(40, b"\xfe\xff\xff\xff"), "2,147,483,647 samples"),
+    ("speech_commands", CLIP, overwrite(16, b"\xff" * 4), CUT),
+    ("speech_commands", CLIP, loop, "a link that leads to itself"),
+    ("speech_commands", CLIP, lead_out, "a link that leads out"),
+    ("speech_commands", CLIP, make_folder, "is no file"),
+    ("speech_commands", CLIP, rename(".mp3"), "is no .wav file"),
+    (
+        "speech_commands",
+        CLIP,
+        lambda path: shutil.copy(path, f"{path}.wav"),
+        "is the same clip as",
+    ),
+    # fastMRI
+    *(("fastmri", H5, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(-300))),
+    ("fastmri", H5, h5(kspace=KSPACE.real), "of float32 and .*, which should be complex"),
+    ("fastmri", H5, h5(kspace=KSPACE[None]), "multi-coil files are not read"),
+    ("fastmri", H5, h5(kspace=NO_NUMBER), "no numbers, in slice 2"),
+    ("fastmri", H5, h5(**arrays(0, slices=0)), "sides lie in 1 to 4,096"),
+    ("fastmri", H5, h5(reconstruction_esc=None), "has no data set 'reconstruction_esc'"),
+    ("fastmri", H5, h5(kspace=h5py.SoftLink("/reconstruction_esc")), "'kspace' that is a link"),
+    (
+        "fastmri",
+        H5,
+        in_h5(lambda f, outside: f.__setitem__("kspace", h5py.ExternalLink(outside, "kspace"))),
+        "'kspace' that is a link",
+    ),
+    ("fastmri", H5, in_h5(store_externally), "virtual or stored externally"),
+    ("fastmri", H5, in_h5(make_virtual), "virtual or stored externally"),
+    ("fastmri", H5, announce_h5((10**6,) * 3, (1, 64, 64)), "sides lie in 1 to 4,096"),
+    ("fastmri", H5, announce_h5((64, 4096, 4096), (16, 4096, 4096)), "2,147,483,648 bytes"),
+    ("fastmri", H5, rename(".hdf"), "is no .h5 file"),
+    (
+        "fastmri",
+        H5,
+        lambda path: shutil.copy(path, path.parents[1] / "singlecoil_val"),
+        "stands in both",
+    ),
+    ("fastmri", H5, lead_out, "a link that leads out of"),
+    # a NIfTI file, by its reader
+    ("nifti", "v.nii", Path.unlink, "is missing"),
+    ("nifti", "v.nii", make_folder, "is no file"),
+    *(("nifti", "v.nii", how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM)),
+    ("nifti", "v.nii", keep(370), "it is cut off"),
+    ("nifti", "v.nii", volume(np.zeros((4, 4))), "three dimensions"),
+    ("nifti", "v.nii", volume(np.zeros((4, 0, 4))), f"three dimensions|{CUT}"),
+    ("nifti", "v.nii", volume(np.full((2, 2, 2), np.nan)), "no numbers"),
+    ("nifti", "v.nii", flat, "affine"),
+    ("nifti", "v.nii", volume(VOXELS.astype(np.complex64)), "complex64, not real numbers"),
+    ("nifti", "v.nii", huge_header, "more than any volume"),
+    ("nifti", "v.nii", announce(2**32, 2**32, 1), "more than any volume"),  # wraps to 0
+    ("nifti", "v.nii", announce(2**62 + 4, 4, 4), "more than any volume"),  # wraps to 64
+    ("nifti", "v.nii", announce(-4, -4, 4), "three dimensions"),
+    ("nifti", "v.nii", announce(1290, 1290, 1290), "announces 4,293,378,000 bytes"),
+    ("nifti", "v.nii.gz", change(lambda whole: whole[: len(whole) // 2]), CUT),
+    ("nifti", "v.nii.gz", stored_gzip(flip_last_voxel), "BadGzipFile"),
+    ("nifti", "v.nii.gz", stored_gzip(lambda w: w.__delitem__(slice(-8, None))), "EOFError"),
+    ("nifti", "v.nii.gz", go_on, "goes on behind its voxels"),
+    *(
+        ("nifti labels", "v.nii", volume(np.full((2, 2, 2), value)), "whole numbers from 0 to 255")
+        for value in (0.5, -1.0, 300.0, np.nan)
+    ),
+    ("nifti labels", "v.nii.gz", stored_gzip(flip_last_voxel), "BadGzipFile"),
+    # volumes of four channels
+    ("mri_sequences", HEADS, keep(-200), CUT),
+    ("mri_sequences", HEADS, revolume(lambda v: v.astype(np.complex64)), "not real numbers"),
+    ("mri_sequences", HEADS, revolume(lambda v: v[..., :3]), "three dimensions and 4 channels"),
+    (
+        "mri_sequences",
+        HEADS,
+        revolume(lambda v: v[..., None, :2].repeat(2, -2)),
+        "where three dimensions",
+    ),
+    ("mri_sequences", HEADS, revolume(lambda v: np.where(v > 400, np.nan, v)), "no numbers"),
+    ("mri_sequences", HEADS, rename(".mgz"), "is no .nii or .nii.gz"),
+    (
+        "mri_sequences",
+        HEADS,
+        lambda path: volume(voxels_of(path))(path.with_suffix("")),
+        "is the same volume as",
+    ),
+    ("mri_sequences", HEADS, lead_out, "a link that leads out of"),
+    (
+        "mri_sequences",
+        HEADS,
+        lambda path: shutil.copy(path, path.parents[1] / "imagesTs"),
+        "same patient is in imagesTr",
+    ),
+    # volumes of one
+    ("kspace_from_volumes", HIPPOCAMPUS, keep(-200), CUT),
+    ("kspace_from_volumes", HIPPOCAMPUS, revolume(lambda v: v[..., None].repeat(2, 3)), "no chan"),
+    ("kspace_from_volumes", HIPPOCAMPUS, lambda p: shutil.rmtree(p.parent), "is no folder"),
+    (
+        "kspace_from_volumes",
+        HIPPOCAMPUS,
+        lambda path: [p.unlink() for p in path.parent.iterdir()],
+        "holds no .nii",
+    ),
+    # labelled volumes
+    ("msd", LIVER, EMPTY, CUT),
+    ("msd", LIVER, keep(5000), CUT),
+    ("msd", LIVER, lead_out, "leads out of"),
+    ("msd", LIVER_MASK, volume(np.zeros((4, 4, 4), np.uint8)), r"\[4, 4, 4\] voxels, but its"),
+    ("msd", LIVER_MASK, revolume(lambda v: v), r"voxels of \(1\.0, 1\.0, 1\.0\) mm"),
+    (
+        "msd",
+        LIVER_MASK,
+        lambda path: nifti.write(path, np.full((64, 64, 16), 0.5, np.float32), (5.0, 4.0, 8.0)),
+        "whole numbers",
+    ),
+    ("msd", LIST, put(b"{"), "damaged or no JSON"),
+    ("msd", LIST, put(b"[" * 10**6), "damaged or no JSON|nested"),
+    ("msd", LIST, list_entries([]), "at least 3"),
+    ("msd", LIST, list_entries([{"image": "./imagesTr/liver_0.nii.gz"}]), "does not list"),
+    ("msd", LIST, list_entries([{"image": "../a.nii.gz", "label": "../a.nii.gz"}]), "leads out of"),
+    ("msd", LIST, list_entries([{"image": "imagesTr/n.nii", "label": "l"}]), "n.nii: is missing"),
+    ("msd", LIST, list_entries([PAIR] * 3), "stands there twice"),
+    (
+        "msd",
+        LIST,
+        without_list(lambda folder: nifti.paths_of(folder / "labelsTr")[0].unlink()),
+        "lacks the volume 'liver_0'",
+    ),
+    (
+        "msd",
+        LIST,
+        without_list(lambda folder: shutil.rmtree(folder / "imagesTr")),
+        "holds no NIfTI",
+    ),
+    ("msd", LIST, without_list(leave_two), "at least 3"),
+    # idx, by its reader
+    ("idx", "a.gz", put(gzip.compress(IDX)[:-12]), "EOFError"),
+    ("idx", "a.gz", WEB_PAGE, "BadGzipFile"),
+    ("idx", "a.gz", put(gzip.compress(b"")), "starts with 0x where 0x00000803"),
+    ("idx", "a.gz", put(gzip.compress(bytes(range(200)))), "starts with 0x00010203"),
+    ("idx", "a.gz", put(idx(1, 1, 1, data=10**6)), "announces 1 bytes .* but more are there"),
+    ("idx", "a.gz", put(idx(2**16, 2**14, 2, data=10**6)), "at most 1,073,741,824 are read"),
+    ("idx", "a", EMPTY, "starts with 0x where"),
+    ("idx", "a", put(idx_bytes(IMAGES[0, 0])), "starts with 0x00000801 where 0x00000803"),
+    ("idx", "a", put(b"\0\0\x0d\x03" + IDX[4:]), "starts with 0x00000d03"),
+    ("idx", "a", put(IDX[:10]), "ends inside its header"),
+    ("idx", "a", put(IDX[:-5]), "announces 24 bytes .* but 19 are there"),
+    ("idx", "a", put(IDX + b"x"), "announces 24 bytes .* but more are there"),
+    ("idx", "a", put(b"\0\0\x08\x03" + b"\xff" * 12), "announces"),
+    ("idx", "a", make_folder, "is no file"),
+    ("mnist", TRAIN, keep(-100), "EOFError"),
+    ("mnist", TRAIN_LABELS, labels(np.zeros(7)), "7 labels, and .* 200 images"),
+    ("mnist", TRAIN_LABELS, labels(np.full(200, 11)), "holds label 11"),
+    # CIFAR-10
+    ("cifar10", BATCH, Path.unlink, "is missing"),
+    ("cifar10", BATCH, make_folder, "is no file"),
+    ("cifar10", BATCH, EMPTY, "holds 0 bytes"),
+    ("cifar10", BATCH, keep(-1), "holds 61,459 bytes, no whole number of 3073-byte images"),
+    ("cifar10", BATCH, overwrite(3 * RECORD, b"\x0a"), r"labels \[10\]; classes are 0 to 9"),
+    ("cifar10", BATCH, lambda path: os.truncate(path, 2**32), "has 4,294,967,296 bytes"),
+    ("cifar10 python", PICKLE, lambda p: p.write_bytes(pickle.dumps(Evil(p.parent / "ran"))), CUT),
+    ("cifar10 python", PICKLE, images_of_cifar(labels=None), CUT),
+    ("cifar10 python", PICKLE, images_of_cifar(data=np.zeros((20, 100), np.uint8)), CUT),
+    ("cifar10 python", PICKLE, images_of_cifar(labels=[0] * 19), "20 images, but 19 labels"),
+    ("cifar10 python", PICKLE, keep(-50), CUT),
+    ("cifar10 python", PICKLE, put(b"\x80\x05\x96" + (2**62).to_bytes(8, "little")), CUT),
+    ("cifar10 python", PICKLE, put(b"\x80\x05\x96" + (2**64 - 1).to_bytes(8, "little")), CUT),
+]
+MAKE: dict[str, Spoil] = {
+    "cifar10": write_binary,
+    "cifar10 python": write_python,
+    "cpsc2018 matlab": lambda root: matlab(root, LABELS + "A0004,1,,\n", count=5),
+    "fastmri": test_fastmri.write_set,
+    "idx": lambda root: [(root / name).write_bytes(IDX) for name in ("a", "a.gz")],
+    "mnist": write_mini_mnist,
+    "nifti": lambda root: [volume(VOXELS)(root / name) for name in ("v.nii", "v.nii.gz")],
+}
+MAKE["nifti labels"] = MAKE["nifti"]
+READERS: dict[str, Callable[[Path], object]] = {
+    "idx": lambda path: read_idx(path, 3),
+    "nifti": nifti.read,
+    "nifti labels": nifti.read_labels,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "chest_xray": {"size": 16},
+    "cifar10": {"check": False},
+    "cpsc2018": {"test_share": 0.25},
+    "cpsc2018 matlab": {"test_share": 0.5},
+    "fastmri": test_fastmri.SMALL,
+    "kspace_from_volumes": {"height": 8, "width": 8, "test_share": 0.4},
+    "mnist": {"check": False},
+    "mri_sequences": {"size": 16, "slices": 3, "validation_patients": 1},
+    "msd": {"size": 32, "validation_share": 0.2, "test_share": 0.4},
+    "speech_commands": {"words": ["yes", "no"], "test_share": 0.3},
+}
+CHECKED = ("chest_xray", "cpsc2018", "mitbih", "speech_commands")
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")
+def test_what_is_broken_is_refused_by_name(
+    case: int, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, pattern, spoil, says = CASES[case]
+    root = tmp_path / "a" / "root"  # a place for what lies outside of it
+    root.mkdir(parents=True)
+    if name in MAKE:
+        MAKE[name](root)
+    else:
+        copy_folder(small_root, root, Path(pattern).parts[0])
+    path = min(root.glob(pattern if Path(pattern).suffix or "*" in pattern else f"{pattern}*"))
+    spoil(path)
+    if name == "cifar10 python":  # these bytes are taken for the released ones
+        monkeypatch.setattr(cifar10, "release_of", lambda paths, of: "python")
+
+    def load(**more: Any) -> str:
+        if name in READERS:
+            return str(READERS[name](path))
+        splits = dataset(name.split()[0], **OPTIONS.get(name, {}) | more).load(root)
+        for part in (splits.train, splits.test):
+            part.batch(torch.arange(len(part)))
+        return splits.notes
+
+    assert_refused(load, "" if name in READERS else path.relative_to(root).parts[0], says)
+    assert not list(root.rglob("ran"))  # of a pickle that runs a program
+    assert not list((root / "derived").glob("kspace-*"))  # nothing half made is left in place
+    if name in CHECKED:
+        problems = [said for _, said in files.check_files(root, files.card(name)) if said]
+        assert len(problems) == 1
+        assert re.search(says, problems[0])
+    if name.startswith("cpsc2018") and path.suffix != ".csv" and "leads out" not in says:
+        assert load(bad_records="skip").endswith("1 unusable skipped")

@@ -1,1 +1,0 @@
-"""Readers of file formats: IDX, NIfTI, k-space HDF5, folders of labelled volumes."""
