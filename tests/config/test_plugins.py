@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
+import torch
 
 from zdp_bench import assets
 from zdp_bench.config import configured
-from zdp_bench.config.plugins import MODEL_KEYS, check_options, every_key
+from zdp_bench.config.plugins import (
+    MODEL_KEYS,
+    TORCH,
+    TORCH_TYPES,
+    check_options,
+    every_key,
+    find_builder,
+    own_keys,
+)
+from zdp_bench.config.types import check_value
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 
@@ -90,3 +100,14 @@ def test_a_recipes_schedule_can_be_left_out() -> None:
     assert configured(["recipe=mri_sequence_cl", "scheduler=none"]).scheduler is None
     with pytest.raises(UserError, match=r"scheduler\.gamma: scheduler=none reads no key"):
         configured(["recipe=mri_sequence_cl", "scheduler=none", "scheduler.gamma=0.5"])
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_every_parameter_of_torchs_has_a_type_and_its_default_is_of_it(kind: str) -> None:
+    for name in TORCH[kind][1]:
+        parameters = signature(find_builder(kind, name)).parameters
+        for key in own_keys(kind, name):
+            default = parameters[key].default
+            assert key in TORCH_TYPES
+            if default is not Parameter.empty and not isinstance(default, torch.Tensor):
+                check_value(key, TORCH_TYPES[key], default)

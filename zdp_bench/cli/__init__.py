@@ -8,15 +8,13 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from zdp_bench.cli.arguments import hide_environment, refuse_launcher
+from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.completion import complete
 from zdp_bench.cli.parser import parse_arguments
@@ -27,8 +25,6 @@ from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line, `sys.argv` by default, and exit."""
-    # Python would look through all records for cycles before it ends.
-    atexit.register(gc.freeze)
     with lasting_output() as output:
         code = _carry_out(list(sys.argv[1:] if words is None else words))
         output.flush()
@@ -52,11 +48,6 @@ def _carry_out(words: list[str]) -> int:
     options = parse_arguments(words)
     overrides = getattr(options, "overrides", [])
     try:
-        refuse_launcher(options)
-        if overrides:
-            from zdp_bench.config.adopted import adopt_recipes
-
-            options.overrides = adopt_recipes(overrides)
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:

@@ -109,25 +109,6 @@ def require_records(folder: Path) -> None:
         )
 
 
-def refuse_launcher(options: argparse.Namespace) -> None:
-    """Refuse Hydra's launchers in every command but `run`.
-
-    Raises:
-        UserError: a word names one.
-    """
-    if options.verb == "run":
-        return
-    # `reproduce` may have an override in the place of its table.
-    for word in (str(getattr(options, "table", "")), *getattr(options, "overrides", [])):
-        group = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
-        given = getattr(options, "launcher", None) and word.startswith("hydra.launcher.")
-        if group in ("launcher", "hydra") and word != "launcher=local" and not given:
-            raise UserError(
-                f"{word}: only `zdp-bench run` reads it; "
-                f"leave it out of `zdp-bench {options.verb}`."
-            )
-
-
 def hide_environment(text: str, overrides: Sequence[str]) -> str:
     """Return a sentence without the values of environment variables that overrides name.
 

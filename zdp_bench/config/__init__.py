@@ -12,10 +12,8 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench.config.adopted import adopt_recipes
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
-from zdp_bench.config.messages import readable_errors, typed_keys
 from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
@@ -27,6 +25,7 @@ from zdp_bench.config.schema import (
     Scalars,
 )
 from zdp_bench.config.types import check_section, check_types
+from zdp_bench.config.words import parse_words, read_words, readable_errors
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -35,13 +34,13 @@ def compose(overrides: list[str]) -> DictConfig:
     """Return the composed configuration for command-line overrides.
 
     Raises:
-        UserError: an override or a YAML file is wrong; see `messages.py`.
+        UserError: an override or a YAML file is wrong; see `words.py`.
     """
     from hydra import compose as hydra_compose
 
-    overrides = adopt_recipes(overrides)
-    with hydra_session(), readable_errors(overrides):
-        return hydra_compose("config", overrides=overrides)
+    words = [str(override.input_line) for override in read_words(overrides)]
+    with hydra_session(), readable_errors(words):
+        return hydra_compose("config", overrides=words)
 
 
 def configured(overrides: Sequence[str]) -> Run:
@@ -75,7 +74,7 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     }
     rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
     scalars = check_section(Scalars, rest, "")
-    typed = typed_keys(overrides)
+    typed = {str(override.key_or_group) for override in parse_words(overrides)}
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
             raise UserError(

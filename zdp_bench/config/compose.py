@@ -1,4 +1,4 @@
-"""Hydra, set up on our YAML: the groups, names and keys there are."""
+"""Hydra, set up on our YAML: the groups and names there are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from zdp_bench import assets
-from zdp_bench.config.schema import GROUPS, PLUGIN_KINDS
+from zdp_bench.config.schema import PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
 # Hydra copies the store at every composition, although the store gives out copies itself.
@@ -109,42 +109,3 @@ def files(group: str) -> dict[str, Path]:
     """Return the YAML files of a config group by name."""
     folders = {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
     return assets.group(folders.get(group, assets.CONF / group))
-
-
-def find_chosen(overrides: list[str], group: str) -> list[str]:
-    """Return the names that the overrides give a group: one, or several in a sweep."""
-    values = [o.partition("=")[2] for o in overrides if o.startswith(f"{group}=")]
-    names = (
-        [name for name in values[-1].split(",") if name in group_options(group)] if values else []
-    )
-    return names or [str(_compose_choices(overrides)[group].name)]
-
-
-def known_keys(overrides: list[str]) -> list[str]:
-    """Return every group and dotted key of the recipe and plug-ins that the overrides name."""
-    config = _compose_choices(overrides)
-    return [*GROUPS, *_dotted(OmegaConf.to_container(config, resolve=False))]
-
-
-def _compose_choices(overrides: list[str]) -> DictConfig:
-    """Compose the recipe and the plug-ins that the overrides choose, without their other words."""
-    from hydra import compose as hydra_compose
-
-    words = dict(override.split("=", 1) for override in overrides if "=" in override)
-    choices = {"recipe": "quickstart"} | {
-        group: words[group]
-        for group in ("recipe", *GROUPS)
-        if words.get(group) in group_options(group)
-    }
-    with hydra_session():
-        return hydra_compose("config", [f"{key}={name}" for key, name in choices.items()])
-
-
-def _dotted(node: Any, prefix: str = "") -> list[str]:
-    """Return the dotted names of a nested mapping's leaves and branches."""
-    if not isinstance(node, dict):
-        return []
-    names = []
-    for key, value in node.items():
-        names += [f"{prefix}{key}", *_dotted(value, f"{prefix}{key}.")]
-    return names

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
+from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.records import write_text
 from zdp_bench.registry import lookup
@@ -102,17 +103,12 @@ def _require_countable(driver: Any, overrides: list[str]) -> None:
     Raises:
         UserError: says how many there would be.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
     from hydra.types import RunMode
 
-    try:
-        config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
-        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-        words = [f"{key}={value}" for key, value in params.items()] + overrides
-        parsed = OverridesParser.create().parse_overrides(words)
-    except RecursionError:
-        raise UserError("a value of the sweep is nested too deep; write the values out.") from None
+    config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
+    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+    parsed = parse_words([f"{key}={value}" for key, value in params.items()] + overrides)
     jobs = 1.0
     # A word of the command line takes the place of the recipe's axis of that key.
     for axis in {axis.key_or_group: axis for axis in parsed}.values():
@@ -150,6 +146,7 @@ def launch(
     from hydra.types import HydraContext, RunMode
 
     setup_globals()
+    read_words(settings, sweep=True)
     with _readable_losses():
         chosen = driver.compose_config(
             "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN

@@ -15,6 +15,7 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
+    faceoff,
     figure,
     find_lr,
     list,
@@ -38,6 +39,7 @@ GROUPS: dict[str, str] = {
 # In the order of the help. A verb of an extra that is not here is left out.
 ORDER = (
     "run",
+    "faceoff",
     "search",
     "federate",
     "find-lr",
@@ -63,6 +65,7 @@ ORDER = (
 
 _CORE: dict[str, ModuleType] = {
     "run": run,
+    "faceoff": faceoff,
     "find-lr": find_lr,
     "list": list,
     "new": new,
