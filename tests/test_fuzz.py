@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tests.conftest import write_mini_mnist
 from tests.data import test_cifar10, test_fastmri
 from zdp_bench.config import compose, parse
-from zdp_bench.config.compose import group_options, known_keys
+from zdp_bench.config.compose import group_options
+from zdp_bench.config.plugins import every_key
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.data.cifar10 import read_pickle
 from zdp_bench.errors import UserError
@@ -37,7 +38,7 @@ FIXED = (
     "threads",
     "recipe",
 )  # where and how, and what would leave this machine
-KEYS = [key for key in known_keys([]) if not key.startswith(FIXED)]
+KEYS = [key for key, _ in every_key() if not key.startswith(FIXED)]
 SCALARS = [
     "null",
     "true",

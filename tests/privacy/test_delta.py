@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.test_words import leave
+from tests.test_cli import leave
 from zdp_bench import make_private
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError

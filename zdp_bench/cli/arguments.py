@@ -7,9 +7,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zdp_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from zdp_bench.report.sheet import Sheet
 
 Number = TypeVar("Number", int, float)
 RESULTS = Path("results")
@@ -54,6 +57,16 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
         default="rich",
         help=f"a table, or {what} (default rich)",
     )
+
+
+def print_sheet(sheet: Sheet, form: str) -> None:
+    """Print a table as --format says: "rich", or one of `sheet.FORMS`."""
+    from zdp_bench.training.progress import console
+
+    if form == "rich":
+        console().print(sheet.as_rich())
+    else:
+        print(sheet.as_text(form))
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
+from zdp_bench.config.digests import name_as_now, name_as_recorded
 from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
@@ -68,8 +69,9 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
 
 def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     """Check and freeze a configuration as `parse` does, of which nothing is resolved any more."""
+    named = name_as_now(plain)
     checked: dict[str, Any] = {
-        name: check_section(schema, plain.get(name) or {}, name)
+        name: check_section(schema, named.get(name) or {}, name)
         for name, schema in SECTIONS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
@@ -115,11 +117,12 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain Python, without what is Hydra's."""
+    """Return a composed configuration as plain Python, as records name it, without Hydra's."""
     with readable_errors([]):
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
+    own = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
+    return name_as_recorded(own)
 
 
 def _federated_result(federated: Federated) -> dict[str, Any]:

@@ -119,9 +119,9 @@ def _check_federated(run: Run) -> None:
 
 def _check_unit(run: Run) -> None:
     """Refuse shares of several examples where an example's share is all that is bounded."""
-    most, name, views = run.privacy.max_records, run.algorithm.name, run.trainer.augmentations
+    most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
     rule = "is read with privacy.unit=patient only; add that, or leave it out"
-    require(most is None or run.privacy.by_patient, "privacy.max_records", most, rule)
+    require(most is None or run.privacy.by_patient, "privacy.max_examples", most, rule)
     if not run.forms_shares:
         return
     asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"

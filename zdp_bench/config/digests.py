@@ -9,6 +9,8 @@ from typing import Any
 
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
+# What records, and so digests, call it, and what it is called now: (section, then, now).
+RENAMED = (("privacy", "max_records", "max_examples"),)
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -35,6 +37,29 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
     if privacy["target_epsilon"] or privacy["claimed_epsilon"]:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with today's names in the place of those that records have."""
+    return _rename(config, [(section, now, then) for section, then, now in RENAMED], "example")
+
+
+def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the names that records have, so that no digest changes."""
+    return _rename(config, list(RENAMED), "record")
+
+
+def _rename(
+    config: Mapping[str, Any], keys: list[tuple[str, str, str]], unit: str
+) -> dict[str, Any]:
+    named = dict(config)
+    for section, wanted, other in keys:
+        if isinstance(options := named.get(section), dict):
+            named[section] = {wanted if key == other else key: options[key] for key in options}
+    if isinstance(privacy := named.get("privacy"), dict):
+        is_example = privacy.get("unit") in ("record", "example")
+        named["privacy"] = privacy | ({"unit": unit} if is_example else {})
+    return named
 
 
 def drop_empty(node: Any) -> Any:

@@ -81,10 +81,10 @@ class Privacy:
             counts. null: none.
         secure: sample and draw noise from the operating system's cryptographic randomness instead
             of the seed.
-        unit: whose ε is stated. record: an example's. patient: that of who owns examples, or of
+        unit: whose ε is stated. example: an example's. patient: that of who owns examples, or of
             what the data set calls its unit. Patients are then drawn, at `trainer.sample_rate`, and
             the mean gradient of a patient's examples is clipped.
-        max_records: with unit=patient, at most so many examples of a drawn patient, drawn anew at
+        max_examples: with unit=patient, at most so many examples of a drawn patient, drawn anew at
             each step. null: all.
     """
 
@@ -95,8 +95,8 @@ class Privacy:
     total_budget: Positive | None
     range_test_steps: CountOrZero | None
     secure: bool
-    unit: Literal["record", "patient"]
-    max_records: Count | None
+    unit: Literal["example", "patient"]
+    max_examples: Count | None
 
     @property
     def by_patient(self) -> bool:

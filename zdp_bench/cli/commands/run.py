@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 
 from zdp_bench.cli.arguments import add_overrides, hide_environment
@@ -22,19 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the configuration as the run would see it, checked, and run nothing",
     )
-    parser.add_argument(
-        "--cfg",
-        choices=["job", "hydra", "all"],
-        help="print the configuration as Hydra composes it, and run nothing",
-    )
-    parser.add_argument(
-        "--resolve", action="store_true", help="with --cfg: interpolations replaced"
-    )
-    parser.add_argument(
-        "--info",
-        choices=["defaults", "defaults-tree", "searchpath", "plugins", "config", "all"],
-        help="print what Hydra knows of the configuration, and run nothing",
-    )
     add_overrides(parser)
 
 
@@ -44,14 +30,11 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.sweep import Job, sweep
     from zdp_bench.training import distributed
 
-    shows = options.show_config or options.cfg or options.info
-    if options.resolve and not options.cfg:
-        raise UserError("--resolve belongs to --cfg: add --cfg job, or say --show-config.")
-    if options.multirun and shows:
-        raise UserError("--show-config, --cfg and --info show one run: leave -m out.")
+    if options.multirun and options.show_config:
+        raise UserError("--show-config shows one run: leave -m out.")
     words = [str(word.input_line) for word in read_words(options.overrides, options.multirun)]
-    if shows:
-        return _show(options, words)
+    if options.show_config:
+        return _show(words)
     if options.multirun and distributed.is_distributed():
         raise UserError(
             "torchrun carries out one run: leave -m out, "
@@ -73,27 +56,14 @@ def run(options: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
-def _show(options: argparse.Namespace, words: list[str]) -> int:
-    """Print the configuration, or Hydra's information on it."""
+def _show(words: list[str]) -> int:
+    """Print the configuration, checked."""
     from omegaconf import OmegaConf
 
     from zdp_bench.config import compose, parse, to_plain
-    from zdp_bench.config.compose import hydra_session
-    from zdp_bench.config.words import readable_errors
+    from zdp_bench.config.digests import name_as_now
 
-    if options.show_config:
-        composed = compose(words)
-        parse(composed, words)
-        print(OmegaConf.to_yaml(OmegaConf.create(to_plain(composed))).rstrip())
-        return 0
-    with readable_errors(words), hydra_session() as driver:
-        given = {"config_name": "config", "overrides": words}
-        if options.cfg:
-            driver.show_cfg(**given, cfg_type=options.cfg, package=None, resolve=options.resolve)
-        else:
-            root = logging.getLogger()
-            before = root.level, list(root.handlers)
-            driver.show_info(options.info, **given)
-            root.setLevel(before[0])  # it makes everything log to standard output
-            root.handlers = before[1]
+    composed = compose(words)
+    parse(composed, words)
+    print(OmegaConf.to_yaml(OmegaConf.create(name_as_now(to_plain(composed)))).rstrip())
     return 0
