@@ -30,60 +30,22 @@ from zdp_bench.registry import lookup, names
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import descend, sum_contributions
 
-FIXED = (
-    "paths",
-    "hydra",
-    "launcher",
-    "device",
-    "threads",
-    "recipe",
-)  # where and how, and what would leave this machine
+# Where and how, and what would leave this machine.
+FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")
 KEYS = [key for key, _ in every_key() if not key.startswith(FIXED)]
-SCALARS = [
-    "null",
-    "true",
-    "0",
-    "1",
-    "-1",
-    "2",
-    "0.5",
-    "1e-3",
-    "1e308",
-    "-inf",
-    "nan",
-    "abc",
-    "''",
-    "ε",
-    "???",
-    "${seed}",
-    "${no}",
-]
-LISTS = [
-    "[]",
-    "[4]",
-    "[4,3]",
-    "[0]",
-    "[a]",
-    "[[1]]",
-    "{}",
-    "{a: 1}",
-    "[1",
-    "{",
-    "a,b",
-    "range(1,3)",
-    "1..2",
-]
+WORDS = """
+null true 0 1 -1 2 0.5 1e-3 1e308 -inf nan abc '' ε ??? ${seed} ${no}
+[] [4] [4,3] [0] [a] [[1]] {} {a:1} [1 { a,b range(1,3) 1..2
+"""
+STRANGE = ["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]
 
 keys = st.one_of(
     st.sampled_from(KEYS),
     st.sampled_from(KEYS).map(lambda key: key[:-1]),  # a letter is missing
-    st.sampled_from(
-        ["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]
-    ),
+    st.sampled_from(STRANGE),
 )
 values = st.one_of(
-    st.sampled_from(SCALARS),
-    st.sampled_from(LISTS),
+    st.sampled_from(WORDS.split()),
     st.integers(-3, 40).map(str),
     st.floats(-2, 2).map(str),
     st.text(max_size=6),
