@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -64,26 +63,22 @@ TABLES = ("table", "reproduce", "figure")  # the commands that take one of a pap
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are one sentence that says what to write instead."""
+    """An argparse parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        if match := re.match(
-            r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)$", message
-        ):
-            choices = match[3].replace("'", "").split(", ")
-            message = str(unknown(match[1].lower(), match[2], choices))
-            if match[1] == "VERB" and match[2] in ORDER:
-                message = f"'{match[2]}' is of an extra that is not here (zdp_bench/extras)."
-        elif match := re.match(r"argument (\S+): (=.*)", message):
-            message = match[1] + match[2]
-        elif match := re.match(r"argument (\S+): expected", message):
-            message = f"{match[1]} needs a value; see `{self.prog} --help`."
-        elif match := re.match(r"the following arguments are required: (\S+?)(,|$)", message):
-            missing = next(a for a in self._actions if match[1] in (a.metavar, a.dest))
-            choices = f"one of {', '.join(missing.choices)}" if missing.choices else match[1]
-            message = f"`{self.prog}` needs {choices}; see `{self.prog} --help`."
-        print(f"zdp-bench: {message}", file=sys.stderr)
+        said = message.removeprefix("argument ").replace(": =", "=", 1)
+        more = "" if said.endswith(".") else f"; see `{self.prog} --help`."
+        print(f"zdp-bench: {said}{more}", file=sys.stderr)
         raise SystemExit(2)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a word that is no choice, with the nearest that is."""
+        if action.choices is None or value in action.choices:
+            return
+        if action.dest == "verb" and value in ORDER:
+            self.error(f"'{value}' is of an extra that is not here (zdp_bench/extras).")
+        name = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
+        self.error(str(unknown(name, str(value), map(str, action.choices))))
 
 
 class _PrintCompletion(argparse.Action):

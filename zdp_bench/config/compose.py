@@ -35,19 +35,30 @@ def hydra_session() -> Iterator[Any]:
 
 def _register_yaml() -> None:
     """Enter recipes, data sets (without their cards) and other packages' plug-ins into Hydra."""
+    store = ConfigStore.instance().store
     for name, path in files("recipe").items():
-        if _STORED.get(("recipe", name)) == path:
-            continue
-        _store("recipe", name, path, {**assets.read_yaml(path), "recipe": name}, "_global_")
+        if _is_new("recipe", name, path):
+            body = {**assets.read_yaml(path), "recipe": name}
+            store(group="recipe", name=name, node=body, package="_global_")
     for name, path in files("dataset").items():
-        if _STORED.get(("dataset", name)) == path:
-            continue
-        options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
-        _store("dataset", name, path, options, "dataset")
+        if _is_new("dataset", name, path):
+            body = {k: value for k, value in assets.read_yaml(path).items() if k != "card"}
+            store(group="dataset", name=name, node=body, package="dataset")
     for kind in PLUGIN_KINDS:
         for name in set(group_options(kind)) - set(files(kind)):
             builder = lookup(kind, name)
-            _store(kind, name, builder, {"name": name} | defaults(builder), kind)
+            if _is_new(kind, name, builder):
+                store(group=kind, name=name, node={"name": name, **defaults(builder)}, package=kind)
+
+
+_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made from
+
+
+def _is_new(group: str, name: str, source: Any) -> bool:
+    """True once for each source of a config: Hydra takes 10 ms to enter one."""
+    known = _STORED.get((group, name)) == source
+    _STORED[group, name] = source
+    return not known
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:
@@ -61,16 +72,6 @@ def recipe_body(name: str) -> dict[str, Any] | None:
     body = OmegaConf.to_container(node, resolve=False)
     assert isinstance(body, dict)
     return {str(key): value for key, value in body.items()}
-
-
-_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made from
-
-
-def _store(group: str, name: str, source: Any, node: dict[str, Any], package: str) -> None:
-    """Enter one config, unless the same is there: Hydra takes 10 ms for each."""
-    if _STORED.get((group, name)) != source:
-        ConfigStore.instance().store(group=group, name=name, node=node, package=package)
-        _STORED[group, name] = source
 
 
 def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
