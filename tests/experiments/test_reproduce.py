@@ -322,27 +322,12 @@ def test_a_run_without_its_data_is_last_and_never_taken(small: Path, tmp_path: P
     assert reproduce.within(1e9, ordered) == []
     lines = reproduce.sheet(plan_of(small, tmp_path), ordered)
     assert lines.notes[0].startswith("0 runs fill 0 empty rows")
-
-
-def test_a_plan_says_how_many_rows_it_leaves_out_and_why(small: Path, tmp_path: Path) -> None:
     extra = [f"paths.data={tmp_path}", "threads=1"]
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "here", 1, small, extra)
     notes = reproduce.sheet(plan, reproduce.order(plan, small)).notes
-    assert notes[0].startswith("0 runs fill 0 empty rows")
     assert any(note.startswith("2 rows are left out: the data root lacks ") for note in notes)
-
-
-def test_a_record_that_lacks_what_is_off_takes_as_long() -> None:
-    config = configured(["recipe=mnist_cnn"]).resolved
-    earlier = {k: v for k, v in config["model"].items() if v is not False}
-    assert len(earlier) < len(config["model"])
-    assert reproduce._alike({**config, "model": earlier}) == reproduce._alike(config)
-
-
-def test_a_row_has_as_many_runs_as_the_paper(small: Path, tmp_path: Path) -> None:
-    assert papers.seeds("zeta_dp_2021/4") == 5
-    assert papers.seeds("zeta_dp_2021/1") == 1
-    assert len(plan_of(small, tmp_path, seeds=None).jobs) == 2
+    assert (papers.seeds("zeta_dp_2021/4"), papers.seeds("zeta_dp_2021/1")) == (5, 1)
+    assert len(plan_of(small, tmp_path, seeds=None).jobs) == 2, "as many runs as the paper has"
 
 
 def test_only_as_published_leaves_variants_out(small: Path, tmp_path: Path) -> None:
@@ -351,21 +336,6 @@ def test_only_as_published_leaves_variants_out(small: Path, tmp_path: Path) -> N
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, [], as_published=True)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
     assert len(plan.fillings["zeta_dp_2021/1"]) == 3
-
-
-def test_a_records_time_is_that_of_runs_that_take_as_long() -> None:
-    config = configured(["recipe=quickstart"])
-    more = configured(["recipe=quickstart", "trainer.epochs=40", "algorithm.noise_multiplier=9"])
-    known = {reproduce._alike(config.resolved): 3.0}
-    assert reproduce.seconds_of(more, known) == 120.0
-    assert len(known) == 1
-
-
-def test_a_record_tells_the_time_of_a_run_as_long_whatever_the_order_of_its_keys() -> None:
-    config = configured(["recipe=quickstart"]).resolved
-    model = dict(reversed(config["model"].items()))
-    earlier = {key: value for key, value in model.items() if value is not None}
-    assert reproduce._alike({**config, "model": earlier}) == reproduce._alike(config)
 
 
 def test_weights_that_would_be_fetched_are_missing_data(
@@ -377,17 +347,6 @@ def test_weights_that_would_be_fetched_are_missing_data(
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").touch()
     assert "the data root lacks" in reproduce.missing_data(config)
-
-
-@pytest.mark.parametrize(("word", "seconds"), [("40h", 144000), ("90m", 5400), ("2h30m", 9000)])
-def test_durations(word: str, seconds: float) -> None:
-    assert reproduce.read_duration(word) == seconds
-
-
-@pytest.mark.parametrize("word", ["", "2", "2d", "m", "h30"])
-def test_what_is_no_duration(word: str) -> None:
-    with pytest.raises(UserError, match="must be a time such as"):
-        reproduce.read_duration(word)
 
 
 def test_a_plan_tries_steps_for_a_while_and_calls_the_rest_unknown(
@@ -409,9 +368,23 @@ def test_a_plan_tries_steps_for_a_while_and_calls_the_rest_unknown(
     assert len(tried) == 2, "a row is tried once, not once a seed"
 
 
-def test_an_epoch_in_batches_of_another_size_takes_about_as_long() -> None:
+def test_a_records_time_is_that_of_runs_that_take_as_long() -> None:
     config = configured(["recipe=quickstart", "trainer.sample_rate=0.25"])
-    other = configured(["recipe=quickstart", "trainer.sample_rate=0.5", "trainer.epochs=10"])
-    measured = {"measured": {"train_seconds": 8.0}, "config": config.resolved}
-    known = reproduce._recorded([measured])
-    assert reproduce.seconds_of(other, known) == 80.0 / config.trainer.epochs
+    # An earlier record: its keys in another order, and without those that are off by default.
+    model = dict(reversed(config.resolved["model"].items()))
+    earlier = {key: value for key, value in model.items() if value not in (None, False)}
+    assert len(earlier) < len(model)
+    record = {"measured": {"train_seconds": 8.0}, "config": {**config.resolved, "model": earlier}}
+    known = reproduce._recorded([record])
+    for words in (["algorithm.noise_multiplier=9"], ["trainer.sample_rate=0.5"]):
+        other = configured(["recipe=quickstart", "trainer.epochs=10", *words])
+        assert reproduce.seconds_of(other, known) == 80.0 / config.trainer.epochs
+    assert not [time for time in known.values() if time != 8.0 / config.trainer.epochs]
+
+
+def test_durations() -> None:
+    for word, seconds in {"40h": 144000, "90m": 5400, "2h30m": 9000}.items():
+        assert reproduce.read_duration(word) == seconds
+    for word in ("", "2", "2d", "m", "h30"):
+        with pytest.raises(UserError, match="must be a time such as"):
+            reproduce.read_duration(word)

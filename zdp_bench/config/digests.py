@@ -9,8 +9,8 @@ from typing import Any
 
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
-# What records, and so digests, call it, and what it is called now: (section, then, now).
-RENAMED = (("privacy", "max_records", "max_examples"),)
+# What records, and so digests, call keys of `privacy`, and what they are called now.
+RENAMED = {"max_records": "max_examples"}
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -41,25 +41,22 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
 
 def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with today's names in the place of those that records have."""
-    return _rename(config, [(section, now, then) for section, then, now in RENAMED], "example")
+    return _rename(config, RENAMED, "example")
 
 
 def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the names that records have, so that no digest changes."""
-    return _rename(config, list(RENAMED), "record")
+    return _rename(config, {now: then for then, now in RENAMED.items()}, "record")
 
 
-def _rename(
-    config: Mapping[str, Any], keys: list[tuple[str, str, str]], unit: str
-) -> dict[str, Any]:
-    named = dict(config)
-    for section, wanted, other in keys:
-        if isinstance(options := named.get(section), dict):
-            named[section] = {wanted if key == other else key: options[key] for key in options}
-    if isinstance(privacy := named.get("privacy"), dict):
-        is_example = privacy.get("unit") in ("record", "example")
-        named["privacy"] = privacy | ({"unit": unit} if is_example else {})
-    return named
+def _rename(config: Mapping[str, Any], keys: Mapping[str, str], unit: str) -> dict[str, Any]:
+    privacy = config.get("privacy")
+    if not isinstance(privacy, dict):
+        return dict(config)
+    named = {keys.get(key, key): value for key, value in privacy.items()}
+    if named.get("unit") in ("record", "example"):
+        named["unit"] = unit
+    return {**config, "privacy": named}
 
 
 def drop_empty(node: Any) -> Any:

@@ -35,7 +35,7 @@ RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
 NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
 CHOICES = ("recipe", "launcher", *GROUPS)  # a run has one of each, by name
-EARLIER = {f"{section}.{then}": f"{section}.{now}" for section, then, now in RENAMED}
+EARLIER = {f"privacy.{then}": f"privacy.{now}" for then, now in RENAMED.items()}
 EARLIER |= {"dataset.bad_examples": "dataset.bad_records"}  # which the plug-ins still have
 LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.", "hydra/sweeper")
 

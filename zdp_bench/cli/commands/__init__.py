@@ -63,24 +63,10 @@ ORDER = (
     "verify",
 )
 
-_CORE: dict[str, ModuleType] = {
-    "run": run,
-    "faceoff": faceoff,
-    "find-lr": find_lr,
-    "list": list,
-    "new": new,
-    "data": data,
-    "validate": validate,
-    "epsilon": epsilon,
-    "audit": audit,
-    "results": results,
-    "compare": compare,
-    "budget": budget,
-    "reproduce": reproduce,
-    "table": table,
-    "coverage": coverage,
-    "figure": figure,
+_CORE = [run, faceoff, find_lr, list, new, data, validate, epsilon, audit, results, compare, budget]
+_CORE += [reproduce, table, coverage, figure]
+_FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
+_FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
+COMMANDS: dict[str, ModuleType] = {
+    verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND
 }
-
-_FOUND = _CORE | {verb: resolve(where) for verb, where in of_extras("command").items()}
-COMMANDS = {verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND}
