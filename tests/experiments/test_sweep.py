@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from zdp_bench.config import compose
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiments.sweep import sweep
@@ -204,7 +203,6 @@ def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no
         )
     assert set(body) <= set(stored), "a key that hydra-submitit-launcher does not know"
     assert body["max_num_timeout"] > 0
-    compose(["recipe=quickstart", "launcher=slurm"])
     if shutil.which("srun"):
         pytest.skip("there is a Slurm here")
     words = ["recipe=quickstart", "launcher=slurm", "seed=1,2", f"paths.results={tmp_path}"]
