@@ -52,9 +52,8 @@ ALLOWED: dict[str, set[str]] = {
     "training": BASE | CORE,
     "library": BASE | CORE | {"training"},
     "audit": BASE | CORE | {"training", "report"},
-    "starts": BASE,
     "experiments": BASE | CORE | {"training", "report"},
-    "cli": BASE | CORE | {"training", "audit", "report", "experiments", "starts"},
+    "cli": BASE | CORE | {"training", "audit", "report", "experiments"},
     "extras": BASE | CORE | {"training", "library", "audit", "report", "experiments", "cli"},
     "__main__": {"cli"},
 }

@@ -1,14 +1,19 @@
-"""The command line as a person meets it."""
+"""The command line as a person meets it: words, mistakes, secrets, memory, completion."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import errno
 import io
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,23 +21,11 @@ import yaml
 
 from tests.conftest import write_mini_mnist
 from zdp_bench import cli
-from zdp_bench.cli.commands import GROUPS
-from zdp_bench.cli.parser import build_parser
+from zdp_bench.cli.commands import COMMANDS, GROUPS
+from zdp_bench.cli.parser import SCRIPTS, build_parser, complete
+from zdp_bench.config.plugins import every_key
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
-
-
-def start(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a new process, in the folder `at`."""
-    return subprocess.run(
-        [sys.executable, "-m", "zdp_bench", *words],
-        cwd=at,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -41,6 +34,17 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
         cli.main(list(words))
     out, err = capsys.readouterr()
     return int(left.value.code or 0), out, err
+
+
+def leave(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the sentence with which a command line leaves."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("zdp-bench: ")
+    assert said.count("\n") == 1
+    return said
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -58,10 +62,10 @@ MISTAKES = [
     ("rnu", "Did you mean 'run'?"),
     ("list algoritms", "Did you mean 'algorithms'?"),
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
-    ("table", "`zdp-bench table` needs PAPER/N; see `zdp-bench table --help`."),
+    ("table", "arguments are required: PAPER/N; see `zdp-bench table --help`."),
     ("figure", "`zdp-bench figure` needs PAPER/figN, or --runs"),
-    ("", "`zdp-bench` needs one of run, search, federate, "),
-    ("federate", "`zdp-bench federate` needs one of server, client; see"),
+    ("", "arguments are required: VERB; see `zdp-bench --help`."),
+    ("federate", "arguments are required: role"),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
     (
         "federate server recipe=quickstart",
@@ -79,7 +83,7 @@ MISTAKES = [
         "audit recipe=quickstart --confidance=0.9",
         "option '--confidance' is not known. Did you mean '--confidence'?",
     ),
-    ("results --sort", "--sort needs a value; see `zdp-bench results --help`."),
+    ("results --sort", "--sort: expected one argument; see `zdp-bench results --help`."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
     ("bench --threads 1.5", "--threads=1.5: must be a whole number, 1 or more."),
     ("find-lr recipe=quickstart --steps x", "--steps=x: must be a whole number, 3 or more."),
@@ -89,23 +93,21 @@ MISTAKES = [
         "find-lr recipe=quickstart --lowest 0",
         "--lowest=0.0: must be positive and below --highest=1.",
     ),
-    ("run", "recipe=NAME is missing"),
+    ("run", "You must specify 'recipe'"),
     (
         "validate recipe=quickstart paths.results=pyproject.toml/x",
         "pyproject.toml/x: Not a directory, so nothing can",
     ),
-    ("run recipe=quickstart model=/", "model= has no name. Allowed: "),
+    ("run recipe=quickstart model=/", "model '/' is not known. Allowed: "),
     ("run recipe=quickstart model=a/b", "model 'a/b' is not known."),
     ("run recipe=phasemnits", "Did you mean 'phasemnist'?"),
     (
         "validate recipe=quickstart launcher=joblib",
-        "launcher=joblib: only `zdp-bench run` reads it",
+        "launcher=joblib: only a sweep reads it; say `zdp-bench run -m`",
     ),
-    ("audit recipe=quickstart hydra.launcher.n_jobs=2", "leave it out of `zdp-bench audit`"),
-    ("find-lr recipe=quickstart hydra/launcher=joblib", "leave it out of `zdp-bench find-lr`"),
-    ("reproduce zeta_dp_2021/1 launcher=joblib", "leave it out of `zdp-bench reproduce`"),
-    ("reproduce --profile smoke launcher=slurm", "leave it out of `zdp-bench reproduce`"),
-    ("federate server recipe=quickstart launcher=joblib", "leave it out of `zdp-bench federate`"),
+    ("audit recipe=quickstart hydra.launcher.n_jobs=2", "only a sweep reads it"),
+    ("find-lr recipe=quickstart hydra/launcher=joblib", "only a sweep reads it"),
+    ("reproduce zeta_dp_2021/1 launcher=joblib", "only a sweep reads it"),
     ("run -x recipe=quickstart", "option '-x' is not known"),
     ("run recipe=quickstart algorithm.nois=circular", "Did you mean 'algorithm.noise'?"),
     ("run -m recipe=phasemnits seed=1,2", "Did you mean 'phasemnist'?"),
@@ -147,16 +149,13 @@ MISTAKES = [
     ),
     ("reproduce zeta_dp_2021/1 --seeds 0", "must be at least 1"),
     ("reproduce zeta_dp_2021/1 --seedz 2", "'--seedz' is not known"),
-    ("run recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it; add -m"),
-    ("run recipe=quickstart hydra.sweeper.max_batch_size=2", "only a sweep reads it; add -m"),
+    ("run recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it"),
     ("run recipe=quickstart hydra.run.dir=x", "hydra.run.dir=x: has no effect here."),
     ("run -m recipe=quickstart hydra.sweep.dir=x", "paths.results=DIR says where it lies"),
     ("run recipe=quickstart +hydra.job.chdir=true", "has no effect here"),
-    ("run recipe=quickstart --resolve", "--resolve belongs to --cfg"),
-    ("run -m recipe=quickstart --cfg job", "show one run: leave -m out"),
+    ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
     ("run recipe=quickstart --show-config sed=1", "Did you mean 'seed'?"),
-    ("run recipe=quickstart --cfg jobs", "Did you mean 'job'?"),
-    ("compare quickstart", "`zdp-bench compare` needs RUN"),
+    ("compare quickstart", "arguments are required: RUN"),
     ("compare nothing nothing", "nothing: names no run here."),
     ("budget mnits", "data set with runs 'mnits' is not known."),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
@@ -170,11 +169,7 @@ MISTAKES = [
 def test_mistakes_end_in_one_sentence_and_2(
     capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
-    code, _, err = run(capsys, *line.split())
-    assert code == 2
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-    assert "Traceback" not in err
+    assert message in leave(line.split(), capsys)
 
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:
@@ -208,13 +203,6 @@ def test_a_configuration_is_shown_and_nothing_is_run(
     shown = yaml.safe_load(out)
     assert (shown["recipe"], shown["optimizer"]["lr"]) == ("quickstart", 0.25)
     assert not {"hydra", "launcher"} & set(shown)
-    code, out, _ = run(capsys, "run", "recipe=mnist", "--cfg", "job")
-    assert "${oc.env:ZDP_DATA" in out
-    code, out, _ = run(capsys, "run", "recipe=mnist", "--cfg", "job", "--resolve")
-    assert yaml.safe_load(out)["dataset"]["name"] == "mnist"
-    assert "${" not in out
-    code, out, _ = run(capsys, "run", "recipe=mnist", "--info", "defaults")
-    assert "recipe/mnist" in out
     assert not list(tmp_path.iterdir())
 
 
@@ -224,7 +212,7 @@ def test_everything_that_is_listed_says_what_it_is(capsys: pytest.CaptureFixture
     assert not [line for line in json.loads(out) if not line["what"]]
 
 
-@pytest.mark.parametrize("verb", ["list", "data", "coverage", "results", "table zeta_dp_2021/1"])
+@pytest.mark.parametrize("verb", ["list", "results", "table zeta_dp_2021/1"])
 @pytest.mark.parametrize("form", ["md", "csv", "json", "html"])
 def test_every_table_has_every_form(
     capsys: pytest.CaptureFixture[str],
@@ -288,57 +276,45 @@ def test_the_real_data_root_checks_out(data_root: Path, capsys: pytest.CaptureFi
     assert out.count("ok: ") == 4
 
 
-def test_run_in_an_empty_folder_then_again_then_results(tmp_path: Path) -> None:
-    first = start("run", "recipe=quickstart", *TINY, at=tmp_path)
-    assert first.returncode == 0, first.stderr
-    for words in (
-        "test accuracy",
-        "claimed ε",
-        "tight ε",
-        "ε of an image",
-        "derived",
-        "record.json",
-    ):
-        assert words in first.stdout
-    (hydra,) = (tmp_path / "results" / "runs" / "quickstart").glob("*/.hydra")
-    assert {path.name for path in hydra.iterdir()} == {
-        *("config.yaml", "hydra.yaml", "overrides.yaml")
-    }
-    again = start("run", "recipe=quickstart", *TINY, at=tmp_path)
-    assert "done before" in again.stdout
-    shown = start("results", "recipe=quickstart", "--format", "json", at=tmp_path)
-    assert len(json.loads(shown.stdout)) == 1
+def test_run_in_an_empty_folder_then_again_then_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "run", "recipe=quickstart", *TINY)
+    assert code == 0, err
+    told = ("test accuracy", "claimed ε", "tight ε", "ε of an image", "derived", "record.json")
+    assert not [words for words in told if words not in out]
+    assert "done before" in run(capsys, "run", "recipe=quickstart", *TINY)[1]
+    shown = run(capsys, "results", "recipe=quickstart", "--format", "json")[1]
+    assert len(json.loads(shown)) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
 
 
-def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(tmp_path: Path) -> None:
+def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     sweep = ["recipe=quickstart", *TINY, "seed=1,2", "algorithm.max_grad_norm=1,0"]
-    done = start("run", "-m", "launcher=joblib", *sweep, at=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("algorithm.max_grad_norm=0.0: must lie in 1e-12 to 1e+12") == 2, (
-        done.stderr
-    )
-    assert "Traceback" not in done.stderr
+    code, _, err = run(capsys, "run", "-m", *sweep)
+    assert code == 2
+    assert err.count("algorithm.max_grad_norm=0.0: must lie in 1e-12 to 1e+12") == 2, err
+    assert "Traceback" not in err
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
     assert not (tmp_path / "results" / "records.csv").exists()
-    start("results", "--write", at=tmp_path)
+    run(capsys, "results", "--write")
     assert len((tmp_path / "results" / "records.csv").read_text().splitlines()) == 3
 
 
-def test_a_missing_file_without_a_network_is_one_sentence(tmp_path: Path) -> None:
-    write_mini_mnist(tmp_path / "root")
-    (tmp_path / "root" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-    words = [
-        "recipe=mnist",
-        "dataset.mirror=http://127.0.0.1:9/",
-        f"paths.data={tmp_path / 'root'}",
-    ]
-    done = start("run", *words, at=tmp_path)
-    assert done.returncode == 2
-    assert "lacks t10k-labels-idx1-ubyte.gz" in done.stderr
-    assert "zdp-bench data fetch mnist" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_missing_file_without_a_network_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mini_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
+    mirror = "dataset.mirror=http://127.0.0.1:9/"
+    said = leave(["run", "recipe=mnist", mirror, f"paths.data={tmp_path}"], capsys)
+    assert "lacks t10k-labels-idx1-ubyte.gz" in said
+    assert "zdp-bench data fetch mnist" in said
 
 
 def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,3 +324,188 @@ def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cli.COMMANDS["list"], "run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["list"])
+
+
+# words that nobody means
+
+MANY = "9" * 400
+RUN = ["run", "recipe=quickstart"]
+WORDS: dict[str, tuple[list[str], str]] = {
+    "400 digits": (
+        [*RUN, f"trainer.sample_rate={MANY}"],
+        "trainer.sample_rate: its value is too large for a number.",
+    ),
+    "400 digits for a plug-in": (
+        [*RUN, f"algorithm.noise_multiplier={MANY}"],
+        "algorithm.noise_multiplier: its value is too large for a number.",
+    ),
+    "a GPU's number": ([*RUN, f"device=cuda:{MANY}"], "Allowed: auto, cpu, cuda, cuda:0."),
+    "a mirror": (
+        ["data", "fetch", "mnist", "--mirror", "https://[::1"],
+        "mirror 'https://[::1' is no address.",
+    ),
+    "a program": (
+        [*RUN, "-m", "seed=1,2", "hydra.launcher._target_=os.system"],
+        "names a program to run",
+    ),
+    "more jobs than anybody waits for": (
+        [*RUN, "-m", "seed=range(0,1000000000)"],
+        "this sweep has 1,000,000,000 jobs",
+    ),
+    "a deep value": (
+        [*RUN, "-m", "seed=" + "sort(" * 3000 + "1" + ")" * 3000],
+        "nested too deep",
+    ),
+    "no results folder": ([*RUN, "paths.results="], "paths.results=: must name a folder."),
+    "no data root": ([*RUN, "paths.data="], "paths.data=: must name a folder."),
+    "a key of no scheduler": (
+        ["run", "recipe=mri_recon", "scheduler=none", "+scheduler.eta_min=0.3"],
+        "scheduler.eta_min: scheduler=none reads no key",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_words_that_nobody_means_are_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZDP_DATA", str(tmp_path))
+    words, says = WORDS[what]
+    assert says in leave(words, capsys)
+    assert not list(tmp_path.rglob("*.json*"))
+
+
+@pytest.mark.parametrize("key", ["seed", "device", "algorithm", "paths.results"])
+def test_a_secret_of_the_environment_is_in_no_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    (tmp_path / "hunter2").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", "hunter2")
+    said = leave([*RUN, f"{key}=${{oc.env:SECRET}}"], capsys)
+    assert "hunter2" not in said
+    assert "${oc.env:SECRET}" in said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_too_little_memory_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", refuse)
+    monkeypatch.setattr(COMMANDS["list"], "run", refuse)
+    assert "the memory is not enough" in leave(RUN, capsys)
+    assert "the memory is not enough" in leave(["list"], capsys)
+
+
+@contextmanager
+def limited(more: int) -> Iterator[None]:
+    """Let this process take so many bytes more, and no others, as `ulimit -v` does."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_model_that_memory_does_not_hold_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = [*RUN, "model.hidden=[40000,3000]", f"paths.results={tmp_path}"]
+    with limited(2**28):
+        said = leave(large, capsys)
+    assert "model=complex_mlp: needs more memory than there is (" in said
+
+
+def test_a_library_that_memory_does_not_hold_is_one_sentence(tmp_path: Path) -> None:
+    few = 800 * 2**20  # bytes; torch's libraries need more
+    done = subprocess.run(
+        [sys.executable, "-m", "zdp_bench", *RUN, f"paths.results={tmp_path}"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (few, few)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("zdp-bench: the memory is not enough.")
+    assert done.stderr.count("\n") == 1
+
+
+# completion
+
+
+def test_verbs_options_recipes_groups_and_keys_are_completed() -> None:
+    assert set(complete([""])) == {*COMMANDS, "--help", "--version", "--completion"}
+    assert complete(["re"]) == ["report", "reproduce", "results"]
+    assert complete(["run", "recipe=quick"]) == ["recipe=quickstart"]
+    assert "model=complex_mlp" in complete(["run", "-m", "model="])
+    assert "dataset=mnist" in complete(["validate", "dataset=mn"])
+    assert complete(["run", "recipe=mnist", "optimizer.l"]) == ["optimizer.lr="]
+    assert complete(["run", "privacy.total"]) == ["privacy.total_budget="]
+    assert complete(["results", "--format", "h"]) == ["html"]
+    assert "--show-config" in complete(["run", "--s"])
+    assert complete(["table", "zeta_dp_2021/1"]) == ["zeta_dp_2021/1"]
+    assert complete(["list", "rec"]) == ["recipes"]
+    assert complete(["--completion", ""]) == sorted(SCRIPTS)
+    assert complete(["run", "nothing=x"]) == complete(["rnu", ""]) == []
+
+
+def test_every_key_that_a_yaml_file_names_is_completed() -> None:
+    found = set(complete(["run", ""]))
+    keys = [key for key, _ in every_key() if not key.startswith(("launcher", "hydra"))]
+    unnamed = [key for key in keys if f"{key}=" not in found]
+    # the options of torch's optimisers and schedulers that our YAML leaves to torch
+    assert not [key for key in unnamed if not key.startswith(("optimizer.", "scheduler."))], unnamed
+
+
+@pytest.fixture
+def shell_path(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shell that finds `zdp-bench`."""
+    script = tmp_path / "zdp-bench"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m zdp_bench "$@"\n')
+    script.chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_bash_completes_behind_an_equals_sign(shell_path: dict[str, str]) -> None:
+    def replies(line: str) -> list[str]:
+        asked = (
+            f'eval "$(zdp-bench --completion bash)"; COMP_LINE="{line}" COMP_POINT={len(line)}; '
+        )
+        asked += "compopt() { :; }; _zdp_bench; printf '%s\\n' \"${COMPREPLY[@]}\""
+        done = subprocess.run(
+            ["bash", "-c", asked], env=shell_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert replies("zdp-bench run recipe=quick") == ["quickstart"]
+    assert replies("zdp-bench run recipe=mnist optimizer.l") == ["optimizer.lr="]
+    assert replies("zdp-bench cov") == ["coverage"]
+
+
+@pytest.mark.parametrize("shell", sorted(SCRIPTS))
+def test_each_script_is_one_that_its_shell_can_read(shell: str, shell_path: dict[str, str]) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n"], input=SCRIPTS[shell], env=shell_path, text=True, check=True)

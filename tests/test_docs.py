@@ -150,7 +150,7 @@ def test_every_command_is_one_that_exists(
                 for word in sweeping
                 if word not in launcher
             ]
-            parse(compose(first))
+            parse(compose([word for word in first if not word.startswith("launcher=")]))
             assert not launcher or any(word.startswith("launcher=") for word in first), text
         else:
             assert program in (".", "pip", "zdp-bench"), text

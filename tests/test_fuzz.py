@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tests.conftest import write_mini_mnist
 from tests.data import test_cifar10, test_fastmri
 from zdp_bench.config import compose, parse
-from zdp_bench.config.compose import group_options, known_keys
+from zdp_bench.config.compose import group_options
+from zdp_bench.config.plugins import every_key
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.data.cifar10 import read_pickle
 from zdp_bench.errors import UserError
@@ -29,60 +30,22 @@ from zdp_bench.registry import lookup, names
 from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import descend, sum_contributions
 
-FIXED = (
-    "paths",
-    "hydra",
-    "launcher",
-    "device",
-    "threads",
-    "recipe",
-)  # where and how, and what would leave this machine
-KEYS = [key for key in known_keys([]) if not key.startswith(FIXED)]
-SCALARS = [
-    "null",
-    "true",
-    "0",
-    "1",
-    "-1",
-    "2",
-    "0.5",
-    "1e-3",
-    "1e308",
-    "-inf",
-    "nan",
-    "abc",
-    "''",
-    "ε",
-    "???",
-    "${seed}",
-    "${no}",
-]
-LISTS = [
-    "[]",
-    "[4]",
-    "[4,3]",
-    "[0]",
-    "[a]",
-    "[[1]]",
-    "{}",
-    "{a: 1}",
-    "[1",
-    "{",
-    "a,b",
-    "range(1,3)",
-    "1..2",
-]
+# Where and how, and what would leave this machine.
+FIXED = ("paths", "hydra", "launcher", "device", "threads", "recipe")
+KEYS = [key for key, _ in every_key() if not key.startswith(FIXED)]
+WORDS = """
+null true 0 1 -1 2 0.5 1e-3 1e308 -inf nan abc '' ε ??? ${seed} ${no}
+[] [4] [4,3] [0] [a] [[1]] {} {a:1} [1 { a,b range(1,3) 1..2
+"""
+STRANGE = ["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]
 
 keys = st.one_of(
     st.sampled_from(KEYS),
     st.sampled_from(KEYS).map(lambda key: key[:-1]),  # a letter is missing
-    st.sampled_from(
-        ["", "x", ".", "a..b", "model.", "hydra.run", "@", "+", "~seed", "++model.hidden"]
-    ),
+    st.sampled_from(STRANGE),
 )
 values = st.one_of(
-    st.sampled_from(SCALARS),
-    st.sampled_from(LISTS),
+    st.sampled_from(WORDS.split()),
     st.integers(-3, 40).map(str),
     st.floats(-2, 2).map(str),
     st.text(max_size=6),

@@ -1,4 +1,4 @@
-"""The wheel carries all it needs and works in an empty folder; the pins are pins."""
+"""What is installed: the wheel, the extras, a clean checkout, the pins."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from zdp_bench import assets
+from tests.test_architecture import EXTRAS as EXTRA_FOLDERS
+from tests.test_cli import TINY, run
+from zdp_bench import assets, kernels
+from zdp_bench.errors import EXTRAS
+from zdp_bench.registry import of_extras
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,7 +40,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
+def test_the_wheel_holds_every_yaml_and_reference_and_says_that_it_is_typed(unpacked: Path) -> None:
     inside = unpacked / "zdp_bench" / "_assets"
     for folder, at, suffix in (
         (assets.CONF, "conf", "yaml"),
@@ -49,25 +54,13 @@ def test_the_wheel_holds_every_yaml_and_reference(unpacked: Path) -> None:
         assert found == {
             path.relative_to(inside / at) for path in (inside / at).rglob(f"*.{suffix}")
         }
-
-
-@pytest.mark.slow
-def test_the_wheel_says_that_it_is_typed(unpacked: Path) -> None:
     assert (unpacked / "zdp_bench" / "py.typed").exists()
     assert "make_private" in (unpacked / "zdp_bench" / "__init__.pyi").read_text()
 
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
-    words = [
-        "run",
-        "recipe=quickstart",
-        "trainer.epochs=1",
-        "trainer.sample_rate=0.2",
-        "model.hidden=[4]",
-        "threads=1",
-    ]
-    for command in (words, ["table", "zeta_dp_2021/1"]):
+    for command in (["run", "recipe=quickstart", *TINY], ["table", "zeta_dp_2021/1"]):
         run_from_the_wheel(unpacked, tmp_path, "-m", "zdp_bench", *command)
     assert (tmp_path / "results" / "tables" / "zeta_dp_2021_table1.md").is_file()
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
@@ -127,3 +120,159 @@ def test_every_cell_of_the_readmes_table_is_the_committed_one() -> None:
     assert len(shown) == 3
     for row in shown:
         assert row.items() <= by_name[row["row"]].items()
+
+
+def test_what_a_caller_changes_nobody_else_sees() -> None:
+    path = assets.CONF / "config.yaml"
+    assets.read_yaml(path)["defaults"].append({"trainer": "another"})
+    assert {"trainer": "another"} not in assets.read_yaml(path)["defaults"]
+
+
+# extras
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NEEDED = {
+    "nibabel": ["recipe=msd_hippocampus_private", "dataset=msd_synthetic"],
+    "h5py": ["recipe=mri_recon", "dataset=kspace_phantom", "dataset.patients=4"],
+    "wfdb": ["recipe=ecg", "dataset=cpsc2018_synthetic"],
+    "soundfile": ["recipe=speech", "dataset=speech_commands_synthetic"],
+}
+
+
+@pytest.mark.parametrize("package", NEEDED)
+def test_a_missing_package_is_one_sentence(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    folders = [f"paths.data={tmp_path}", f"paths.results={tmp_path}"]
+    for multirun in ([], ["-m", "seed=1"]):
+        code, _, err = run(capsys, "run", *NEEDED[package], *folders, *multirun)
+        said = f"this needs {package}, which is not installed: "
+        command = f"`pip install 'zdp-bench[{EXTRAS[package]}]'`."
+        assert (code, said + command in err) == (2, True), err
+        assert "Traceback" not in err
+
+
+def test_windows_without_locks_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    words = ["recipe=quickstart", *TINY, f"paths.results={tmp_path}"]
+    code, _, err = run(capsys, "run", *words)
+    assert (code, "which Windows lacks: use WSL" in err, err.count("\n")) == (2, True, 1), err
+
+
+def test_every_extra_that_a_sentence_names_brings_the_package() -> None:
+    for package, extra in EXTRAS.items():
+        brought = " ".join(PROJECT["optional-dependencies"][extra])
+        assert package in brought or (package, extra) == ("ray", "federated")
+        assert package not in " ".join(PROJECT["dependencies"])
+
+
+def test_make_install_takes_every_extra() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (own,) = [word for word in extras["dev"] if word.startswith("zdp-bench[")]
+    assert set(own.removeprefix("zdp-bench[").rstrip("]").split(",")) == set(extras) - {"dev"}
+
+
+def test_without_numba_the_twins_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_has_numba", lambda: False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    words = ["recipe=quickstart", *TINY, f"paths.results={tmp_path}"]
+    assert run(capsys, "run", *words)[0] == 0
+
+
+def test_citation_and_metadata_agree() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {PROJECT['version']}\n" in citation
+    assert PROJECT["authors"][0]["name"] in citation
+    assert f"license: {PROJECT['license']}\n" in citation
+
+
+COPIED = ("zdp_bench", "conf", "datasets", "papers", "recipes", "tests")
+IMPORT_ALL = """
+import importlib, pkgutil, zdp_bench
+for module in pkgutil.walk_packages(zdp_bench.__path__, "zdp_bench."):
+    if ".extras." not in module.name and "__main__" not in module.name:
+        importlib.import_module(module.name)
+"""
+CORE_TESTS = [
+    "tests/test_architecture.py",
+    "tests/config/test_compose.py",
+    "tests/training/test_step.py",
+    "tests/report/test_results.py",
+]
+CORE_COMMANDS = [
+    ["-c", IMPORT_ALL],
+    ["-m", "zdp_bench", "--help"],
+    ["-m", "zdp_bench", "list"],
+    ["-m", "zdp_bench", "run", "recipe=quickstart", *TINY],
+    ["-m", "zdp_bench", "table", "zeta_dp_2021/1"],
+    ["-m", "pytest", "-q", *CORE_TESTS],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("extra", EXTRA_FOLDERS)
+def test_the_core_works_without_it(extra: str, tmp_path: Path) -> None:
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.rmtree(tmp_path / "zdp_bench/extras" / extra)
+    shutil.rmtree(tmp_path / "tests/extras" / extra)
+    for words in CORE_COMMANDS:
+        done = python(tmp_path, *words)
+        assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
+    for verb, where in of_extras("command").items():
+        if f".{extra}." in where:
+            done = python(tmp_path, "-m", "zdp_bench", verb)
+            assert done.returncode == 2
+            assert f"'{verb}' is of an extra that is not here" in done.stderr
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_readme_leave_a_clone_clean(tmp_path: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no git repository")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(clone), "ZDP_DATA": str(tmp_path / "no-data")}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    for words in (
+        ["run", "recipe=quickstart", *TINY],
+        ["run", "-m", "recipe=quickstart", "seed=1", "optimizer.lr=0.3", *TINY],
+        ["results", "recipe=quickstart"],
+        ["budget", "phase_digits"],
+        ["coverage"],
+        ["table", "zeta_dp_2021/1"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "zdp_bench", *words],
+            cwd=clone,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    status = ["git", "status", "--porcelain"]
+    left = subprocess.run(status, cwd=clone, capture_output=True, text=True, check=True)
+    assert left.stdout == ""

@@ -1,19 +1,34 @@
-"""Recipes, data sets and plug-ins, and the YAML file of each."""
+"""Recipes, data sets and plug-ins: the YAML of each, its options, and what changes a digest."""
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
+from pathlib import Path
+
 import pytest
+import torch
 
 from zdp_bench import assets
-from zdp_bench.config import compose, parse
-from zdp_bench.config.compose import known_keys
-from zdp_bench.config.plugins import SCHEDULERS
-from zdp_bench.registry import HOMES, names, register
+from zdp_bench.config import configured
+from zdp_bench.config.digests import experiment_digest, run_digest
+from zdp_bench.config.plugins import (
+    MODEL_KEYS,
+    SCHEDULERS,
+    TORCH,
+    TORCH_TYPES,
+    check_options,
+    every_key,
+    find_builder,
+    own_keys,
+)
+from zdp_bench.config.types import check_value
+from zdp_bench.errors import UserError
+from zdp_bench.registry import HOMES, lookup, names, register
 
 
 @pytest.mark.parametrize("recipe", assets.group(assets.RECIPES))
 def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
-    run = parse(compose([f"recipe={recipe}"]))
+    run = configured([f"recipe={recipe}"])
     assert run.recipe == recipe
     header = assets.group(assets.RECIPES)[recipe].read_text(encoding="utf-8").splitlines()[:2]
     assert header[0].startswith("# ")
@@ -34,30 +49,15 @@ def test_every_dataset_has_its_card() -> None:
 
 def test_yaml_states_every_option_of_its_plug_in() -> None:
     """So that `key=value` works for each of them without a `+`, and a reader sees them all."""
-    import inspect
-
-    from zdp_bench.registry import lookup
-
     for kind in ("algorithm", "model", "task", "dataset"):
         folder = assets.DATASETS if kind == "dataset" else assets.CONF / kind
         for name, path in assets.group(folder).items():
             options = {
                 p.name
-                for p in inspect.signature(lookup(kind, name)).parameters.values()
+                for p in signature(lookup(kind, name)).parameters.values()
                 if p.kind is p.KEYWORD_ONLY
             }
             assert options <= set(assets.read_yaml(path)) - {"card"}, f"{kind} {name}"
-
-
-def test_known_keys_hold_groups_and_leaves() -> None:
-    keys = known_keys(["recipe=phasemnist"])
-    assert {
-        "algorithm",
-        "algorithm.noise",
-        "trainer.sample_rate",
-        "dataset.pairing_seed",
-        "privacy.delta",
-    } <= set(keys)
 
 
 def test_two_plug_ins_of_one_name_are_refused() -> None:
@@ -65,3 +65,121 @@ def test_two_plug_ins_of_one_name_are_refused() -> None:
 
         @register("model", "complex_mlp")
         def another() -> None: ...
+
+
+def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> None:
+    nonprivate = ["algorithm=sgd", "trainer=shuffled", "trainer.sample_rate=null"]
+    run = configured(["recipe=phasemnist", *nonprivate])
+    assert run.algorithm.options == {}
+    real = ["algorithm=dp_sgd", "model=real_mlp"]
+    run = configured(["recipe=phasemnist", *real])
+    assert run.algorithm.options == {
+        "noise_multiplier": 1.1,
+        "max_grad_norm": 1.0,
+        "per_layer": False,
+        "gamma": None,
+        "gradients": "auto",
+    }
+    with pytest.raises(UserError, match=r"'algorithm\.noise'"):  # the user asked for it
+        configured(["recipe=quickstart", *real, "+algorithm.noise=circular"])
+
+
+def test_a_misspelt_key_inside_a_recipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = "defaults:\n  - override /algorithm: dp_sgd\nalgorithm: {noize: 1}\n"
+    bodies = {
+        r"algorithm\.noize": chosen,
+        r"optimizer\.lrr": "optimizer: {lrr: 0.1}\n",
+        r"trainer\.epoch'": "trainer: {epoch: 3}\n",
+    }
+    monkeypatch.setattr(assets, "RECIPES", tmp_path)
+    for number, (message, body) in enumerate(bodies.items()):
+        (tmp_path / f"r{number}.yaml").write_text(body)
+        with pytest.raises(UserError, match=message):
+            configured([f"recipe=r{number}"])
+
+
+def test_options_need_immutable_defaults() -> None:
+    def builder(*, widths: list[int] = [1]) -> None:  # noqa: B006
+        del widths
+
+    with pytest.raises(TypeError, match="immutable default"):
+        check_options("model", builder, {})
+
+
+def test_a_recipe_may_be_overruled() -> None:
+    """Keys that only the recipe sets are no mistake: the user chose another algorithm."""
+    run = configured(["recipe=mri_sequence_fl_reduced", "federated.nodes=null"])
+    assert run.federated.nodes is None
+    run = configured(["recipe=quickstart", "algorithm=sgd", "federated.nodes=null"])
+    assert run.algorithm.options == {}
+
+
+def test_every_key_is_listed_once_with_its_default() -> None:
+    listed = every_key()
+    keys = dict(listed)
+    assert len(keys) == len(listed)
+    assert keys["seed"] == "0"
+    assert keys["optimizer.momentum"] == "rmsprop 0.0, sgd 0.0"
+    assert keys["scheduler.gamma"] == "exponential_lr 0.95, multi_step_lr 0.1, step_lr 0.1"
+    assert {
+        "dataset.pairing_seed",
+        "model.hidden",
+        "privacy.max_epsilon",
+        "federated.node",
+        "trainer.epochs",
+    } <= set(keys)
+
+
+def test_a_key_of_every_model_hides_no_option_of_one() -> None:
+    for name in names("model"):
+        own = set(signature(lookup("model", name)).parameters)
+        assert not own & set(MODEL_KEYS), name
+
+
+def test_a_recipes_schedule_can_be_left_out() -> None:
+    assert configured(["recipe=mri_sequence_cl"]).scheduler is not None
+    assert configured(["recipe=mri_sequence_cl", "scheduler=none"]).scheduler is None
+    with pytest.raises(UserError, match=r"scheduler\.gamma: scheduler=none reads no key"):
+        configured(["recipe=mri_sequence_cl", "scheduler=none", "scheduler.gamma=0.5"])
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_every_parameter_of_torchs_has_a_type_and_its_default_is_of_it(kind: str) -> None:
+    for name in TORCH[kind][1]:
+        parameters = signature(find_builder(kind, name)).parameters
+        for key in own_keys(kind, name):
+            default = parameters[key].default
+            assert key in TORCH_TYPES
+            if default is not Parameter.empty and not isinstance(default, torch.Tensor):
+                check_value(key, TORCH_TYPES[key], default)
+
+
+def test_operational_keys_change_no_digest_and_others_do() -> None:
+    where = ["threads=1", "device=cpu", "force=true", "paths.results=elsewhere", "seed=5"]
+    base, same, other = (
+        configured(["recipe=quickstart", *words])
+        for words in ([], where, ["algorithm.max_grad_norm=0.9"])
+    )
+    assert experiment_digest(base) == experiment_digest(same) != experiment_digest(other)
+    assert run_digest(base, "data") != run_digest(same, "data")  # the seed
+    assert run_digest(base, "data") != run_digest(base, "other data")
+
+
+def test_a_key_that_is_off_by_default_changes_no_older_digest() -> None:
+    def digest(*words: str) -> str:
+        return experiment_digest(configured(["recipe=speech", *words]))
+
+    off = ("model.start=null", "model.sigma=null", "dataset.standardise=null")
+    on = ("model.start=unit_variance", "model.sigma=0.4", "dataset.standardise=clip")
+    # of the records made before there were these keys
+    assert digest().startswith("96b3770a9a66fda4")
+    assert {digest(*off)} == {digest()}
+    assert len({digest(word) for word in on} | {digest()}) == 4
+
+
+def test_keys_for_scans_and_recordings_leave_the_digest_of_pictures() -> None:
+    words = ["recipe=quickstart", "dataset=folder", "dataset.path=./films", "dataset.size=32"]
+    digest = experiment_digest(configured([*words, "model=lenet5", "algorithm=dp_sgd"]))
+    assert digest.startswith("f1c47081fc9c091f")  # before there were these keys

@@ -1,17 +1,22 @@
-"""All tables in one command: no run is repeated, and every cell has a verdict."""
+"""All tables in one command: which runs, in which order; none repeated; a verdict on each cell."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import write_mini_mnist
 from tests.test_cli import run
 from zdp_bench import assets
-from zdp_bench.experiments import claims, planning
+from zdp_bench.config import configured
+from zdp_bench.data import files
+from zdp_bench.errors import UserError
+from zdp_bench.experiments import claims, reproduce
+from zdp_bench.extras.standins import scans
 from zdp_bench.registry import find
-from zdp_bench.report import tables
+from zdp_bench.report import papers, tables
 
 # Two recipes of a paper's table.
 TRAINING = """
@@ -76,7 +81,7 @@ def test_one_of_several_equal_runs_is_made(
     copy = TINY["mnist"].replace("row: mnist_private", "row: mnist_private, variant: again")
     (assets.RECIPES / "zcopy.yaml").write_text(f"# zcopy\n{copy}")
     where = [f"paths.data={tmp_path / 'root'}", "threads=1"]
-    plan = planning.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
     words = ["zeta_dp_2021/1", "--results", str(small), *where]
     code, out, err = run(capsys, "reproduce", *words)
@@ -86,7 +91,7 @@ def test_one_of_several_equal_runs_is_made(
     assert not (small / "runs" / "zcopy").exists()
     assert "Not run" not in (small / "tables" / "zeta_dp_2021_table1_runs.md").read_text()
     (assets.RECIPES / "first.yaml").write_text(mnist.read_text())
-    plan = planning.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
 
 
@@ -195,8 +200,8 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], message:
 def test_what_takes_over_an_hour_waits_for_a_yes(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "missing_data", lambda config: "")
-    monkeypatch.setattr(planning, "seconds_of", lambda config, known, may_try: 2000.0)
+    monkeypatch.setattr(reproduce, "missing_data", lambda config: "")
+    monkeypatch.setattr(reproduce, "seconds_of", lambda config, known, may_try: 2000.0)
     words = ["zeta_dp_2021/1", "--results", str(small), "--seeds", "1", "paths.data=/nowhere"]
     code, _, err = run(capsys, "reproduce", *words)
     assert code == 2
@@ -223,3 +228,163 @@ def test_a_launcher_carries_the_runs_out(
     assert (code, err) == (0, "")
     assert len(list(small.glob("runs/digits/*/record.json"))) == 2
     assert run(capsys, "reproduce", *words)[0] == 0
+
+
+# planning
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["chest_xray_strict", "mri_recon", "msd_liver_private", "ecg", "mri_sequence_cl", "speech"],
+)
+def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -> None:
+    config = configured([f"recipe={recipe}", f"paths.data={tmp_path}"])
+    holds = files.card(config.dataset.name).holds
+    assert reproduce.missing_data(config) == f"the data root lacks {holds}"
+
+
+def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) -> None:
+    scans.write_abdomens(tmp_path / "Task04_Hippocampus", 3, seed=0)
+    of = {
+        task: configured([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"])
+        for task in ("hippocampus", "liver")
+    }
+    assert reproduce.missing_data(of["hippocampus"]) == ""
+    assert (
+        reproduce.missing_data(of["liver"])
+        == "the data root holds some of dataset 'msd', but not what this run reads"
+    )
+
+
+def test_smoke_tries_every_setting_of_a_sweep(small: Path) -> None:
+    path = assets.RECIPES / "swept.yaml"
+    body = TINY["mnist"].replace("model: {hidden: [4]}", "model: {hidden: [5]}")
+    axes = "{optimizer.lr: '0.1,0.2,0.3', 'algorithm.max_grad_norm': '1,2'}"
+    path.write_text(f"# swept\n{body}hydra: {{sweeper: {{params: {axes}}}}}\n")
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "smoke", 1, small / "smoke", ["threads=1"])
+    tried = [job.filling.overrides for job in plan.jobs if job.filling.recipe == "swept"]
+    assert len(tried) == 4
+    assert {word for words in tried for word in words} == {
+        *("optimizer.lr=0.1", "optimizer.lr=0.2", "optimizer.lr=0.3"),
+        *("algorithm.max_grad_norm=1", "algorithm.max_grad_norm=2"),
+    }
+    assert [f.overrides for f in plan.fillings["zeta_dp_2021/1"] if f.recipe == "swept"] == tried
+
+
+def test_every_data_set_of_a_recipe_has_a_stand_in_or_stands_for_itself() -> None:
+    chosen: dict[str, str] = {}  # one recipe for each data set
+    for recipe, path in assets.group(assets.RECIPES).items():
+        entries = [*assets.read_yaml(path).get("defaults", []), {"override /dataset": "none"}]
+        names = [entry.get("override /dataset") for entry in entries if isinstance(entry, dict)]
+        chosen.setdefault(next(filter(None, names)), recipe)
+    assert len(chosen) > 15
+    for recipe in chosen.values():
+        config = configured([f"recipe={recipe}"])
+        words = reproduce.smoke_overrides(config)
+        assert words is not None, (
+            f"{config.dataset.name} needs `stand_in` on its card, or a NAME_synthetic"
+        )
+        reduced = configured([f"recipe={recipe}", *words])
+        assert not files.card(reduced.dataset.name).files, "smoke needs no file"
+
+
+def plan_of(small: Path, root: Path, seeds: int | None = 1) -> reproduce.Plan:
+    extra = [f"paths.data={root}", "threads=1"]
+    return reproduce.make_plan(["zeta_dp_2021/1"], "paper", seeds, small, extra)
+
+
+def test_runs_that_fill_most_rows_an_hour_come_first_and_a_budget_takes_from_the_top(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mini_mnist(tmp_path)
+    took = {"mnist": 100.0, "phasemnist": 60.0}
+    monkeypatch.setattr(reproduce, "seconds_of", lambda config, known, may_try: took[config.recipe])
+    ordered = reproduce.order(plan_of(small, tmp_path, seeds=2), small)
+    asked = [(work.job.filling.recipe, work.job.seed, work.cells) for work in ordered]
+    assert asked == [
+        ("phasemnist", 1, 1),
+        ("mnist", 1, 1),
+        ("phasemnist", 2, 0),
+        ("mnist", 2, 0),
+    ]
+    assert reproduce.hours(ordered) == pytest.approx(320 / 3600)
+    taken = reproduce.within(130.0, ordered)
+    assert [(work.job.filling.recipe, work.job.seed) for work in taken] == [
+        ("phasemnist", 1),
+        ("phasemnist", 2),
+    ]
+
+
+def test_a_run_without_its_data_is_last_and_never_taken(small: Path, tmp_path: Path) -> None:
+    ordered = reproduce.order(plan_of(small, tmp_path), small)
+    assert all("the data root lacks" in work.lacks for work in ordered)
+    assert reproduce.hours(ordered) == 0
+    assert reproduce.within(1e9, ordered) == []
+    lines = reproduce.sheet(plan_of(small, tmp_path), ordered)
+    assert lines.notes[0].startswith("0 runs fill 0 empty rows")
+    extra = [f"paths.data={tmp_path}", "threads=1"]
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "here", 1, small, extra)
+    notes = reproduce.sheet(plan, reproduce.order(plan, small)).notes
+    assert any(note.startswith("2 rows are left out: the data root lacks ") for note in notes)
+    assert (papers.seeds("zeta_dp_2021/4"), papers.seeds("zeta_dp_2021/1")) == (5, 1)
+    assert len(plan_of(small, tmp_path, seeds=None).jobs) == 2, "as many runs as the paper has"
+
+
+def test_only_as_published_leaves_variants_out(small: Path, tmp_path: Path) -> None:
+    body = TINY["mnist"].replace("row: mnist_private", "row: mnist_private, variant: wider")
+    (assets.RECIPES / "wide.yaml").write_text(f"# wide\n{body.replace('[4]', '[5]')}")
+    plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, [], as_published=True)
+    assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
+    assert len(plan.fillings["zeta_dp_2021/1"]) == 3
+
+
+def test_weights_that_would_be_fetched_are_missing_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    config = configured(["recipe=gredp_transfer", f"paths.data={tmp_path}"])
+    assert "ImageNet's weights of ResNet-18 are not there" in reproduce.missing_data(config)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").touch()
+    assert "the data root lacks" in reproduce.missing_data(config)
+
+
+def test_a_plan_tries_steps_for_a_while_and_calls_the_rest_unknown(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mini_mnist(tmp_path)
+    plan = plan_of(small, tmp_path, seeds=3)
+    assert not any("config" in vars(job) for job in plan.jobs), "a plan composes no run"
+    monkeypatch.setattr(reproduce, "TRIALS", -1.0)
+    ordered = reproduce.order(plan, small)
+    assert [work.seconds for work in ordered] == [None] * 6
+    notes = reproduce.sheet(plan, ordered).notes
+    assert any(note.startswith("6 possible runs are of unknown length") for note in notes)
+    monkeypatch.setattr(reproduce, "TRIALS", 60.0)
+    tried = []
+    validate = reproduce.validate
+    monkeypatch.setattr(reproduce, "validate", lambda one: tried.append(one) or validate(one))
+    assert all(work.seconds for work in reproduce.order(plan, small))
+    assert len(tried) == 2, "a row is tried once, not once a seed"
+
+
+def test_a_records_time_is_that_of_runs_that_take_as_long() -> None:
+    config = configured(["recipe=quickstart", "trainer.sample_rate=0.25"])
+    # An earlier record: its keys in another order, and without those that are off by default.
+    model = dict(reversed(config.resolved["model"].items()))
+    earlier = {key: value for key, value in model.items() if value not in (None, False)}
+    assert len(earlier) < len(model)
+    record = {"measured": {"train_seconds": 8.0}, "config": {**config.resolved, "model": earlier}}
+    known = reproduce._recorded([record])
+    for words in (["algorithm.noise_multiplier=9"], ["trainer.sample_rate=0.5"]):
+        other = configured(["recipe=quickstart", "trainer.epochs=10", *words])
+        assert reproduce.seconds_of(other, known) == 80.0 / config.trainer.epochs
+    assert not [time for time in known.values() if time != 8.0 / config.trainer.epochs]
+
+
+def test_durations() -> None:
+    for word, seconds in {"40h": 144000, "90m": 5400, "2h30m": 9000}.items():
+        assert reproduce.read_duration(word) == seconds
+    for word in ("", "2", "2d", "m", "h30"):
+        with pytest.raises(UserError, match="must be a time such as"):
+            reproduce.read_duration(word)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from zdp_bench.config import compose
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiments.sweep import sweep
@@ -110,7 +109,7 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
     held = only_one_process(tmp_path / "2")
     held.__enter__()
 
-    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True, **_) -> None:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> None:
         if config.seed == 4:
             raise UserError("four is not to be had.")
         if config.seed == 3:
@@ -143,7 +142,7 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
     """SIGTERM while OmegaConf filled a list, whose clean-up then failed, ends the sweep too."""
     done: list[int] = []
 
-    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True, **_) -> None:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> None:
         done.append(config.seed)
         try:
             try:
@@ -162,7 +161,7 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
 def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def carry_out(config, overrides: list[str], hydra_files: bool, wait: bool = True, **_) -> None:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> None:
         if config.seed == 1:
             raise ZeroDivisionError("one over nothing\nand more")
 
@@ -204,7 +203,6 @@ def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no
         )
     assert set(body) <= set(stored), "a key that hydra-submitit-launcher does not know"
     assert body["max_num_timeout"] > 0
-    compose(["recipe=quickstart", "launcher=slurm"])
     if shutil.which("srun"):
         pytest.skip("there is a Slurm here")
     words = ["recipe=quickstart", "launcher=slurm", "seed=1,2", f"paths.results={tmp_path}"]

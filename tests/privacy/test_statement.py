@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_words import leave
+from tests.test_cli import leave
 from zdp_bench import make_private
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from zdp_bench import records
-from zdp_bench.experiments.faceoff import command_of
+from zdp_bench.cli.commands.faceoff import command_of
 from zdp_bench.report import faceoff, figures
 
 SMALL = [
@@ -34,7 +34,7 @@ SMALL = [
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results folder with a small face-off; algorithms that refuse the network are skipped."""
     folder = tmp_path_factory.mktemp("faceoff")
-    words = ["run", "-m", "recipe=algorithm_faceoff", *SMALL, f"paths.results={folder}"]
+    words = ["faceoff", *SMALL, f"paths.results={folder}"]
     done = subprocess.run(
         [sys.executable, "-m", "zdp_bench", *words],
         capture_output=True,
@@ -62,7 +62,7 @@ def test_it_ends_in_one_table_and_one_figure(results: Path) -> None:
     assert "| zeta_dp_sgd |" in page
     command = re.search("`(zdp-bench .*)` made this", page)
     assert command
-    assert set(shlex.split(command[1])[3:]) == {"recipe=algorithm_faceoff", *SMALL} - {"threads=1"}
+    assert set(shlex.split(command[1])[2:]) == {*SMALL} - {"threads=1"}
 
 
 def test_seeds_share_a_cell_and_another_setting_has_its_own_table(results: Path) -> None:

@@ -8,27 +8,78 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TextIO, cast
 
-from zdp_bench.cli.arguments import hide_environment, refuse_launcher
+from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
-from zdp_bench.cli.completion import complete
-from zdp_bench.cli.parser import parse_arguments
-from zdp_bench.cli.streams import lasting_output
+from zdp_bench.cli.parser import complete, parse_arguments
 from zdp_bench.errors import UserError
 from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
 
+class LastingStream:
+    """A stream that drops all further output once a write fails, so that no run ends by it.
+
+    Its reader may leave (`| head -1`), or its disk be full.
+
+    Attributes:
+        failed: the first error; None while all is well.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, do: Callable[[], object]) -> None:
+        if self.failed is not None:
+            return
+        try:
+            do()
+        except OSError as error:
+            self.failed = error
+            # What Python still buffers for the stream must not fail again at exit.
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextmanager
+def lasting_output() -> Iterator[LastingStream]:
+    """Make standard output a `LastingStream`, and replace closed streams by the null device.
+
+    Both streams write `?` for characters that their encoding lacks.
+    """
+    before = sys.stdout, sys.stderr
+    # The number of a closed stream would go to the next file opened, and prints into that file.
+    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in before)  # noqa: SIM115
+    for stream in (out, err):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    lasting = LastingStream(out)
+    sys.stdout, sys.stderr = cast(TextIO, lasting), err
+    try:
+        yield lasting
+    finally:
+        lasting.flush()
+        sys.stdout, sys.stderr = before
+
+
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line, `sys.argv` by default, and exit."""
-    # Python would look through all records for cycles before it ends.
-    atexit.register(gc.freeze)
     with lasting_output() as output:
         code = _carry_out(list(sys.argv[1:] if words is None else words))
         output.flush()
@@ -52,11 +103,6 @@ def _carry_out(words: list[str]) -> int:
     options = parse_arguments(words)
     overrides = getattr(options, "overrides", [])
     try:
-        refuse_launcher(options)
-        if overrides:
-            from zdp_bench.config.adopted import adopt_recipes
-
-            options.overrides = adopt_recipes(overrides)
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:

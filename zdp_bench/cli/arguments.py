@@ -7,9 +7,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zdp_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from zdp_bench.report.sheet import Sheet
 
 Number = TypeVar("Number", int, float)
 RESULTS = Path("results")
@@ -54,6 +57,16 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
         default="rich",
         help=f"a table, or {what} (default rich)",
     )
+
+
+def print_sheet(sheet: Sheet, form: str) -> None:
+    """Print a table as --format says: "rich", or one of `sheet.FORMS`."""
+    from zdp_bench.training.progress import console
+
+    if form == "rich":
+        console().print(sheet.as_rich())
+    else:
+        print(sheet.as_text(form))
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -107,25 +120,6 @@ def require_records(folder: Path) -> None:
             f"{folder}: there is no such folder, so there are no records. "
             "Name the results folder of your runs."
         )
-
-
-def refuse_launcher(options: argparse.Namespace) -> None:
-    """Refuse Hydra's launchers in every command but `run`.
-
-    Raises:
-        UserError: a word names one.
-    """
-    if options.verb == "run":
-        return
-    # `reproduce` may have an override in the place of its table.
-    for word in (str(getattr(options, "table", "")), *getattr(options, "overrides", [])):
-        group = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
-        given = getattr(options, "launcher", None) and word.startswith("hydra.launcher.")
-        if group in ("launcher", "hydra") and word != "launcher=local" and not given:
-            raise UserError(
-                f"{word}: only `zdp-bench run` reads it; "
-                f"leave it out of `zdp-bench {options.verb}`."
-            )
 
 
 def hide_environment(text: str, overrides: Sequence[str]) -> str:

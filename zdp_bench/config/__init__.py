@@ -12,10 +12,9 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench.config.adopted import adopt_recipes
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
-from zdp_bench.config.messages import readable_errors, typed_keys
+from zdp_bench.config.digests import name_as_now, name_as_recorded
 from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
@@ -27,6 +26,7 @@ from zdp_bench.config.schema import (
     Scalars,
 )
 from zdp_bench.config.types import check_section, check_types
+from zdp_bench.config.words import parse_words, read_words, readable_errors
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 
@@ -35,13 +35,13 @@ def compose(overrides: list[str]) -> DictConfig:
     """Return the composed configuration for command-line overrides.
 
     Raises:
-        UserError: an override or a YAML file is wrong; see `messages.py`.
+        UserError: an override or a YAML file is wrong; see `words.py`.
     """
     from hydra import compose as hydra_compose
 
-    overrides = adopt_recipes(overrides)
-    with hydra_session(), readable_errors(overrides):
-        return hydra_compose("config", overrides=overrides)
+    words = [str(override.input_line) for override in read_words(overrides)]
+    with hydra_session(), readable_errors(words):
+        return hydra_compose("config", overrides=words)
 
 
 def configured(overrides: Sequence[str]) -> Run:
@@ -69,13 +69,14 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
 
 def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     """Check and freeze a configuration as `parse` does, of which nothing is resolved any more."""
+    named = name_as_now(plain)
     checked: dict[str, Any] = {
-        name: check_section(schema, plain.get(name) or {}, name)
+        name: check_section(schema, named.get(name) or {}, name)
         for name, schema in SECTIONS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
     scalars = check_section(Scalars, rest, "")
-    typed = typed_keys(overrides)
+    typed = {str(override.key_or_group) for override in parse_words(overrides)}
     for kind in (*PLUGINS, "accountant"):
         if not isinstance(plain.get(kind) or {}, dict):
             raise UserError(
@@ -116,11 +117,12 @@ def resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain Python, without what is Hydra's."""
+    """Return a composed configuration as plain Python, as records name it, without Hydra's."""
     with readable_errors([]):
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
+    own = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
+    return name_as_recorded(own)
 
 
 def _federated_result(federated: Federated) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Hydra, set up on our YAML: the groups, names and keys there are."""
+"""Hydra, set up on our YAML: the groups and names there are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from zdp_bench import assets
-from zdp_bench.config.schema import GROUPS, PLUGIN_KINDS
+from zdp_bench.config.schema import PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
 # Hydra copies the store at every composition, although the store gives out copies itself.
@@ -35,19 +35,30 @@ def hydra_session() -> Iterator[Any]:
 
 def _register_yaml() -> None:
     """Enter recipes, data sets (without their cards) and other packages' plug-ins into Hydra."""
+    store = ConfigStore.instance().store
     for name, path in files("recipe").items():
-        if _STORED.get(("recipe", name)) == path:
-            continue
-        _store("recipe", name, path, {**assets.read_yaml(path), "recipe": name}, "_global_")
+        if _is_new("recipe", name, path):
+            body = {**assets.read_yaml(path), "recipe": name}
+            store(group="recipe", name=name, node=body, package="_global_")
     for name, path in files("dataset").items():
-        if _STORED.get(("dataset", name)) == path:
-            continue
-        options = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
-        _store("dataset", name, path, options, "dataset")
+        if _is_new("dataset", name, path):
+            body = {k: value for k, value in assets.read_yaml(path).items() if k != "card"}
+            store(group="dataset", name=name, node=body, package="dataset")
     for kind in PLUGIN_KINDS:
         for name in set(group_options(kind)) - set(files(kind)):
             builder = lookup(kind, name)
-            _store(kind, name, builder, {"name": name} | defaults(builder), kind)
+            if _is_new(kind, name, builder):
+                store(group=kind, name=name, node={"name": name, **defaults(builder)}, package=kind)
+
+
+_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made from
+
+
+def _is_new(group: str, name: str, source: Any) -> bool:
+    """True once for each source of a config: Hydra takes 10 ms to enter one."""
+    known = _STORED.get((group, name)) == source
+    _STORED[group, name] = source
+    return not known
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:
@@ -61,16 +72,6 @@ def recipe_body(name: str) -> dict[str, Any] | None:
     body = OmegaConf.to_container(node, resolve=False)
     assert isinstance(body, dict)
     return {str(key): value for key, value in body.items()}
-
-
-_STORED: dict[tuple[str, str], Any] = {}  # (group, name) -> what it was made from
-
-
-def _store(group: str, name: str, source: Any, node: dict[str, Any], package: str) -> None:
-    """Enter one config, unless the same is there: Hydra takes 10 ms for each."""
-    if _STORED.get((group, name)) != source:
-        ConfigStore.instance().store(group=group, name=name, node=node, package=package)
-        _STORED[group, name] = source
 
 
 def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
@@ -109,42 +110,3 @@ def files(group: str) -> dict[str, Path]:
     """Return the YAML files of a config group by name."""
     folders = {"recipe": assets.RECIPES, "dataset": assets.DATASETS}
     return assets.group(folders.get(group, assets.CONF / group))
-
-
-def find_chosen(overrides: list[str], group: str) -> list[str]:
-    """Return the names that the overrides give a group: one, or several in a sweep."""
-    values = [o.partition("=")[2] for o in overrides if o.startswith(f"{group}=")]
-    names = (
-        [name for name in values[-1].split(",") if name in group_options(group)] if values else []
-    )
-    return names or [str(_compose_choices(overrides)[group].name)]
-
-
-def known_keys(overrides: list[str]) -> list[str]:
-    """Return every group and dotted key of the recipe and plug-ins that the overrides name."""
-    config = _compose_choices(overrides)
-    return [*GROUPS, *_dotted(OmegaConf.to_container(config, resolve=False))]
-
-
-def _compose_choices(overrides: list[str]) -> DictConfig:
-    """Compose the recipe and the plug-ins that the overrides choose, without their other words."""
-    from hydra import compose as hydra_compose
-
-    words = dict(override.split("=", 1) for override in overrides if "=" in override)
-    choices = {"recipe": "quickstart"} | {
-        group: words[group]
-        for group in ("recipe", *GROUPS)
-        if words.get(group) in group_options(group)
-    }
-    with hydra_session():
-        return hydra_compose("config", [f"{key}={name}" for key, name in choices.items()])
-
-
-def _dotted(node: Any, prefix: str = "") -> list[str]:
-    """Return the dotted names of a nested mapping's leaves and branches."""
-    if not isinstance(node, dict):
-        return []
-    names = []
-    for key, value in node.items():
-        names += [f"{prefix}{key}", *_dotted(value, f"{prefix}{key}.")]
-    return names

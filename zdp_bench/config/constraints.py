@@ -1,44 +1,16 @@
-"""Values of the right type that are still wrong: out of range, or contradicting one another."""
+"""Values that are right by themselves and contradict one another."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
-from operator import attrgetter
+from collections.abc import Collection
 
-from zdp_bench.config.ranges import require_count, require_threads
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.privacy.statement import require_delta
 from zdp_bench.registry import lookup
-
-# The least value of every count; `MOST` is the largest.
-COUNTS = {
-    "trainer.batch_size": 1,
-    "trainer.epochs": 1,
-    "trainer.checkpoint_epochs": 1,
-    "trainer.lr_batch": 1,
-    "privacy.range_test_steps": 0,
-    "privacy.max_records": 1,
-    "execution.checkpoint_steps": 1,
-}
-MOST_PREFETCHED = 1024
-MANY = f"must be at most {MOST_PREFETCHED}: that many micro-batches are held in memory"
-POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: value > 0, "must be positive")
-RANGES: list[tuple[str, Callable[[float], bool], str]] = [
-    ("trainer.sample_rate", lambda value: 0 < value <= 1, "must lie in (0, 1]"),
-    ("trainer.augmentations", lambda value: value >= 2, "must be 2 or more, or null"),
-    ("trainer.ema", lambda value: 0 < value < 1, "must lie in (0, 1), such as 0.999"),
-    ("privacy.max_epsilon", *POSITIVE),
-    ("privacy.target_epsilon", *POSITIVE),
-    ("privacy.claimed_epsilon", *POSITIVE),
-    ("privacy.total_budget", *POSITIVE),
-    ("execution.prefetch", lambda value: value >= 0, "must be 0 or more"),
-    ("execution.prefetch", lambda value: value <= MOST_PREFETCHED, MANY),
-    ("seed", lambda value: value >= 0, "must be 0 or more"),
-]
 
 
 def check_values(run: Run) -> None:
@@ -47,23 +19,14 @@ def check_values(run: Run) -> None:
     Raises:
         UserError: names the first that cannot.
     """
-    _check_sampling(run)
-    for key, least in COUNTS.items():
-        require_count(key, attrgetter(key)(run), least)
-    for key, holds, rule in RANGES:
-        value = attrgetter(key)(run)
-        require(value is None or holds(value), key, value, rule)
     require_delta("privacy.delta", run.privacy.delta)
-    require_threads("threads", run.threads)
-    _check_steps(run)
+    _check_sampling(run)
     _check_gradients(run)
     _check_calibration(run)
     _check_federated(run)
     _check_unit(run)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", run.device):
         raise unknown("device", run.device[:40], ("auto", "cpu", "cuda", "cuda:0"))
-    for key in ("paths.results", "paths.data"):
-        require(bool(attrgetter(key)(run)), key, "", "must name a folder")
 
 
 def _check_sampling(run: Run) -> None:
@@ -80,21 +43,11 @@ def _check_sampling(run: Run) -> None:
             f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: "
             "shuffled batches carry no ε here. Use trainer=poisson or trainer=uniform."
         )
-
-
-def _check_steps(run: Run) -> None:
-    """Check what a step takes and how many there are."""
-    rate, epochs, micro_batch = run.trainer.sample_rate, run.trainer.epochs, run.trainer.micro_batch
     rule = (
-        f"with trainer.epochs={epochs} makes more than {MOST:,} steps; "
+        f"with trainer.epochs={trainer.epochs} makes more than {MOST:,} steps; "
         "take a larger rate or fewer epochs"
     )
-    require(rate is None or epochs / rate <= MOST, "trainer.sample_rate", rate, rule)
-    if isinstance(micro_batch, str) and micro_batch != "auto":
-        raise UserError(
-            f"trainer.micro_batch={micro_batch}: must be a number of records, auto or null."
-        )
-    require_count("trainer.micro_batch", micro_batch if isinstance(micro_batch, int) else None)
+    require(rate is None or trainer.epochs / rate <= MOST, "trainer.sample_rate", rate, rule)
 
 
 def _check_gradients(run: Run) -> None:
@@ -149,7 +102,6 @@ def _check_federated(run: Run) -> None:
     federated, nodes = run.federated, run.federated.nodes
     if nodes is None:
         return
-    require_count("federated.nodes", nodes)
     if run.privacy.total_budget is not None:
         raise UserError(
             f"privacy.total_budget={run.privacy.total_budget:g} with federated.nodes={nodes}: it "
@@ -158,10 +110,6 @@ def _check_federated(run: Run) -> None:
     least, node = federated.min_nodes, federated.node
     rule = f"must lie between 1 and the {nodes} nodes"
     require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)
-    require_count("federated.local_steps", federated.local_steps)
-    lr, patience = federated.local_lr, federated.patience
-    require(0 < lr < math.inf, "federated.local_lr", lr, "must be positive and finite")
-    require(patience > 0, "federated.patience", patience, "must be positive: it is in seconds")
     rule = f"must lie between 0 and {nodes - 1}"
     require(node is None or 0 <= node < nodes, "federated.node", node, rule)
     sampling = run.trainer.sampling
@@ -171,9 +119,9 @@ def _check_federated(run: Run) -> None:
 
 def _check_unit(run: Run) -> None:
     """Refuse shares of several examples where an example's share is all that is bounded."""
-    most, name, views = run.privacy.max_records, run.algorithm.name, run.trainer.augmentations
+    most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
     rule = "is read with privacy.unit=patient only; add that, or leave it out"
-    require(most is None or run.privacy.by_patient, "privacy.max_records", most, rule)
+    require(most is None or run.privacy.by_patient, "privacy.max_examples", most, rule)
     if not run.forms_shares:
         return
     asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"

@@ -9,6 +9,8 @@ from typing import Any
 
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
+# What records, and so digests, call keys of `privacy`, and what they are called now.
+RENAMED = {"max_records": "max_examples"}
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -35,6 +37,26 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
     if privacy["target_epsilon"] or privacy["claimed_epsilon"]:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with today's names in the place of those that records have."""
+    return _rename(config, RENAMED, "example")
+
+
+def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the names that records have, so that no digest changes."""
+    return _rename(config, {now: then for then, now in RENAMED.items()}, "record")
+
+
+def _rename(config: Mapping[str, Any], keys: Mapping[str, str], unit: str) -> dict[str, Any]:
+    privacy = config.get("privacy")
+    if not isinstance(privacy, dict):
+        return dict(config)
+    named = {keys.get(key, key): value for key, value in privacy.items()}
+    if named.get("unit") in ("record", "example"):
+        named["unit"] = unit
+    return {**config, "privacy": named}
 
 
 def drop_empty(node: Any) -> Any:

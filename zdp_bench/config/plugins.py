@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from zdp_bench import assets
 from zdp_bench.config.compose import defaults, files, group_options, recipe_body
-from zdp_bench.config.ranges import check_privacy_options, check_ranges
 from zdp_bench.config.schema import GROUPS, PLUGINS, Plugin
-from zdp_bench.config.types import check_types
-from zdp_bench.errors import UserError, require, suggestion, unknown
+from zdp_bench.config.types import NOISE, NORM, SEED, Rule, at_least, check_types, check_value
+from zdp_bench.errors import UserError, suggestion, unknown
 from zdp_bench.registry import lookup, names
 
 OPTIMIZERS = {
@@ -35,6 +34,38 @@ SCHEDULERS = {  # torch's own: each takes one step an epoch
 }
 # kind -> torch's module and its classes by our names
 TORCH = {"optimizer": ("optim", OPTIMIZERS), "scheduler": ("optim.lr_scheduler", SCHEDULERS)}
+# What torch's parameters may be: it declares no types, and checks few values, or at the first step.
+NUMBER = Annotated[float, Rule(lambda x: 0 <= x <= 1e30, "must be a number, 0 or more, and finite")]
+UP_TO_ONE = Annotated[float, Rule(lambda x: 0 <= x <= 1, "must be a number in [0, 1]")]
+BELOW_ONE = Rule(lambda x: 0 <= x < 1, "must be a number in [0, 1)")
+ABOVE_ZERO = Rule(lambda x: 0 < x <= 1e30, "must be a number above 0, and finite")
+PAIR = Rule(
+    lambda x: len(x) == 2 and all(0 <= one < 1 for one in x),
+    "must be two numbers in [0, 1), such as [0.9,0.999]",
+)
+EPOCHS = Rule(
+    lambda x: x and all(1 <= one < 2**31 for one in x),
+    "must be a list of epochs, whole numbers from 1, such as [10,20]",
+)
+WHOLE = Rule(lambda x: x < 2**31, "must be below 2³¹")
+TORCH_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("lr", "weight_decay", "eps", "lr_decay", "momentum_decay"), NUMBER),
+    **dict.fromkeys(("initial_accumulator_value", "eta_min", "min_lr", "threshold"), NUMBER),
+    **dict.fromkeys(("momentum", "dampening", "end_factor", "final"), UP_TO_ONE),
+    **dict.fromkeys(("nesterov", "centered", "amsgrad", "maximize"), bool),
+    "decoupled_weight_decay": bool,
+    **dict.fromkeys(("foreach", "fused"), bool | None),
+    **dict.fromkeys(("alpha", "warmup"), Annotated[float, BELOW_ONE]),
+    "betas": Annotated[list[float], PAIR],
+    "gamma": Annotated[float, ABOVE_ZERO],
+    "start_factor": Annotated[float, Rule(lambda x: 0 < x <= 1, "must be a number in (0, 1]")],
+    "factor": Annotated[float, Rule(lambda x: 0 < x < 1, "must be a number in (0, 1)")],
+    **dict.fromkeys(("step_size", "T_max", "total_iters"), Annotated[int, at_least(1), WHOLE]),
+    **dict.fromkeys(("patience", "cooldown"), Annotated[int, at_least(0), WHOLE]),
+    "milestones": Annotated[list[int], EPOCHS],
+    "mode": Literal["min", "max"],
+    "threshold_mode": Literal["rel", "abs"],
+}
 # Parameters of torch's that are no choice: a step is not captured, not differentiated, and not
 # begun in the middle. `steps` we know.
 NOT_OURS = {"params", "optimizer", "steps", "capturable", "differentiable", "last_epoch", "verbose"}
@@ -45,6 +76,10 @@ MODEL_KEYS = (
     "init_from",
     "complex_as",
 )  # of every model, beside its own
+
+
+# Options that mean the same wherever a plug-in has them.
+PRIVACY_RULES = {"noise_multiplier": NOISE, "max_grad_norm": NORM, "gamma": NORM}
 
 
 def find_builder(kind: str, name: str) -> Callable[..., Any]:
@@ -106,23 +141,27 @@ def check_options(
         UserError: an option is unknown, missing, of the wrong type or out of range.
         TypeError: the builder declares a mutable default, a bug.
     """
-    if kind in TORCH:  # whose parameters declare no types
-        check_ranges(kind, options)
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    if kind in TORCH:
+        return {key: _check_for_torch(f"{kind}.{key}", value) for key, value in options.items()}
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
-    hints = get_type_hints(builder.__init__ if in_init else builder)
-    types = {key: (hints[key], default) for key, default in defaults(builder).items()}
-    for key, (_, default) in types.items():
+    hints = get_type_hints(builder.__init__ if in_init else builder, include_extras=True)
+    rules = PRIVACY_RULES if kind == "algorithm" else {}
+    types = {}
+    for key, default in defaults(builder).items():
         if isinstance(default, list | dict):
             raise TypeError(f"{builder}: option '{key}' needs an immutable default")
-    checked = check_types(types, options, kind)
-    for key, value in checked.items():
-        # Of a split or a pairing; libraries take no more bits.
-        if key.rpartition("_")[2] == "seed" and value is not None:
-            require(0 <= value < 2**32, f"{kind}.{key}", value, "must be 0 or more, and below 2³²")
-    if kind == "algorithm":
-        check_privacy_options(checked)
-    return checked
+        rule = SEED if key.rpartition("_")[2] == "seed" else rules.get(key)
+        types[key] = (Annotated[hints[key], rule] if rule else hints[key], default)
+    return check_types(types, options, kind)
+
+
+def _check_for_torch(key: str, value: Any) -> Any:
+    """Return the value of a parameter of torch's, in its range."""
+    hint = TORCH_TYPES.get(key.rpartition(".")[2], Any)
+    checked = check_value(key, hint, value)
+    if isinstance(value, str) and not isinstance(checked, str):  # a record would hold the text
+        raise UserError(f"{key}={value}: is text to YAML; write {checked!r}.")
+    return tuple(value) if isinstance(value, list) else value
 
 
 def drop_strangers(

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from zdp_bench.config.types import (
+    Count,
+    CountOrZero,
+    Positive,
+    Rule,
+    Threads,
+    at_least,
+    at_most,
+)
+from zdp_bench.privacy.mechanism import MOST
+
+RATE = Rule(lambda x: 0 < x <= 1, "must lie in (0, 1]")
+DECAY = Rule(lambda x: 0 < x < 1, "must lie in (0, 1), such as 0.999")
+VIEWS = Rule(lambda x: x >= 2, "must be 2 or more, or null")
+EXAMPLES = Rule(
+    lambda x: x == "auto" if isinstance(x, str) else 1 <= x <= MOST,
+    "must be a number of examples, 1 or more, auto or null",
+)
+PREFETCHED = at_most(1024, ": that many micro-batches are held in memory")
+FINITE = Rule(lambda x: 0 < x < math.inf, "must be positive and finite")
+SECONDS = Rule(lambda x: x > 0, "must be positive: it is in seconds")
+FOLDER = Rule(bool, "must name a folder")
 
 
 @dataclass(frozen=True)
@@ -29,14 +53,14 @@ class Trainer:
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
-    sample_rate: float | None
-    batch_size: int | None
-    epochs: int
-    micro_batch: int | str | None
-    checkpoint_epochs: int
-    ema: float | None
-    augmentations: int | None
-    lr_batch: int | None
+    sample_rate: Annotated[float, RATE] | None
+    batch_size: Count | None
+    epochs: Count
+    micro_batch: Annotated[int | str, EXAMPLES] | None
+    checkpoint_epochs: Count
+    ema: Annotated[float, DECAY] | None
+    augmentations: Annotated[int, VIEWS] | None
+    lr_batch: Count | None
 
 
 @dataclass(frozen=True)
@@ -57,22 +81,22 @@ class Privacy:
             counts. null: none.
         secure: sample and draw noise from the operating system's cryptographic randomness instead
             of the seed.
-        unit: whose ε is stated. record: an example's. patient: that of who owns examples, or of
+        unit: whose ε is stated. example: an example's. patient: that of who owns examples, or of
             what the data set calls its unit. Patients are then drawn, at `trainer.sample_rate`, and
             the mean gradient of a patient's examples is clipped.
-        max_records: with unit=patient, at most so many examples of a drawn patient, drawn anew at
+        max_examples: with unit=patient, at most so many examples of a drawn patient, drawn anew at
             each step. null: all.
     """
 
     delta: float
-    max_epsilon: float | None
-    target_epsilon: float | None
-    claimed_epsilon: float | None
-    total_budget: float | None
-    range_test_steps: int | None
+    max_epsilon: Positive | None
+    target_epsilon: Positive | None
+    claimed_epsilon: Positive | None
+    total_budget: Positive | None
+    range_test_steps: CountOrZero | None
     secure: bool
-    unit: Literal["record", "patient"]
-    max_records: int | None
+    unit: Literal["example", "patient"]
+    max_examples: Count | None
 
     @property
     def by_patient(self) -> bool:
@@ -104,8 +128,8 @@ class Paths:
         results: the results folder.
     """
 
-    data: str
-    results: str
+    data: Annotated[str, FOLDER]
+    results: Annotated[str, FOLDER]
 
 
 @dataclass(frozen=True)
@@ -122,10 +146,10 @@ class Execution:
             needs the extra of its name. null: none.
     """
 
-    checkpoint_steps: int | None
+    checkpoint_steps: Count | None
     deterministic: bool
     kernels: Literal["auto", "off"]
-    prefetch: int | None
+    prefetch: Annotated[int, at_least(0), PREFETCHED] | None
     loggers: list[str] | None
 
 
@@ -154,13 +178,13 @@ class Federated:
         node_keys: the server's file of the nodes' public keys, one line each, in order.
     """
 
-    nodes: int | None
+    nodes: Count | None
     patients: Literal["split", "own"]
-    local_steps: int
-    local_lr: float
+    local_steps: Count
+    local_lr: Annotated[float, FINITE]
     min_nodes: int | None
     backend: Literal["serial", "ray"]
-    patience: float
+    patience: Annotated[float, SECONDS]
     address: str
     certificate: str | None
     key: str | None
@@ -185,9 +209,9 @@ class Scalars:
     """
 
     recipe: str
-    seed: int
+    seed: Annotated[int, at_least(0)]
     device: str
-    threads: int | None
+    threads: Threads | None
     precision: Literal["tf32", "bf16"] | None
     force: bool
 

@@ -20,8 +20,8 @@ from zdp_bench import assets, records
 from zdp_bench.config import compose, parse, resolve
 from zdp_bench.config.compose import defaults
 from zdp_bench.config.digests import digest_of, drop_empty, enters_digest
-from zdp_bench.config.messages import typed_keys
 from zdp_bench.config.schema import GROUPS, Run
+from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
 from zdp_bench.report.papers import recipes_of, reference
@@ -88,8 +88,6 @@ def _compose(
     Hydra takes a tenth of a second to compose one. Jobs that choose the same plug-ins share that,
     and set their values in a copy, as Hydra does at the end of a composition.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     shared: dict[tuple[str, ...], DictConfig] = {}
     for job in jobs:
         chosen = tuple(word for word in job if word.partition("=")[0] in GROUPS)
@@ -97,7 +95,7 @@ def _compose(
             shared[chosen] = compose([f"recipe={recipe}", *chosen])
         config = shared[chosen].copy()
         values = [word for word in job if word not in chosen]
-        for override in OverridesParser.create().parse_overrides(values):
+        for override in parse_words(values):
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
         yield job, config
 
@@ -107,13 +105,9 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
 
     A recipe without a sweep has one job without overrides.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     hydra = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}
     params = (hydra.get("sweeper") or {}).get("params") or {}
-    axes = OverridesParser.create().parse_overrides(
-        [f"{key}={value}" for key, value in params.items() if key != "seed"]
-    )
+    axes = parse_words([f"{key}={value}" for key, value in params.items() if key != "seed"])
     choices = [
         [f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()]
         if axis.is_sweep_override()
@@ -199,7 +193,7 @@ def require_unchanged(overrides: list[str]) -> None:
         "paths.results": "say --results DIR",
         "recipe": "a table has its own recipes",
     }
-    for key in sorted(typed_keys(overrides)):
+    for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):
         if key in instead:
             raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
         if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):

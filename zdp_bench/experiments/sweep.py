@@ -7,14 +7,13 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config import compose, parse
+from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.records import write_text
 from zdp_bench.registry import lookup
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training import distributed
@@ -60,7 +59,7 @@ class Job:
             end_with_parent(self._starter)
         try:
             overrides = list(HydraConfig.get().overrides.task)
-            _carry_out(config, overrides, hydra_files=True, wait=self.wait, show=self.show)
+            _carry_out(config, overrides, wait=self.wait, show=self.show)
         except Exception as error:
             if stop := find_stop(error):
                 raise stop from None
@@ -102,17 +101,12 @@ def _require_countable(driver: Any, overrides: list[str]) -> None:
     Raises:
         UserError: says how many there would be.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
     from hydra.types import RunMode
 
-    try:
-        config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
-        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
-        words = [f"{key}={value}" for key, value in params.items()] + overrides
-        parsed = OverridesParser.create().parse_overrides(words)
-    except RecursionError:
-        raise UserError("a value of the sweep is nested too deep; write the values out.") from None
+    config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
+    params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+    parsed = parse_words([f"{key}={value}" for key, value in params.items()] + overrides)
     jobs = 1.0
     # A word of the command line takes the place of the recipe's axis of that key.
     for axis in {axis.key_or_group: axis for axis in parsed}.values():
@@ -150,6 +144,7 @@ def launch(
     from hydra.types import HydraContext, RunMode
 
     setup_globals()
+    read_words(settings, sweep=True)
     with _readable_losses():
         chosen = driver.compose_config(
             "config", [f"launcher={launcher}", *settings], run_mode=RunMode.MULTIRUN
@@ -207,13 +202,12 @@ def run_one(overrides: list[str], runner: Runner | None = None) -> None:
     Raises:
         UserError: an override is wrong or the run cannot be made.
     """
-    _carry_out(compose(overrides), overrides, hydra_files=False, runner=runner)
+    _carry_out(compose(overrides), overrides, runner=runner)
 
 
 def _carry_out(
     config: DictConfig,
     overrides: list[str],
-    hydra_files: bool,
     wait: bool = True,
     runner: Runner | None = None,
     show: Shown = "all",
@@ -233,18 +227,5 @@ def _carry_out(
     watch = nullcontext(Silent()) if show == "nothing" else Live(console())
     with watch as live, Reporter(live, checked) as progress:
         outcome = run(checked, progress, wait, runner)
-    if hydra_files and not outcome.found:
-        _write_hydra_files(outcome.path.parent / ".hydra", config)
     if show == "all":
         console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
-
-
-def _write_hydra_files(folder: Path, config: DictConfig) -> None:
-    """Write Hydra's three files: the configuration, Hydra's own settings, the overrides."""
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra = HydraConfig.get()
-    settings = OmegaConf.create({"hydra": OmegaConf.to_container(hydra, resolve=False)})
-    files = {"config": config, "hydra": settings, "overrides": hydra.overrides.task}
-    for name, body in files.items():
-        write_text(folder / f"{name}.yaml", OmegaConf.to_yaml(body))

@@ -6,24 +6,50 @@ counts), ε from the mechanism, time from steps on random numbers. Mistakes show
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
-from zdp_bench.experiments.cost import Cost, predict
+from zdp_bench.gradients import trust
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
 from zdp_bench.report.papers import check_claims
+from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.machine import check_precision, pick_device
 from zdp_bench.training.plan import Plan, evenly
 from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, build_dataset, count_units
+from zdp_bench.training.step import sum_contributions
+
+SECONDS = 6.0  # no trial step is begun that would pass this
+FORWARDS = 3  # a step of one example takes about as long as so many forward passes
+NOISE_SECONDS = 1e-9  # for one number of noise on a CPU core
+MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of all steps of a run, without its evaluations.
+
+    Attributes:
+        bytes: the peak.
+        measured_on: the device, and what was timed on it.
+    """
+
+    seconds: float
+    bytes: int
+    measured_on: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +129,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
             "adjacency": plan.sampling.adjacency,
         },
         privacy=predict_privacy(setup, data),
-        cost=predict(setup, data, nodes * plan.steps) if trial else None,
+        cost=predict_cost(setup, data, nodes * plan.steps) if trial else None,
     )
 
 
@@ -156,3 +182,105 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "epsilon_of": data.unit if by_patient else "record",
         "max_epsilon": config.privacy.max_epsilon,
     }
+
+
+def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
+    """Estimate the cost of so many steps on the CPU, in a few seconds, without any data.
+
+    The seconds follow from a forward pass and from steps on growing batches of random examples,
+    each made once before it is timed: what a first pass builds, later ones reuse. Noise is counted,
+    not drawn. The bytes are those of weights, gradients, moments and the activations of one
+    micro-batch.
+    """
+    config, model, algorithm = setup.config, setup.model, setup.algorithm
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    parameters = count_real(trainable(model).values())
+    each = data.train / count_units(config, data)  # examples of a drawn patient, or 1
+    each = min(each, config.privacy.max_examples or each) * (config.trainer.augmentations or 1)
+    expected = max(1, round(setup.plan.sampling.expected_batch_size * each))
+    fixed = config.trainer.micro_batch
+    at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
+    trust(model)  # its check, made once a run, takes as long as several steps of a large model
+    activations, forward = _time_forward(model, data)
+    spent, per_batch, per_example = 0.0, 0.0, FORWARDS * forward
+    trial = ", from a forward pass alone"
+    before: tuple[int, float] | None = None
+    for size in _growing(at_once):
+        if spent + 2 * (per_batch + per_example * size) > SECONDS:
+            break
+        _take_step(algorithm, data, size)  # another size may take another way through a layer
+        began = _now()
+        _take_step(algorithm, data, size)
+        took = _since(began)
+        longer = per_example
+        if before and size > before[0]:
+            longer = (took - before[1]) / (size - before[0])
+        per_example = min(max(0.0, longer), took / size)
+        # Spectral-DP's inverse transforms, for one, cost a batch the same whatever its size.
+        per_batch = took - per_example * size
+        before, spent, trial = (size, took), spent + 2 * took, ""
+    noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
+    held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
+    threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+    seconds = per_batch * math.ceil(expected / at_once) + per_example * expected + noise
+    return Cost(steps * seconds, held, threads + trial)
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(began: tuple[float, float]) -> float:
+    """Return seconds, without those in which other processes had the CPU."""
+    return min(now - then for now, then in zip(_now(), began, strict=True))
+
+
+def _take_step(algorithm: Algorithm, data: DatasetInfo, size: int) -> None:
+    batches = [_random_batch(data, size)]
+    sum_contributions(algorithm, algorithm.mechanism(), batches, torch.device("cpu"))
+
+
+def _growing(largest: int) -> Iterator[int]:
+    """Yield batch sizes: 1, 2, 8, …, the largest."""
+    yield 1
+    size = 2
+    while size < largest:
+        yield size
+        size *= 4
+    yield largest
+
+
+def _random_batch(data: DatasetInfo, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(size, *data.input_shape, dtype=data.dtype, generator=generator)
+    if data.target_dtype.is_floating_point:
+        return inputs, torch.rand(
+            size, *data.target_shape, dtype=data.target_dtype, generator=generator
+        )
+    below = data.outputs if data.target_dtype == torch.int64 and data.outputs > 1 else 2
+    return inputs, torch.randint(0, below, (size, *data.target_shape), generator=generator).to(
+        data.target_dtype
+    )
+
+
+def _time_forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
+    """Return (bytes of all layers' outputs, seconds of a second pass) of one example's forward."""
+    total = 0
+
+    def count(module: nn.Module, entering: object, left: object) -> None:
+        nonlocal total
+        if isinstance(left, Tensor) and not any(True for _ in module.children()):
+            total += left.numel() * left.element_size()
+
+    handles = [module.register_forward_hook(count) for module in model.modules()]
+    inputs, _ = _random_batch(data, 1)
+    with torch.no_grad():
+        try:
+            model(inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        began = _now()
+        model(inputs)
+    return total, _since(began)

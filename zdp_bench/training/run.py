@@ -471,7 +471,7 @@ def privacy_report(
     """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
-    by_patient, most = config.privacy.by_patient, config.privacy.max_records
+    by_patient, most = config.privacy.by_patient, config.privacy.max_examples
     together = 1 if by_patient else examples_per_patient  # shares of one patient
     patient_at_least, patient = patient_interval(mechanism, together, releases, delta)
     return {

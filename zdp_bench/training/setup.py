@@ -166,7 +166,7 @@ class ModelSetup:
             _require_augmentation(config, self.data)
         patients = None
         if config.privacy.by_patient and isinstance(self.data, Splits):
-            patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_records)
+            patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_examples)
         return Setup(
             **vars(self) | {"config": config}, plan=plan, algorithm=algorithm, patients=patients
         )
@@ -206,7 +206,7 @@ class Setup(ModelSetup):
         """The most examples of one share at a step, each as often as it is augmented."""
         privacy = self.config.privacy
         owned = self.data.examples_per_patient if privacy.by_patient else 1
-        return min(owned, privacy.max_records or owned) * (self.config.trainer.augmentations or 1)
+        return min(owned, privacy.max_examples or owned) * (self.config.trainer.augmentations or 1)
 
     @property
     def mechanism(self) -> Mechanism:

@@ -159,7 +159,7 @@ def _no_memory(micro_batches: MicroBatches) -> UserError:
     if many > 1:
         return UserError(
             f"out of memory with the {many} records of one share at a time: set "
-            "privacy.max_records or trainer.augmentations to less, or take a smaller model or "
+            "privacy.max_examples or trainer.augmentations to less, or take a smaller model or "
             "smaller inputs."
         )
     return UserError(

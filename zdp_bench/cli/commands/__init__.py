@@ -15,6 +15,7 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
+    faceoff,
     figure,
     find_lr,
     list,
@@ -38,6 +39,7 @@ GROUPS: dict[str, str] = {
 # In the order of the help. A verb of an extra that is not here is left out.
 ORDER = (
     "run",
+    "faceoff",
     "search",
     "federate",
     "find-lr",
@@ -61,23 +63,10 @@ ORDER = (
     "verify",
 )
 
-_CORE: dict[str, ModuleType] = {
-    "run": run,
-    "find-lr": find_lr,
-    "list": list,
-    "new": new,
-    "data": data,
-    "validate": validate,
-    "epsilon": epsilon,
-    "audit": audit,
-    "results": results,
-    "compare": compare,
-    "budget": budget,
-    "reproduce": reproduce,
-    "table": table,
-    "coverage": coverage,
-    "figure": figure,
+_CORE = [run, faceoff, find_lr, list, new, data, validate, epsilon, audit, results, compare, budget]
+_CORE += [reproduce, table, coverage, figure]
+_FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
+_FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
+COMMANDS: dict[str, ModuleType] = {
+    verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND
 }
-
-_FOUND = _CORE | {verb: resolve(where) for verb, where in of_extras("command").items()}
-COMMANDS = {verb: _FOUND[verb] for verb in dict.fromkeys((*ORDER, *_FOUND)) if verb in _FOUND}

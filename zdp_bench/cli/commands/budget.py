@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results, number, require_records
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, add_results, number, print_sheet, require_records
 from zdp_bench.errors import unknown
 
 GROUP = "understand"

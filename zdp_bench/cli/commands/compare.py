@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results, require_records
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 
 GROUP = "understand"
 HELP = "two runs side by side, with the test that fits"

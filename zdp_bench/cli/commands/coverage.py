@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, add_results, print_sheet
 
 GROUP = "reproduce"
 HELP = "how much of the papers is filled"

@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_data_root, add_format, data_root
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_data_root, add_format, data_root, print_sheet
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results, number, whole
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, add_results, number, print_sheet, whole
 from zdp_bench.errors import UserError
 
 GROUP = "understand"

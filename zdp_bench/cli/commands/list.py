@@ -7,8 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zdp_bench.cli.arguments import add_format
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, print_sheet
 
 GROUP = "understand"
 HELP = "what there is: algorithms, models, datasets, recipes, keys, ..."

@@ -5,20 +5,25 @@ algorithm of your own, which runs as it is.
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+
+from zdp_bench.errors import UserError
 
 GROUP = "run"
 HELP = "a commented start of a recipe, a dataset or an algorithm"
 
+KINDS = ("recipe", "dataset", "algorithm")
+# They have NAME where the user's name goes.
+_TEXTS = Path(__file__).parents[2] / "starts"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=["recipe", "dataset", "algorithm"], help="what to start")
+    parser.add_argument("kind", choices=KINDS, help="what to start")
     parser.add_argument("name", metavar="NAME", help="a-z, 0-9 and _")
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.starts import write_start
-
     for path in write_start(options.kind, options.name, Path()):
         print(f"written: {path}")
     if options.kind == "recipe":
@@ -26,3 +31,31 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"next: pip install --no-deps -e zdp_{options.name}")
     return 0
+
+
+def write_start(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write a start into a folder and return its files: NAME.yaml, or a package `zdp_NAME`.
+
+    Raises:
+        UserError: the name cannot be one, or is taken.
+    """
+    from zdp_bench import assets
+    from zdp_bench.registry import names
+
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"'{name}' cannot be a name: use a-z, 0-9 and _, and begin with a letter.")
+    taken = assets.group(assets.RECIPES) if kind == "recipe" else names(kind)
+    if name in taken:
+        raise UserError(f"there is a {kind} '{name}' already; choose another name.")
+    if kind == "recipe":
+        texts = {folder / f"{name}.yaml": "recipe.yaml"}
+    else:
+        package, module = folder / f"zdp_{name}", f"zdp_{name}.py"
+        texts = {package / "pyproject.toml": "pyproject.txt", package / module: f"{kind}.txt"}
+    for path in texts:
+        if path.exists():
+            raise UserError(f"{path}: is there already; move it away, or choose another name.")
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((_TEXTS / text).read_text(encoding="utf-8").replace("NAME", name))
+    return list(texts)

@@ -10,14 +10,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_overrides, add_results, whole
+from zdp_bench.cli.arguments import add_overrides, add_results, print_sheet, whole
 from zdp_bench.cli.commands.table import print_table
-from zdp_bench.cli.streams import print_sheet
 from zdp_bench.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from zdp_bench.experiments.planning import Job, Plan
-    from zdp_bench.experiments.reproduce import Outcome
+    from zdp_bench.experiments.reproduce import Job, Outcome, Plan
 
 GROUP = "reproduce"
 HELP = "run what a table lacks, or all tables, then write them"
@@ -56,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.experiments import planning, reproduce
+    from zdp_bench.experiments import reproduce
     from zdp_bench.experiments.claims import require_unchanged
     from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
@@ -76,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.profile:
         _say(f"working out what {len(names)} tables want ...")
     profile = options.profile or "paper"
-    plan = planning.make_plan(
+    plan = reproduce.make_plan(
         names, profile, options.seeds, folder, extra, options.only == AS_PUBLISHED
     )
     if options.plan:
@@ -98,8 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     from zdp_bench.config.compose import group_options
-    from zdp_bench.experiments.planning import read_duration
-    from zdp_bench.experiments.reproduce import PROFILES
+    from zdp_bench.experiments.reproduce import PROFILES, read_duration
     from zdp_bench.report import papers
 
     if options.seeds is not None and options.seeds < 1:
@@ -129,17 +126,17 @@ def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
     Raises:
         UserError: it would take over an hour, and nobody said that it may.
     """
-    from zdp_bench.experiments import planning
+    from zdp_bench.experiments import reproduce
 
     if options.yes and not options.budget:
         return plan.jobs
-    ordered = planning.order(plan, options.results)
+    ordered = reproduce.order(plan, options.results)
     lacking = {id(work.job) for work in ordered}
     done = [job for job in plan.jobs if id(job) not in lacking]
-    hours = planning.hours(ordered)
+    hours = reproduce.hours(ordered)
     unknown = sum(work.seconds is None and not work.lacks for work in ordered)
     if options.budget:
-        ordered = planning.within(planning.read_duration(options.budget), ordered)
+        ordered = reproduce.within(reproduce.read_duration(options.budget), ordered)
     elif hours > UNASKED or unknown:
         more = f" and {unknown} of unknown length" if unknown else ""
         raise UserError(
@@ -150,12 +147,12 @@ def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
 
 
 def _print_plan(options: argparse.Namespace, plan: Plan) -> int:
-    from zdp_bench.experiments import planning
+    from zdp_bench.experiments import reproduce
 
-    ordered = planning.order(plan, options.results)
+    ordered = reproduce.order(plan, options.results)
     if options.budget:
-        ordered = planning.within(planning.read_duration(options.budget), ordered)
-    print_sheet(planning.sheet(plan, ordered), "rich")
+        ordered = reproduce.within(reproduce.read_duration(options.budget), ordered)
+    print_sheet(reproduce.sheet(plan, ordered), "rich")
     return 0
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from zdp_bench.cli.arguments import add_format, add_results, require_records
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 
 GROUP = "understand"
 HELP = "the records as a table"

@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from zdp_bench.config.ranges import require_threads
+    from zdp_bench.config.types import Threads, check_value
     from zdp_bench.extras.bench import pages, tables
     from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
     require_writable(options.results)
-    require_threads("--threads", options.threads)
+    check_value("--threads", Threads | None, options.threads)
     for name in options.tables:
         if name not in tables.TABLES:
             raise unknown("table", name, tables.TABLES)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_overrides, number, whole
-from zdp_bench.cli.streams import print_sheet
+from zdp_bench.cli.arguments import add_format, add_overrides, number, print_sheet, whole
 from zdp_bench.errors import UserError, require, unknown
 
 GROUP = "run"

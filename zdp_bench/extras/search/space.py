@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from zdp_bench.config.digests import enters_digest
-from zdp_bench.config.messages import readable_errors
+from zdp_bench.config.words import read_words
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def read_space(overrides: Sequence[str]) -> Space:
     Raises:
         UserError: a word cannot be read, none has several values, or one may not be searched.
     """
-    with readable_errors(list(overrides)):
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = read_words(overrides, sweep=True)
     searched: dict[str, BaseDistribution] = {}
     for override in parsed:
         if override.is_sweep_override():

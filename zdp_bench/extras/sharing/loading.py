@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zdp_bench.config import check, compose, to_plain
-from zdp_bench.config.adopted import check_values
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
+from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files

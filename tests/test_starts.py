@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
 
 from tests.test_cli import run as command
 from tests.test_package import ROOT
+from zdp_bench.cli.commands.new import KINDS, write_start
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
-from zdp_bench.starts import KINDS, write_start
 
 
 def test_the_recipe_validates_and_is_private(
@@ -31,44 +33,61 @@ def test_the_recipe_validates_and_is_private(
     ConfigStore.instance().repo["recipe"].pop("mine.yaml")
 
 
-@pytest.mark.parametrize("kind", ["dataset", "algorithm"])
-def test_the_plug_in_trains_as_it_is(tmp_path: Path, kind: str) -> None:
-    files = write_start(kind, "mine", tmp_path)
-    assert [path.name for path in files] == ["pyproject.toml", "zdp_mine.py"]
-    assert all("NAME" not in path.read_text() for path in files)
-    source = install(tmp_path / "site", files[1].read_text())
+@pytest.fixture
+def plug_in(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return what runs a command where the start of a plug-in, `mine`, is installed."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "zdp_bench", *words],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}:{source.parent}", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path / 'site'}", "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
 
-    words = ["run", "recipe=quickstart", f"{kind}=mine", "trainer.epochs=1", "model.hidden=[4]"]
-    if kind == "algorithm":
-        words += ["algorithm.noise_multiplier=1.5", "algorithm.max_grad_norm=1"]
-    done = run(*words)
+    return run
+
+
+TINY_RUN = ["run", "recipe=quickstart", "trainer.epochs=1", "model.hidden=[4]"]
+
+
+def test_the_dataset_trains_as_it_is(tmp_path: Path, plug_in: Callable[..., Any]) -> None:
+    files = write_start("dataset", "mine", tmp_path)
+    assert [path.name for path in files] == ["pyproject.toml", "zdp_mine.py"]
+    assert all("NAME" not in path.read_text() for path in files)
+    install(tmp_path / "site", files[1].read_text())
+    done = plug_in(*TINY_RUN, "dataset=mine")
     assert done.returncode == 0, done.stderr
     assert "tight ε" in done.stdout
-    listed = json.loads(run("list", f"{kind}s", "--format", "json").stdout)
+
+
+@pytest.mark.slow
+def test_the_algorithm_trains_as_it_is_and_a_change_of_it_is_another_run(
+    tmp_path: Path, plug_in: Callable[..., Any]
+) -> None:
+    _, module = write_start("algorithm", "mine", tmp_path)
+    source = install(tmp_path / "site", module.read_text())
+    words = [*TINY_RUN, "algorithm=mine"]
+    words += ["algorithm.noise_multiplier=1.5", "algorithm.max_grad_norm=1"]
+    done = plug_in(*words)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(plug_in("list", "algorithms", "--format", "json").stdout)
     (line,) = (line for line in listed if line["name"] == "mine")
     assert line["what"].endswith("(plug-in of zdp_mine)")
     records = tmp_path / "results/runs/quickstart"
     (first,) = records.glob("*/record.json")
-    assert "changed" not in run(*words).stderr
+    assert "changed" not in plug_in(*words).stderr
     assert len(list(records.glob("*/record.json"))) == 1  # done before
     source.write_text(source.read_text() + "\n# changed\n")
-    again = run(*words)
+    again = plug_in(*words)
     assert f"plug-in zdp_mine changed: another run than {first.parent.name}" in again.stderr
     assert again.stderr.count("changed") == 1
     assert len(list(records.glob("*/record.json"))) == 2
     for home in records.glob("*/checkpoint.pt"):
-        run("export", str(home.parent), "--to", f"model-{home.parent.name}")
-        checked = run("verify", f"model-{home.parent.name}")
+        plug_in("export", str(home.parent), "--to", f"model-{home.parent.name}")
+        checked = plug_in("verify", f"model-{home.parent.name}")
         assert checked.returncode == 0, checked.stdout
 
 

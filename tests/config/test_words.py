@@ -1,0 +1,477 @@
+"""Words and recipe files: each mistake is one sentence, and nothing in them runs a program."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
+
+from tests.test_cli import TINY, leave
+from tests.test_cli import run as command
+from tests.test_foreign_files import GROWING, MERGING
+from zdp_bench import assets
+from zdp_bench.config import check, configured
+from zdp_bench.config.compose import recipe_body
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import GROUPS
+from zdp_bench.config.words import check_recipe
+from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.loading import config_of
+
+# (overrides of the recipe quickstart, the sentence; ... stands for any words)
+MISTAKES = [
+    ("recipe=phasemnits", "recipe 'phasemnits' is not known. Did you mean 'phasemnist'?"),
+    ("dataset=phasmnist", "dataset 'phasmnist'...Did you mean 'phasemnist'"),
+    ("algorithm=zeta_dp_sdg", "algorithm 'zeta_dp_sdg'...Did you mean 'zeta_dp_sgd'"),
+    ("optimizer=adm", "optimizer 'adm'...Did you mean 'adam'"),
+    ("accountant=rpd", "accountant 'rpd'...Did you mean 'rdp'"),
+    ("trainer=poison", "trainer 'poison'...Did you mean 'poisson'"),
+    ("launcher=jobllib", "launcher 'jobllib'...Did you mean 'joblib'"),
+    ("algorithm.noise_multiplyer=1", "'algorithm.noise_multiplyer'...'algorithm.noise_multiplier'"),
+    ("sed=1", "key 'sed'...Did you mean 'seed'"),
+    ("+trainer.epoch=1", "key 'trainer.epoch'...Did you mean 'trainer.epochs'"),
+    ("+sede=1", "key 'sede'...Did you mean 'seed'"),
+    ("+model.widths=[3]", "key 'model.widths' is not known...model=complex_mlp has ...hidden"),
+    ("+optimizer.momentun=1", "optimizer.momentun...Did you mean 'optimizer.momentum'"),
+    ("algorithm.noise_multiplier=abc", "algorithm.noise_multiplier=abc: must be a number"),
+    ("seed=one", "seed=one: must be a whole number"),
+    (
+        "execution.loggers=tensorboard",
+        "execution.loggers=tensorboard: must be a list, each of it text, such as [a,b]",
+    ),
+    ("model.hidden=[a]", "model.hidden=['a']: must be a list, each of it a whole number"),
+    ("algorithm.noise=circluar", "algorithm.noise 'circluar'...Did you mean 'circular'"),
+    ("trainer.sampling=poison", "trainer.sampling 'poison'...Did you mean 'poisson'"),
+    ("trainer.sample_rate=1.5", "trainer.sample_rate=1.5: must lie in (0, 1]"),
+    ("trainer.sample_rate=null", "trainer.sample_rate=null: Poisson sampling needs a rate"),
+    ("trainer=uniform", "needs batch_size or sample_rate, and not both"),
+    ("trainer.epochs=0", "trainer.epochs=0: must be at least 1"),
+    ("privacy.delta=1", "privacy.delta=1.0: must lie above 0 and below 0.1"),
+    ("privacy.max_epsilon=-1", "privacy.max_epsilon=-1.0: must be positive"),
+    ("privacy.target_epsilon=0", "privacy.target_epsilon=0.0: must be positive"),
+    ("privacy.target_epsilon=1 privacy.claimed_epsilon=1", "give one of them"),
+    ("algorithm=sgd privacy.target_epsilon=1", "algorithm=sgd: it has no noise_multiplier"),
+    ("seed=-1", "seed=-1: must be 0 or more"),
+    ("dataset.pairing_seed=-1", "dataset.pairing_seed=-1: must be 0 or more"),
+    ("device=cuba", "device 'cuba'...Did you mean 'cuda'"),
+    ("trainer.sampling=shuffled trainer.batch_size=8 trainer.sample_rate=null", "carry no ε"),
+    (
+        "trainer.epochs=100000000000000000000000",
+        "trainer.epochs=1...: must be at most 1,000,000,000",
+    ),
+    ("trainer.sample_rate=1e-300", "sample_rate=1e-300: ... more than 1,000,000,000 s"),
+    ("algorithm.noise_multiplier=1e-300", "noise_multiplier=1e-300: must be 0, or lie in"),
+    ("algorithm.noise_multiplier=1e30", "noise_multiplier=1e+30: must be 0, or lie in"),
+    ("algorithm.max_grad_norm=1e40", "max_grad_norm=1e+40: must lie in 1e-12 to 1e+12"),
+    ("threads=100000", "threads=100000: must be at most ... on this machine"),
+    ("execution.prefetch=100000000", "execution.prefetch=100000000: must be at most 1,024"),
+    (
+        "optimizer=adam optimizer.momentum=0.9",
+        "key 'optimizer.momentum' is not known. optimizer=adam has amsgrad, betas",
+    ),
+    (
+        "model=lenet5 model.hidden=[3]",
+        "key 'model.hidden' is not known.... model=lenet5 has activation, complex_as",
+    ),
+    ("optimizer=adam optimizer.amsgrad=true", "write +optimizer.amsgrad=... to add"),
+    ("trainer.epochs=None", "trainer.epochs=None: must be a whole number"),
+    ("privacy.max_epsilon=abc", "privacy.max_epsilon=abc: must be a number or null"),
+    ("privacy.secure=maybe", "privacy.secure=maybe: must be true or false"),
+    ("trainer.=3", "'trainer.=3' is no override: write key=value"),
+    ("[3", "'[3' is no override: write key=value"),
+    ("(", "'(' is no override: write key=value"),
+    ("recipe=", "recipe '' is not known."),
+    ("+trainer.epochs=3", "An item is already at 'trainer.epochs'"),
+    ("seed=1,2", "seed=1,2: names several values; add -m"),
+    ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs=2: only a sweep reads it"),
+    ("seed", "'seed' is no override: write key=value"),
+    (
+        "+scheduler=step_lr",
+        "+scheduler=step_lr: a run has one scheduler already; leave the + out.",
+    ),
+    ("=3", "'=3' is no override: write key=value"),
+    ("=adam", "'=adam' is no override: write key=value"),
+    ("algorithm=3", "algorithm '3' is not known. ...Allowed: ...dp_sgd"),
+    ("dataset=null", "dataset 'null' is not known."),
+    ("algorithm=[dp_sgd,sgd]", "algorithm=[dp_sgd,sgd]: a run has one algorithm; name"),
+    ("algorithm={a:1}", "algorithm={a:1}: a run has one algorithm; name one"),
+    ("model.hidden=[1,2", "model.hidden=[1,2: its value cannot be read; close every br"),
+    ("model.hidden={a:1", "model.hidden={a:1: its value cannot be read"),
+    ("claims.row='abc", "claims.row='abc: its value cannot be read"),
+    ("model.hidden=1,", "model.hidden=1,: its value cannot be read"),
+    ("claims.row=a=b", "claims.row=a=b: its value cannot be read; ... in quotes within"),
+    ("~seed", "seed has no value: set it"),
+    ("~algorithm", "algorithm.name is missing: say which algorithm"),
+    ("~sede", "'sede' does not exist"),
+    ("~seed=7", "The value of 'seed' is 0 and not 7"),
+    ("seed=${sed}", "seed: Interpolation key 'sed' not found"),
+    ("seed=range(1,3)", "seed=range(1,3): names several values; add -m"),
+    ("trainer.epochs=???", "trainer.epochs has no value"),
+    ("model.name=null", "model.name is missing"),
+    ("algorithm=sgd algorithm.noise_multiplier=3", "key 'algorithm.noise_multiplier'"),
+    ("recipe=phasemnist algorithm=sgd algorithm.noise=circular", "key 'algorithm.noise'"),
+    ("federated.min_nodes=3", "federated.min_nodes: ...add federated.nodes=N"),
+    (
+        "privacy.target_epsilon=2 algorithm.noise_multiplier=3",
+        "algorithm.noise_multiplier=3: privacy.target_epsilon=2 would replace it",
+    ),
+    (
+        "privacy.target_epsilon=2 privacy.max_epsilon=1",
+        "privacy.max_epsilon=1 with privacy.target_epsilon=2: the budget would end the run",
+    ),
+    ("algorithm=sgd privacy.max_epsilon=1", "max_epsilon=1 ...no noise"),
+    (
+        "algorithm.noise_multiplier=0 privacy.max_epsilon=1",
+        "max_epsilon=1 with algorithm=zeta_dp_sgd and no noise",
+    ),
+]
+
+# What torch would take and could not use.
+TORCH = [
+    ("optimizer.betas=[0.9]", "must be two numbers in [0, 1), such as [0.9,0.999]"),
+    ("optimizer.betas=[0.9,1]", "must be two numbers in [0, 1)"),
+    ("+optimizer.capturable=true", "is not known"),
+    ("+optimizer.amsgrad=3", "must be true or false"),
+    ("optimizer.lr=inf", "must be a number, 0 or more, and finite"),
+    ("optimizer.lr=nan", "must be a number, 0 or more"),
+    ("optimizer.lr=null", "must be a number"),
+    ("optimizer.lr='1e-3'", "is text to YAML; write 0.001"),
+    ("scheduler.step_size=0", "must be at least 1"),
+    ("scheduler.step_size=1.5", "must be a whole number"),
+    ("scheduler.gamma=0", "must be a number above 0"),
+    ("scheduler.gamma=inf", "must be a number above 0"),
+    ("+scheduler.last_epoch=3", "is not known"),
+]
+MORE_OF_TORCH = [
+    ("optimizer=sgd optimizer.momentum=-1", "optimizer.momentum...must be a number in [0, 1]"),
+    ("optimizer=rmsprop optimizer.alpha=-1", "optimizer.alpha...must be a number in [0, 1)"),
+    ("scheduler=multi_step_lr scheduler.milestones=[0]", "milestones...must be a list of epochs"),
+    ("scheduler=reduce_on_plateau +scheduler.mode=most", "scheduler.mode 'most' is not known"),
+]
+
+
+def sentence_of(*words: str) -> str:
+    """Return the sentence with which a configuration is refused."""
+    with pytest.raises(UserError) as caught:
+        configured([*([] if words[0].startswith("recipe=") else ["recipe=quickstart"]), *words])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), [*MISTAKES, *MORE_OF_TORCH], ids=lambda value: value
+)
+def test_a_mistake_ends_in_one_sentence(words: str, sentence: str) -> None:
+    assert re.search(
+        re.escape(sentence).replace(re.escape("..."), ".*"), sentence_of(*words.split())
+    )
+
+
+@pytest.mark.parametrize(("word", "sentence"), TORCH, ids=lambda value: value)
+def test_what_torch_cannot_use_is_refused_by_key(word: str, sentence: str) -> None:
+    said = sentence_of("optimizer=adam", "scheduler=step_lr", word)
+    assert word.lstrip("+").partition("=")[0] in said
+    assert sentence in said
+
+
+def test_what_is_quoted_stays_on_one_line_and_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sentence_of("optimizer=\nñ").startswith("'optimizer= ñ' is no override")
+    said = sentence_of("trainer.epochs=" + "9" * 400)
+    assert said.startswith("trainer.epochs=999999999999… (400 digits): ")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_films.yaml").write_text("seed: 1\n")
+    assert sentence_of("recipe=my_films").endswith("is here: write recipe=./my_films.yaml.")
+
+
+def test_earlier_names_of_keys_are_read_and_change_no_digest(tmp_path: Path) -> None:
+    def digest(*words: str) -> str:
+        return experiment_digest(configured(words))
+
+    now = ["recipe=speech_by_patient", "privacy.max_examples=5"]
+    assert digest(*now) == digest(now[0], "privacy.max_records=5")
+    assert digest("recipe=quickstart", "privacy.unit=record") == digest("recipe=quickstart")
+    own = tmp_path / "earlier.yaml"
+    own.write_text("privacy: {unit: patient, max_records: 3}\n")
+    assert configured([f"recipe={own}"]).privacy.max_examples == 3
+    kept = configured(now).resolved["privacy"]
+    assert (kept["unit"], kept["max_records"]) == ("patient", 5), "records keep their names"
+    assert check(configured(now).resolved).privacy.max_examples == 5
+
+
+# recipe files
+
+MINE = """
+defaults:
+  - override /dataset: synthetic_images
+  - override /model: real_mlp
+  - override /algorithm: dp_sgd
+dataset: {shape: [1, 8, 8], train: 60, test: 20}
+model: {hidden: [4]}
+algorithm: {noise_multiplier: 1.5}
+trainer: {sample_rate: 0.5, epochs: 1}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "elsewhere/mine.yaml"
+    path.parent.mkdir()
+    path.write_text(MINE)
+    yield path
+    for name in ("mine.yaml", "other.yaml"):
+        ConfigStore.instance().repo.get("recipe", {}).pop(name, None)
+
+
+def test_a_file_is_a_recipe_by_its_name(mine: Path) -> None:
+    config = configured([f"recipe={mine}", "seed=3"])
+    assert (config.recipe, config.seed) == ("mine", 3)
+    assert config.model.options["hidden"] == [4]
+    assert config.algorithm.options["noise_multiplier"] == 1.5
+    mine.write_text(MINE.replace("1.5", "2.5"))  # read anew each time
+    assert configured([f"recipe={mine}"]).algorithm.options["noise_multiplier"] == 2.5
+
+
+def test_options_meant_for_another_plug_in_are_dropped_as_in_a_recipe_that_ships(
+    mine: Path,
+) -> None:
+    config = configured([f"recipe={mine}", "model=complex_mlp", "dataset.complex_valued=true"])
+    assert config.model.name == "complex_mlp"
+    assert configured([f"recipe={mine}", "algorithm=sgd"]).algorithm.options == {}
+    assert recipe_body("nothing") is None
+
+
+def test_the_command_line_runs_and_validates_it(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mine.parent)
+    assert command(capsys, "run", "recipe=./mine.yaml")[0] == 0
+    assert list(Path("results/runs/mine").glob("*/record.json"))
+    code, out, _ = command(capsys, "validate", "recipe=mine.yaml", "trainer.epoch=3")
+    assert code == 2
+    Path("other.yaml").write_text(MINE.replace("epochs: 1", "epochs: 2"))
+    code, out, _ = command(capsys, "run", "-m", "recipe=./mine.yaml,other.yaml", "seed=0")
+    assert code == 0
+    assert "2 jobs, 0 failed" in out
+
+
+def test_an_exported_recipe_runs_the_same_experiment(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.training.test_run import Silent
+    from zdp_bench.extras.sharing.export import export
+    from zdp_bench.training.run import run
+
+    outcome = run(configured([f"recipe={mine}", f"paths.results={tmp_path}"]), Silent())
+    export(tmp_path, "mine", tmp_path / "model")
+    again = tmp_path / "model/recipe.yaml"
+    assert experiment_digest(configured([f"recipe={again}"])) == outcome.record["experiment"]
+    ConfigStore.instance().repo["recipe"].pop("recipe.yaml")
+
+
+WRONG = [
+    ("none.yaml", None, "there is no such file"),
+    ("quickstart.yaml", MINE, "a recipe of zdp-bench has this name"),
+    ("a-b.yaml", MINE, "letters, digits and _ only"),
+    ("nan.yaml", MINE, "letters, digits and _ only"),
+    ("list.yaml", "- 1\n", "holds no keys of a run"),
+    ("broken.yaml", "a: [1\n", "is no YAML"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), WRONG, ids=[line[0] for line in WRONG])
+def test_a_file_that_is_no_recipe_is_refused(
+    tmp_path: Path, name: str, text: str | None, says: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=says):
+        configured([f"recipe={tmp_path / name}"])
+
+
+def test_a_wrong_key_in_it_is_named(mine: Path) -> None:
+    mine.write_text(MINE + "trianer: {epochs: 1}\n")
+    with pytest.raises(UserError, match="key 'trianer' is not known"):
+        configured([f"recipe={mine}"])
+
+
+# what runs nothing
+
+HYDRA = [field.name for field in fields(HydraConf)]
+READ = ("launcher", "sweeper", "verbose")  # of Hydra's keys, those that a word may set
+
+
+class Trap:
+    """What leaves a file behind when its pickle is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return (Path.touch, (self.mark,))
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the callback that loads a pickle, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    return {"_target_": "joblib.load", "filename": str(tmp_path / "w.pkl")}
+
+
+def refuse(text: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return the sentence with which a run of a recipe of this text ends; nothing was made."""
+    Path("friend.yaml").write_text(text)
+    said = leave(["run", "recipe=./friend.yaml", *(words or TINY)], capsys)
+    assert "friend.yaml: " in said
+    assert not Path("sprung").exists()
+    assert not Path("results").exists()
+    return said
+
+
+@pytest.mark.parametrize("key", HYDRA)
+def test_hydras_keys_in_a_recipe_run_nothing(
+    key: str, trap: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in ({"a": trap}, {"dir": "elsewhere"}, "text", [1], None):
+        refuse(yaml.safe_dump({"hydra": {key: node}}), capsys)
+    refuse(yaml.safe_dump({f"hydra.{key}": {"a": 1}}), capsys)
+    refuse(yaml.safe_dump({"hydra": {"sweeper": {"params": {f"hydra.{key}.a": "1,2"}}}}), capsys)
+    refuse(yaml.safe_dump({"defaults": [{f"override /hydra/{key}": "default"}]}), capsys)
+
+
+@pytest.mark.parametrize("key", HYDRA)
+def test_hydras_keys_on_the_command_line_run_nothing(
+    key: str, trap: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = f"{{a: {{_target_: joblib.load, filename: {trap['filename']}}}}}"
+    words = [
+        *(f"{mark}hydra.{key}={node}" for mark in ("", "+", "++")),
+        *(f"{mark}hydra={{{key}: {node}}}" for mark in ("", "+", "++")),
+        *(f"{mark}hydra.{key}.a._target_=joblib.load" for mark in ("", "+", "++")),
+        f"+model@hydra.{key}.a=complex_mlp",
+        f"+hydra/launcher@hydra.{key}.a=joblib",
+    ]
+    words += [f"hydra.{key}.a=1", f"+hydra.{key}.a=1", f"~hydra.{key}"] if key not in READ else []
+    for word in words:
+        for start in (["run"], ["run", "-m", "seed=1,2"], ["validate"]):
+            leave([*start, "recipe=quickstart", word, *TINY], capsys)
+            assert not Path("sprung").exists(), word
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("group", ["recipe", "launcher", *GROUPS])
+def test_a_group_has_a_name_and_no_path(
+    group: str, trap: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = Path("evil.yaml").absolute()
+    evil.write_text("# @package _global_\n" + yaml.safe_dump({"hydra": {"callbacks": {"a": trap}}}))
+    up = "../" * len(assets.CONF.parts) + str(evil.with_suffix(""))[1:]
+    for name in (up, f"quickstart,{up}", f"choice({up})", str(evil.with_suffix(""))):
+        leave(["run", "-m", "recipe=quickstart", f"{group}={name}", *TINY], capsys)
+        assert not Path("sprung").exists()
+    params = {"hydra": {"sweeper": {"params": {group: f"{up},"}}}}
+    for body in ({"defaults": [{f"override /{group}": up}]}, params):
+        refuse(yaml.safe_dump(body), capsys)
+
+
+NO_DATA = [
+    "model: {_target_: os.system}",
+    "trainer: {epochs: {_target_: os.system, command: id}}",
+    "dataset: [{a: {_args_: [1]}}]",
+    "defaults: [quickstart]",
+    "defaults: [{recipe: quickstart}]",
+    "defaults: [{model: complex_mlp}]",
+    "defaults: [{override /model@hydra.callbacks.a: complex_mlp}]",
+    "defaults: [{optional /model: complex_mlp}]",
+    "defaults: [{override /launcher: slurm}]",
+    "defaults: [{override /model: '${oc.env:HOME}'}]",
+    "defaults: [{override /model: [complex_mlp]}]",
+    "defaults: {hydra/job_logging: default}",
+    "launcher: {a: 1}",
+    "paths: {results: elsewhere}",
+    "sytem: {a: 1}",
+    "1: 2",
+    "hydra: {sweeper: {params: {recipe: quickstart}}}",
+    "hydra: {sweeper: {params: {+seed: '1,2'}}}",
+    "hydra: {sweeper: {params: {paths.results: a}}}",
+    "hydra: {sweeper: {params: [1]}}",
+    *(
+        f"claims: {{variant: '{value}'}}"
+        for value in (
+            "${oc.env:HOME}",
+            "a ${ oc.env:HOME,none } b",
+            "${oc.decode:1}",
+            "${oc.create:{a:1}}",
+            "${oc.dict.keys:model}",
+            "${hydra:runtime.cwd}",
+            "${hydra.runtime.cwd}",
+            "${paths.data}",
+            "${oc.select:paths.data}",
+            '${oc.select:"paths.data"}',
+            "${oc.select:${seed}}",
+            "${choose:a,{a: ${oc.env:HOME}}}",
+            "${.row}",
+            "${..paths.data}",
+            "${model[name]}",
+            "${${seed}}",
+            "${mine:1}",
+        )
+    ),
+    "hydra: {sweeper: {params: {claims.variant: '${oc.env:HOME},b'}}}",
+    "model: {'${oc.env:HOME}': 1}",
+    "model: {a: '" + "${seed}" * 17 + "'}",
+    GROWING,
+    MERGING,
+    "a: [" * 500,
+    "model: {hidden: [4], hidden: [8]}",
+    "#" * 40_000,
+]
+
+
+@pytest.mark.parametrize("text", NO_DATA, ids=[text[:50] for text in NO_DATA])
+def test_what_is_no_data_is_refused_before_it_is_composed(
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "secret"))
+    begun = time.process_time()
+    assert "secret" not in refuse(text, capsys)
+    assert time.process_time() - begun < 5
+
+
+def test_the_longest_way_to_refer_takes_no_time(tmp_path: Path) -> None:
+    chain = [f"'{key}': ['${{model.{key + 1}}}', '${{model.{key + 1}}}']" for key in range(8)]
+    path = tmp_path / "friend.yaml"
+    path.write_text("model: {" + ", ".join(chain) + ", '8': [" + "1, " * 900 + "]}")
+    begun = time.process_time()
+    with pytest.raises(UserError, match=r"model\.0"):
+        configured([f"recipe={path}"])
+    assert time.process_time() - begun < 30
+
+
+def test_all_our_recipes_would_be_adopted() -> None:
+    for path in assets.RECIPES.glob("*.yaml"):
+        check_recipe(assets.read_yaml(path))
+
+
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "${seed}", "${hydra:runtime.cwd}"])
+def test_a_record_refers_to_nothing(value: str) -> None:
+    plain = configured(["recipe=quickstart"]).resolved
+    assert config_of({"config": plain}).resolved == plain
+    for section, key in (("claims", "variant"), ("model", "hidden"), ("task", "_target_")):
+        config = {**plain, section: {**plain[section], key: value}}
+        with pytest.raises(UserError, match=r"^record\.json: config: "):
+            config_of({"config": config})

@@ -1,0 +1,325 @@
+"""The words of a command line and recipes from files: checked before Hydra sees them.
+
+Hydra would run what a `_target_` names, write where its logging says and read the environment. Of
+its own keys a recipe may hold `hydra.sweeper.params` alone, and of resolvers `RESOLVERS`. What
+Hydra refuses itself is told in one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from zdp_bench.config.compose import files, group_options
+from zdp_bench.config.digests import RENAMED, name_as_now
+from zdp_bench.config.schema import GROUPS, SECTIONS, Scalars
+from zdp_bench.errors import UserError, first_line, unknown
+from zdp_bench.foreign_files import parse_yaml, read_text
+
+MOST_TEXT = 1 << 15
+MOST_VALUES = 1_000
+MOST_REFERENCES = 16  # of one key to another: they can grow as aliases do
+KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"paths"}
+RESOLVERS = "oc.select or choose"
+REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
+NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
+CHOICES = ("recipe", "launcher", *GROUPS)  # a run has one of each, by name
+EARLIER = {f"privacy.{then}": f"privacy.{now}" for then, now in RENAMED.items()}
+EARLIER |= {"dataset.bad_examples": "dataset.bad_records"}  # which the plug-ins still have
+LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.", "hydra/sweeper")
+
+
+def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
+    """Return the overrides that words describe; recipes from files are entered into Hydra.
+
+    Args:
+        sweep: True if the words may give several values, and set up what carries them out.
+
+    Raises:
+        UserError: a word is no override, runs a program, names a file to Hydra or what a group
+            lacks; a recipe's file is none.
+    """
+    found = parse_words([_adopt_all(_rename(word)) for word in words])
+    for override in found:
+        _check_override(override, sweep)
+    return found
+
+
+def _rename(word: str) -> str:
+    """Return a word with today's name of a key or value in the place of an earlier one."""
+    mark, key, rest = re.fullmatch(r"([+~]*)([^=]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+    if key == "privacy.unit":
+        rest = re.sub(r"\brecord\b", "example", rest)
+    return f"{mark}{EARLIER.get(key, key)}{rest}"
+
+
+def parse_words(words: Sequence[str]) -> list[Override]:
+    """Return the overrides that words describe.
+
+    Raises:
+        UserError: a word is none.
+    """
+    try:
+        found: list[Override] = OverridesParser.create().parse_overrides(list(words))
+    except OverrideParseException as error:
+        raise UserError(_explain_syntax(error.override)) from None
+    except RecursionError:
+        raise UserError("a value is nested too deep; write the values out.") from None
+    for override in found:
+        if not override.key_or_group:
+            raise UserError(_explain_syntax(str(override.input_line)))
+    return found
+
+
+def _explain_syntax(word: str) -> str:
+    """Return the sentence for a word that Hydra's grammar does not take."""
+    if not re.match(r"[+~]{0,2}\w+([./@]\w+)*=.", word):
+        return (
+            f"'{word}' is no override: write key=value, such as seed=1 or "
+            "algorithm.noise_multiplier=0.8."
+        )
+    return (
+        f"{word}: its value cannot be read; close every bracket and quote, and put a text that has "
+        "any of ()[]{}:,= in quotes within quotes, as in 'claims.row=\"A (b)\"'."
+    )
+
+
+def _check_override(override: Override, sweep: bool) -> None:
+    """Refuse what runs a program, has no effect, or names what is not there."""
+    word, key = str(override.input_line), str(override.key_or_group)
+    if re.search(r"(?<!\w)_target_(?!\w)", word):
+        raise UserError(
+            f"{word}: names a program to run; what runs is chosen by name alone, such as "
+            "launcher=NAME."
+        )
+    if "@" in word.partition("=")[0]:
+        raise UserError(f"{word}: a group has its own place; leave the @ and what follows out.")
+    if key in CHOICES and not override.is_delete():
+        _check_choice(override)
+    if key == "launcher" or key.startswith(LAUNCHING):
+        if not sweep and word != "launcher=local":
+            raise UserError(
+                f"{word}: only a sweep reads it; say `zdp-bench run -m`, or leave it out."
+            )
+        if "/" in word.partition("=")[2]:
+            raise unknown(key, word.partition("=")[2], [])
+    elif re.split(r"[./]", key)[0] == "hydra" and key != "hydra.verbose":
+        raise UserError(
+            f"{word}: has no effect here. A run's folder is named by its configuration, and "
+            "paths.results=DIR says where it lies; of Hydra's own keys hydra.launcher.*, "
+            "hydra.sweeper.* and hydra.verbose are read."
+        )
+    if override.is_sweep_override() and not sweep:
+        raise UserError(
+            f"{word}: names several values; add -m, as in `zdp-bench run -m {word}`, or give one."
+        )
+
+
+def _check_choice(override: Override) -> None:
+    """Refuse what a group does not have, and a second choice."""
+    word, group, value = override.input_line, str(override.key_or_group), override.value()
+    if override.is_add():
+        raise UserError(f"{word}: a run has one {group} already; leave the + out.")
+    if isinstance(value, list | dict):
+        raise UserError(f"{word}: a run has one {group}; name one, or sweep with -m.")
+    for one in value.list if isinstance(value, ChoiceSweep) else [value]:
+        name = "null" if one is None else str(one)
+        if isinstance(one, Glob | RangeSweep) or name in group_options(group):
+            continue
+        if group == "recipe" and (file := Path(f"{name}.yaml")).is_file():
+            raise UserError(
+                f"recipe '{name}' is not known, but {file} is here: write recipe=./{file}."
+            )
+        raise unknown(group, name, group_options(group))
+
+
+@contextmanager
+def readable_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn Hydra's and OmegaConf's exceptions into one sentence."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(error, overrides)) from None
+    except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
+        raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not {"hydra", "omegaconf"} & set(raised_in.parts):  # a bug of ours, shown as one
+            raise
+        raise UserError(
+            f"'{' '.join(overrides)}' cannot be composed: {first_line(error)} "
+            "Give groups a name and keys a value."
+        ) from None
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    """Return Hydra's first line with the key that it is about; for a key, the nearest there is."""
+    while not str(error).strip() and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # Hydra wraps some of its errors in one without words
+    if match := re.search(r"Could not override '([^']+)'", str(error)):
+        return _explain_unknown(match[1], overrides)
+    sentence, key = first_line(error), getattr(error, "full_key", None)
+    return f"{key}: {sentence}" if key and key not in sentence else sentence
+
+
+def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
+    """Return the sentence for a key that no YAML file names: our own, once Hydra lets it pass."""
+    from zdp_bench.config import configured
+
+    if key.startswith("hydra."):
+        return f"key '{key}' is not known: it is none of this launcher's."
+    chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
+    try:
+        configured([*chosen, f"++{key}=null"])
+    except UserError as error:
+        if str(error).startswith("key "):
+            return str(error)
+    return f"key '{key}' is not set by this recipe: write +{key}=... to add it."
+
+
+def is_file_name(recipe: str) -> bool:
+    """True if `recipe=` was given a file, or several."""
+    return any(part.endswith((".yaml", ".yml")) for part in recipe.split(","))
+
+
+def _adopt_all(word: str) -> str:
+    """Return a word with a recipe's name for each of its recipe files."""
+    key, _, value = word.partition("=")
+    if key != "recipe" or not is_file_name(value):
+        return word
+    return f"recipe={','.join(_adopt(part) for part in value.split(','))}"
+
+
+def _adopt(value: str) -> str:
+    """Enter one recipe file into Hydra and return its name; a name stays as it is.
+
+    Raises:
+        UserError: there is no such file, it is no recipe, holds more than data, or has the name of
+            one that ships.
+    """
+    path, said = Path(value).expanduser(), f"recipe={value}"
+    if not is_file_name(value):
+        return value
+    if path.stem in files("recipe"):
+        raise UserError(f"{said}: a recipe of zdp-bench has this name; rename the file.")
+    if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem.lower() in NOT_NAMES:
+        raise UserError(
+            f"{said}: a recipe's name has letters, digits and _ only, and is no truth value."
+        )
+    body = parse_yaml(read_text(path, MOST_TEXT), said, MOST_VALUES)
+    try:
+        check_recipe(body)
+    except UserError as error:
+        raise UserError(f"{said}: {error}") from None
+    node = {**name_as_now(body), "recipe": path.stem}
+    if params := ((body.get("hydra") or {}).get("sweeper") or {}).get("params"):
+        named = {EARLIER.get(key, key): values for key, values in params.items()}
+        node["hydra"] = {"sweeper": {"params": named}}
+    ConfigStore.instance().store(group="recipe", name=path.stem, node=node, package="_global_")
+    return path.stem
+
+
+def check_recipe(body: Any) -> None:
+    """Refuse a recipe that holds more than keys of a run and their values.
+
+    Raises:
+        UserError: names the first key or value that is no data.
+    """
+    if not isinstance(body, dict):
+        raise UserError("holds no keys of a run; see recipes/quickstart.yaml.")
+    check_values(body)
+    for key, node in body.items():
+        if key == "defaults":
+            _check_defaults(node)
+        elif key == "hydra":
+            _check_sweep(node)
+        elif key == "paths":
+            raise UserError(
+                "paths: where your data and results lie is for you to say, not for a "
+                "recipe; leave it out, and write paths.data=DIR or paths.results=DIR."
+            )
+        elif key not in KEYS:
+            raise unknown("key", str(key), KEYS)
+
+
+def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
+    """Refuse keys that Hydra obeys, and values that name more than other keys of the run.
+
+    Args:
+        most: how many references to other keys there may be.
+
+    Raises:
+        UserError: names the first.
+    """
+    references = 0
+    for key, value in _walk(node):
+        if re.fullmatch(r"_\w+_", key):
+            raise UserError(f"{key}: runs a program, and this is data; leave it out.")
+        for begun in re.finditer(r"\$\{", value):
+            named, references = REFERENCE.match(value, begun.start()), references + 1
+            if not named or (named[1] or "recipe") not in KEYS:
+                raise UserError(
+                    f"{value[:80]}: may name a key of the run as ${{SECTION.KEY}}, with "
+                    f"{RESOLVERS} at most; write the value itself."
+                )
+    if references > most:
+        raise UserError(
+            f"refers to other keys {references} times, where {most} are allowed; write "
+            "the values themselves."
+        )
+
+
+def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every key of a nested value with the text that stands there, if there is any."""
+    if isinstance(node, dict):
+        for name, inner in node.items():
+            yield str(name), ""
+            yield from _walk(inner, str(name))
+            yield from _walk(name) if isinstance(name, str) else ()
+    elif isinstance(node, list):
+        for inner in node:
+            yield from _walk(inner, key)
+    elif isinstance(node, str):
+        yield key, node
+
+
+def _check_defaults(node: Any) -> None:
+    """Refuse entries but `_self_` and `override /GROUP: NAME`, of our groups and their names."""
+    for entry in node if isinstance(node, list) else [node]:
+        pairs = entry.items() if isinstance(entry, dict) else [(entry, None)]
+        for key, name in pairs:
+            group = str(key).removeprefix("override /")
+            if group in GROUPS and str(key) != group:
+                if name not in group_options(group):
+                    raise unknown(group, str(name), group_options(group))
+            elif key != "_self_":
+                raise UserError(
+                    f"defaults: {key}: must be 'override /GROUP: NAME', and GROUP one of "
+                    f"{', '.join(GROUPS)}."
+                )
+
+
+def _check_sweep(node: Any) -> None:
+    """Refuse all of Hydra's keys but what a sweep goes over, and that by key of the run."""
+    given = node
+    for key in ("sweeper", "params"):
+        if not isinstance(given, dict) or list(given) != [key]:
+            named = next((name for name in given if name != key), key) if given else key
+            raise UserError(
+                f"hydra: {named}: of Hydra's own keys a recipe may hold "
+                "hydra.sweeper.params only; leave the others out."
+            )
+        given = given[key]
+    for key, value in given.items() if isinstance(given, dict) else [("", given)]:
+        if str(key).partition(".")[0] not in KEYS - {"recipe"}:
+            raise UserError(f"hydra.sweeper.params: '{key}' is no key of a run.")
+        read_words([f"{key}={value}"], sweep=True)
